@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from atari_files import random_rows, write_run
 from d4rl_files import flat, random_episodes
+from dgrl_files import random_episodes as random_archive
+from dgrl_files import write_archive
 from table_files import WRITERS, named
 
 import rbtool
@@ -29,7 +31,7 @@ SMALL = {
 }  # fmt: skip
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", "atari", *TABLES, *MINARI, *SMALL,
+    "ogbench", "vd4rl", "atari", "gen_dgrl", *TABLES, *MINARI, *SMALL,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
@@ -65,6 +67,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "ogbench", folder / "ogbench", ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
     write_run(folder / "atari", random_rows((5, 3), tail=4), (4,))
+    write_archive(folder / "gen_dgrl", random_archive((3, 2)))
     for kind, name in SMALL.items():
         shutil.copy(DATA.parent / name, folder / kind)
     columns = named(flat(random_episodes((4, 3))))

@@ -6,13 +6,16 @@ import gzip
 import io
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from atari_files import NAMES, file_name, save
+from dgrl_files import add_episode
 
 from rbtool.core.format.packed.reader import PackedReader
+from rbtool.core.format.ted.reader import TedReader
 
 CAP = 400 << 20
 """Bytes of RLIMIT_DATA."""
@@ -68,3 +71,19 @@ def test_a_run_of_many_frames(length: int, tmp_path: Path) -> None:
         for start in (0, rows - 5, 2 * rows - 20):
             assert reader.read(("observation",), start, start + 9).tobytes() == frames(start, 9).tobytes()
     subprocess.run(["rm", "-rf", tmp_path], check=True)  # pytest keeps the last folders, these are large
+
+
+@pytest.mark.slow
+def test_an_archive_of_many_episodes(tmp_path: Path) -> None:
+    """2 GB of pixels in 400 episodes, and an episode of 100 MB."""
+    lengths = [*[400] * 400, 8_000]
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz", preset=0) as archive:
+        for number, length in enumerate(lengths):
+            pixels = np.full((length + 1, 3, 64, 64), number % 251, np.uint8)
+            add_episode(archive, number, pixels, np.zeros(length, "i8"), np.ones(length, "f4"))
+    convert(tmp_path / "a.tar.xz", tmp_path / "out", "--trust-pickle")
+    with TedReader(tmp_path / "out") as reader:
+        assert reader.episodes.length.tolist() == lengths
+        for number, start in ((0, 0), (399, 399 * 400), (400, 160_000), (400, 167_990)):
+            assert (reader.read(("observation",), start, start + 9) == number % 251).all()
+    subprocess.run(["rm", "-rf", tmp_path], check=True)

@@ -1,0 +1,21 @@
+"""Gen-DGRL's archives of Procgen episodes: read, downloaded, and opened as buffers."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="gen_dgrl",
+        package=__name__,
+        order=15,
+        reader="reader:GenDgrlReader",
+        title="Gen-DGRL",
+        example=("bigfish-1M_E", "bigfish 1M_E"),
+        found="a .tar.xz or tar of npy files, each a pickled dictionary with observations (--trust-pickle)",
+        ends="the file; dones in its last step is a termination",
+        final="yes",
+    ),
+)

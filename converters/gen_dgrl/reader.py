@@ -1,0 +1,364 @@
+"""Reads archives of Gen-DGRL: a pickled dictionary of arrays for each episode. Never imports Procgen or torch."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from ...core.encodings.npy import MAGIC, ByteRange, read_header
+from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.manifest import Dropped
+from ...core.format.reader import Reader
+from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
+from .archive import Archive, CutError, Member, begins_as_archive
+from .datasets import id_of
+
+PIECE_BYTES = BLOCK_BYTES
+"""TED bytes of the rows in memory at a time."""
+OBSERVATION: Key = ("observation",)
+_NAMES = ("observations", "actions", "rewards", "dones")
+_SUFFIX = ".npy"
+_HEAD = 16 << 10
+_LARGEST = 512 << 20
+_TRIED = 16
+_MOST_DAMAGED = 1000
+_NAMED = re.compile(r"\d{8}T\d{6}_\d+_\d+_(-?\d{1,18})_[^_]+", re.ASCII)
+_OUTCOME_ROWS = 1 << 20
+_AFTER = (
+    "the observation after the last step of an episode is the one that the archive has: Procgen resets at once, so it "
+    "may show the next level; no target bootstraps from it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedEpisode:
+    """An episode of `length` steps in a member; `terminated` states that its last step is done."""
+
+    member: Member
+    length: int = 0
+    terminated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a pass over an archive found.
+
+    `damaged` are the episodes that cannot be read, `problem` what ends the archive too early.
+    """
+
+    fields: tuple[tuple[Field, Timing], ...]
+    episodes: Mapping[int, ArchivedEpisode]
+    damaged: Mapping[int, RbtoolError]
+    problem: RbtoolError | None
+    dropped: tuple[Dropped, ...]
+    notes: tuple[str, ...]
+
+
+class GenDgrlReader(Reader):
+    """A `.tar.xz` archive, or a tar, with an `.npy` file for each episode: a pickled dictionary of four arrays.
+
+    `observations` (T + 1 rows) become `observation`, `actions` `action`, `rewards` `next.reward`, and `dones` mark the
+    last step as terminated. Episodes are numbered in the order of the archive, and bear the name of their `file` as
+    text and the seed of the level, which that name states. Observations stored as floats become uint8 again.
+
+    Options: `trust_pickle` is needed: episodes are pickles. `id`, the published dataset that the archive is.
+
+    Raises UsageError without trust, FormatError for pickles of something else and for archives that hold more than
+    files below a folder, CorruptDataError for damage.
+    """
+
+    piece_bytes = PIECE_BYTES
+    option_names = frozenset({"id", "trust_pickle"})
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is an archive with an array of Python objects among its first members."""
+        try:
+            return path.is_file() and begins_as_archive(path) and _has_episode(path)
+        except (RbtoolError, OSError, ValueError, LookupError):
+            return False
+
+    def on_open(self) -> None:
+        """Open the archive."""
+        self._found: Found | None = None
+        self._unpickler: PickleReader | None = None
+        self._archive = Archive(self.path)
+        try:
+            require_trust(
+                self.path, self.options.get("trust_pickle"), "its episodes are pickles, which can run anything"
+            )
+        except BaseException:
+            self._archive.close()
+            raise
+
+    @property
+    def _all(self) -> Found:
+        if self._found is None:
+            self._found = self._look(lambda episodes: None)
+        return self._found
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Unpack all of the archive, and look at every episode."""
+        self._found = found = self._look(progress)
+        episodes = {number: one for number, one in found.episodes.items() if one.length}
+        numbers = sorted(episodes.keys() | found.damaged.keys())
+        lengths = [episodes[number].length if number in episodes else 0 for number in numbers]
+        asked = self.options.get("id")
+        return SourceFacts(
+            source="gen_dgrl",
+            id=str(asked) if asked is not None else id_of(self.path),
+            fields=found.fields,
+            episode_numbers=numbers,
+            steps=sum(lengths),
+            renamed_keys={"observations": "observation", "actions": "action", "rewards": "next.reward"},
+            dropped_keys=found.dropped,
+            notes=found.notes,
+            lengths=lengths,
+        )
+
+    def _look(self, progress: Callable[[int], None]) -> Found:
+        forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        episodes: dict[int, ArchivedEpisode] = {}
+        damaged: dict[int, RbtoolError] = {}
+        problem, others, number, skipped = None, set[str](), 0, 0
+        try:
+            for member in self._archive.members():
+                if not _is_episode(member):
+                    skipped += 1
+                    continue
+                try:
+                    arrays, more = self._load(member)
+                    episodes[number] = self._episode(member, arrays, forms)
+                    others |= more
+                except CutError:
+                    raise
+                except RbtoolError as error:
+                    damaged[number] = error
+                    if len(damaged) > _MOST_DAMAGED:
+                        raise
+                number += 1
+                progress(1)
+        except CutError as error:
+            problem = error
+        if not any(one.length for one in episodes.values()):
+            raise problem or next(iter(damaged.values()), FormatError(f"{self.path} has no steps"))
+        empty = sum(not one.length for one in episodes.values())
+        notes = [_AFTER]
+        notes += [f"{empty:,} episode{'s' if empty > 1 else ''} without steps left out"] if empty else []
+        notes += (
+            [f"{skipped:,} file{'s' if skipped > 1 else ''} in the archive that are no episodes"] if skipped else []
+        )
+        notes += [f"left out: what follows a cut: {problem.message}"] if problem is not None else []
+        dropped = tuple(Dropped(name, "it is not part of the published layout") for name in sorted(others))
+        return Found(_fields(forms), episodes, damaged, problem, dropped, tuple(notes))
+
+    def _episode(
+        self,
+        member: Member,
+        arrays: Mapping[str, PickledArray],
+        forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    ) -> ArchivedEpisode:
+        """Check the arrays of an episode; the first one decides about the form of all."""
+        what, steps = f"{self.path}: {member.name}", len(arrays["rewards"])
+        for name in _NAMES:
+            array, rows = arrays[name], steps + (name == "observations")
+            if not array.shape or array.shape[0] != rows:
+                raise FormatError(
+                    f"{what}: {name} have {len(array):,} rows, {rows:,} are expected for {steps:,} rewards"
+                )
+            width = array.shape[1:]
+            if name in ("rewards", "dones") and width not in ((), (1,)):
+                raise FormatError(f"{what}: {name} have the shape {list(array.shape)}, a value a step is expected")
+            form = array.dtype.newbyteorder("="), () if name in ("rewards", "dones") else width
+            if array.dtype.kind not in "biuf":
+                raise FormatError(f"{what}: {name} are {array.dtype}, numbers are expected")
+            if steps and name != "dones" and forms.setdefault(name, form) != form:
+                raise FormatError(f"{what}: {name} are {form[0]} {list(form[1])}, in other episodes "
+                                  f"{forms[name][0]} {list(forms[name][1])}")  # fmt: skip
+        if not steps:
+            return ArchivedEpisode(member)
+        dones = self._rows(arrays["dones"], 0, steps).reshape(steps)
+        if ((dones != 0) & (dones != 1)).any() or dones[:-1].any():
+            raise FormatError(f"{what}: dones are set before the last step, or have values other than 0 and 1")
+        return ArchivedEpisode(member, steps, bool(dones[-1]))
+
+    def _load(self, member: Member) -> tuple[dict[str, PickledArray], set[str]]:
+        """Unpickle an episode in the process of its own; return its arrays, and the names of what else it has."""
+        what = f"{self.path}: {member.name}"
+        head = self._archive.read(member.start, min(member.size, _HEAD))
+        header = read_header(_Held(head, member.size), what)
+        if not header.stored.hasobject or header.shape:
+            raise FormatError(f"{what} is an array of {header.stored}, a pickled dictionary is expected")
+        body = _Body(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
+        try:
+            found = self._reader().load(cast(BinaryIO, body), member.size - header.size)
+            if isinstance(found, PickledList) and len(found) == 1:  # the array that the dictionary is in
+                [found] = self._reader().items(found)
+        except CorruptDataError as error:
+            self._close_reader()
+            raise CorruptDataError(f"{what}: {error.message}", hint=error.hint) from error
+        except FormatError as error:
+            raise FormatError(f"{what}: {error.message}", hint=error.hint) from error
+        if not isinstance(found, dict):
+            raise FormatError(f"{what} is no dictionary of arrays")
+        arrays = {name: array for name, array in found.items() if name in _NAMES and isinstance(array, PickledArray)}
+        lacking = [name for name in _NAMES if name not in arrays]
+        if lacking:
+            raise FormatError(f"{what} has no array {lacking[0]!r}")
+        return arrays, found.keys() - arrays.keys()
+
+    def _reader(self) -> PickleReader:
+        if self._unpickler is None:
+            self._unpickler = PickleReader("the episode", _LARGEST)
+        return self._unpickler
+
+    def _rows(self, array: PickledArray, start: int, stop: int) -> Array:
+        return self._reader().rows(array, start, stop)
+
+    def survey_state(self) -> Found:
+        """Return what the archive holds."""
+        return self._all
+
+    def take_survey(self, state: Found) -> None:
+        """Take over what the archive holds."""
+        self._found = state
+
+    def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
+        """Raise what is wrong with the first of these episodes that cannot be read, or with the end of the archive."""
+        found = self._all
+        for number in numbers if found.damaged else ():
+            if number in found.damaged:
+                raise found.damaged[number]
+        if everything and found.problem is not None:
+            raise found.problem
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the steps of one episode, about `piece_bytes` at a time."""
+        rows = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(self._all.fields))))
+        yield from self._pieces(number, rows, outcomes=False)
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the rewards and flags of one episode."""
+        yield from self._pieces(number, _OUTCOME_ROWS, outcomes=True)
+
+    def _pieces(self, number: int, rows: int, *, outcomes: bool) -> Iterator[Piece]:
+        one = self._all.episodes[number]
+        arrays, _ = self._load(one.member)
+        text, seed = {"file": Path(one.member.name).name}, _seed_of(one.member.name)
+        for start in range(0, one.length, rows):
+            stop = min(start + rows, one.length)
+            columns: dict[Key, Array] = {REWARD: self._rows(arrays["rewards"], start, stop).reshape(stop - start)}
+            if not outcomes:
+                columns[ACTION] = self._rows(arrays["actions"], start, stop)
+                columns[OBSERVATION] = self._pixels(one, self._rows(arrays["observations"], start, stop + 1))
+            flags = np.zeros(stop - start, bool)
+            flags[-1] = one.terminated and stop == one.length
+            yield Piece(
+                number, columns, flags, np.zeros(stop - start, bool), first=not start, last=stop == one.length,
+                seed=None if start else seed, text={} if start else text,
+            )  # fmt: skip
+
+    def _pixels(self, one: ArchivedEpisode, rows: Array) -> Array:
+        """Bring observations that are stored as floats back to uint8; FormatError where that would change one."""
+        if rows.dtype.kind != "f":
+            return rows
+        with np.errstate(invalid="ignore"):
+            found = rows.astype(np.uint8)
+        if not (found == rows).all():
+            raise FormatError(
+                f"{self.path}: {one.member.name} has observations that are no whole numbers from 0 to 255"
+            )
+        return found
+
+    def files(self) -> list[Path]:
+        """The archive."""
+        return [self.path]
+
+    def _close_reader(self) -> None:
+        if self._unpickler is not None:
+            self._unpickler.close()
+            self._unpickler = None
+
+    def on_close(self) -> None:
+        """Close the archive, and end the process that unpickles."""
+        self._archive.close()
+        self._close_reader()
+
+
+def _fields(forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[tuple[Field, Timing], ...]:
+    def stated(name: str) -> tuple[str, tuple[int, ...]]:
+        dtype, shape = forms[name]
+        try:
+            return dtype_name(dtype), shape
+        except SchemaError as error:
+            raise FormatError(f"{name}: {error}") from error
+
+    pixels, shape = stated("observations")
+    return (
+        (Field(OBSERVATION, "uint8" if "float" in pixels else pixels, shape, "observation"), "state"),
+        (Field(ACTION, *stated("actions"), "action"), "step"),
+        (Field(REWARD, *stated("rewards"), "reward"), "result"),
+    )
+
+
+def _is_episode(member: Member) -> bool:
+    name = Path(member.name).name
+    return name.endswith(_SUFFIX) and not name.startswith(".")
+
+
+def _seed_of(name: str) -> int | None:
+    """The seed of the level that the name of an episode states: `TIME_NUMBER_LENGTH_SEED_RETURN`."""
+    found = _NAMED.fullmatch(Path(name).name.removesuffix(_SUFFIX))
+    return int(found[1]) if found is not None and int(found[1]) >= 0 else None
+
+
+def _has_episode(path: Path) -> bool:
+    with Archive(path) as archive:
+        for count, member in enumerate(archive.members()):
+            if _is_episode(member):
+                head = archive.read(member.start, min(member.size, _HEAD))
+                return head.startswith(MAGIC) and b"'|O'" in head[:128] and b"observations" in head
+            if count >= _TRIED:
+                break
+    return False
+
+
+class _Held(ByteRange):
+    """The first bytes of `size`."""
+
+    def __init__(self, head: bytes, size: int) -> None:
+        self.size = size
+        self._head = io.BytesIO(head)
+
+    def read_into(self, target: memoryview, position: int) -> None:
+        self._head.seek(position)
+        if self._head.readinto(target) < len(target):
+            raise CorruptDataError("the header of an array is longer than any header is")
+
+
+class _Body:
+    """The bytes of a member after its header, as a file that is read once."""
+
+    def __init__(self, archive: Archive, position: int, size: int, head: bytes) -> None:
+        self._archive, self._position, self._left = archive, position, size
+        self._head = head
+
+    def read(self, size: int) -> bytes:
+        """Return the bytes that come next."""
+        size = min(size, self._left)
+        found = self._head[:size]
+        self._head = self._head[size:]
+        if len(found) < size:
+            found += self._archive.read(self._position + len(found), size - len(found))
+        self._position += size
+        self._left -= size
+        return found

@@ -1,0 +1,227 @@
+"""`GenDgrlReader`: the contract of readers, true lengths, pickles that need trust, and hostile or cut archives."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dgrl_files import add, name_of, random_episodes, saved, write_archive
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rbtool
+from rbtool.converters.gen_dgrl.reader import GenDgrlReader
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.reader import Reader
+from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data" / "gen_dgrl" / "1M" / "level_200" / "expert" / "bigfish.tar.xz"
+TRUST = {"trust_pickle": True}
+
+
+class Trusting(GenDgrlReader):
+    """The reader, with the option that its format needs."""
+
+    def on_open(self) -> None:
+        self.options = {**self.options, **TRUST}
+        super().on_open()
+
+
+class TestReader(ReaderTests):
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.file = write_archive(tmp_path_factory.mktemp("dgrl") / "a.tar.xz", random_episodes((5, 1, 7, 4)))
+
+    def reader(self) -> type[Reader]:
+        return Trusting
+
+    def source(self) -> Path:
+        return self.file
+
+    def with_small_pieces(self) -> Reader:
+        return type("Small", (Trusting,), {"piece_bytes": 300})(self.source())
+
+
+def assert_equal_rows(path: Path, episodes: list[dict[str, Any]], numbers: list[int] | None = None) -> None:
+    with TedReader(path) as reader:
+        columns = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        assert reader.episodes.length.tolist() == [len(one["rewards"]) for one in episodes]
+        assert reader.episodes.episode.tolist() == (numbers or list(range(len(episodes))))
+    expected = {
+        "observation": np.concatenate([one["observations"][:-1] for one in episodes]),
+        "next.observation": np.concatenate([one["observations"][1:] for one in episodes]),
+        "action": np.concatenate([one["actions"] for one in episodes]),
+        "next.reward": np.concatenate([one["rewards"].reshape(-1, 1) for one in episodes]),
+        "next.terminated": np.concatenate([one["dones"].reshape(-1, 1) != 0 for one in episodes]),
+    }
+    for name, rows in expected.items():
+        assert (columns[name].dtype, columns[name].shape) == (rows.dtype, rows.shape), name
+        assert columns[name].tobytes() == rows.tobytes(), name
+    assert (columns["next.done"] == (columns["next.terminated"] | columns["next.truncated"])).all()
+
+
+def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path) -> None:
+    with tarfile.open(DATA) as archive:
+        held = [io.BytesIO(archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+        names = archive.getnames()
+    episodes = [np.load(file, allow_pickle=True).item() for file in held]
+    result = rbtool.convert(DATA, tmp_path / "out", **TRUST)
+    assert_equal_rows(result.path, episodes)
+    assert (result.steps, result.request["id"], result.boundary["terminated"]) == (42, "bigfish-1M_E", 4)
+    with TedReader(result.path) as reader:
+        assert reader.episode_text == [{"file": Path(name).name} for name in names]
+        assert reader.episodes.seed.tolist() == [0, 0, 0, 0]
+    assert rbtool.check(DATA, **TRUST).errors == 0
+    assert rbtool.inspect(DATA, **TRUST).steps == 42
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5), wide=st.booleans(), packed=st.booleans(),
+    form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_random_archives_come_back(lengths: list[int], wide: bool, packed: bool, form: int, seed: int) -> None:
+    """Their length is that of their steps: nothing is cut, and nothing is filled up with zeros."""
+    episodes = random_episodes([*lengths, 3], wide=wide, seed=seed)
+    with tempfile.TemporaryDirectory() as made:
+        file = write_archive(Path(made) / ("a.tar.xz" if packed else "a.tar"), episodes, form=form)
+        result = rbtool.convert(file, Path(made) / "out", **TRUST)
+        there = [number for number, one in enumerate(episodes) if len(one["rewards"])]
+        assert_equal_rows(result.path, [episodes[number] for number in there], there)
+        assert any("without steps" in note for note in result.notes) == (0 in lengths)
+
+
+def test_workers_and_chosen_episodes(tmp_path: Path) -> None:
+    episodes = random_episodes((5, 2, 6, 3, 4))
+    file = write_archive(tmp_path / "a.tar.xz", episodes)
+    assert_equal_rows(rbtool.convert(file, tmp_path / "two", num_workers=2, **TRUST).path, episodes)
+    chosen = rbtool.convert(file, tmp_path / "part", episodes="1,3:5", **TRUST)
+    assert_equal_rows(chosen.path, [episodes[1], *episodes[3:]], [1, 3, 4])
+
+
+def test_long_names_floats_and_other_files(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4), done=False)
+    stored = [{**one, "observations": one["observations"].astype("f4"), "extra": np.zeros(3)} for one in episodes]
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        add(archive, "bigfish", b"", type=tarfile.DIRTYPE)
+        add(archive, "bigfish/README.md", b"hello")
+        add(archive, f"{'d' * 150}/{name_of(0, 3)}", saved(stored[0]))
+        add(archive, name_of(1, 4), saved(stored[1]))
+    result = rbtool.convert(tmp_path / "a.tar", tmp_path / "out", **TRUST)
+    assert_equal_rows(result.path, episodes)
+    assert (result.boundary["end_of_file"], [one["key"] for one in result.dropped_keys]) == (2, ["extra"])
+    assert any("1 file in the archive" in note for note in result.notes)
+
+
+def test_without_trust_nothing_is_unpickled(tmp_path: Path) -> None:
+    for call in (rbtool.inspect, rbtool.check, lambda path: rbtool.convert(path, tmp_path / "out")):
+        with pytest.raises(UsageError, match="its episodes are pickles") as caught:
+            call(DATA)
+        assert "--trust-pickle" in caught.value.hint
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch evil",)
+
+
+def test_a_pickle_that_runs_something_is_refused_and_the_others_are_taken(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4))
+    file = write_archive(tmp_path / "a.tar.xz", [episodes[0], {"observations": Evil()}, episodes[1], [1, 2]])
+    with pytest.raises(FormatError, match=r"20230329T000001.*system") as caught:
+        rbtool.convert(file, tmp_path / "out", **TRUST)
+    assert "--skip-bad" in caught.value.hint
+    result = rbtool.convert(file, tmp_path / "out", skip_bad=True, **TRUST)
+    assert_equal_rows(result.path, episodes, [0, 2])
+    assert not (Path.cwd() / "evil").exists()
+
+
+LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
+HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a name with ..": ("../evil.npy", {}, "leads out of a folder"),
+    "an absolute name": ("/etc/evil.npy", {}, "leads out of a folder"),
+    "a symbolic link": ("bigfish/link.npy", LINK, "is a link"),
+    "a hard link": ("bigfish/link.npy", {"type": tarfile.LNKTYPE, "linkname": "x"}, "is a link"),
+    "a FIFO": ("bigfish/fifo.npy", {"type": tarfile.FIFOTYPE}, "neither a file nor a folder"),
+    "a device": ("bigfish/null.npy", {"type": tarfile.CHRTYPE}, "neither a file nor a folder"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_members_are_refused(case: str, tmp_path: Path) -> None:
+    name, header, sentence = HOSTILE[case]
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as archive:
+        add(archive, name_of(0, 3), saved(random_episodes((3,))[0]))
+        add(archive, name, b"", **header)
+    for skip in (False, True):
+        with pytest.raises(FormatError, match=sentence):
+            rbtool.convert(tmp_path / "a.tar.xz", tmp_path / "out", skip_bad=skip, **TRUST)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.xz"]
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    """A member of 2 GB of zeros, in an archive of some kilobytes."""
+    member = tarfile.TarInfo(name_of(1, 3))
+    member.size = 2 << 30
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, name_of(0, 3), saved(random_episodes((3,))[0]))
+    data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
+    data += bytes(-len(data) % 512) + member.tobuf() + bytes(1 << 20)
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(FormatError, match="2,147,483,648 bytes, at most"):
+        rbtool.convert(tmp_path / "a.tar", tmp_path / "out", **TRUST)
+
+
+@pytest.mark.parametrize("name", ["a.tar.xz", "a.tar"])
+@pytest.mark.parametrize("part", [0.6, 0.8])
+def test_of_a_cut_archive_the_episodes_before_the_cut_are_there(name: str, part: float, tmp_path: Path) -> None:
+    episodes = random_episodes([40] * 30)
+    file = write_archive(tmp_path / name, episodes)
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(CorruptDataError, match="is cut"):
+        rbtool.convert(file, tmp_path / "out", **TRUST)
+    assert not (tmp_path / "out").exists()
+    result = rbtool.convert(file, tmp_path / "out", skip_bad=True, **TRUST)
+    assert 5 < result.episodes < 30
+    assert_equal_rows(result.path, episodes[: result.episodes])
+    assert any("is cut" in note for note in result.notes)
+
+
+def test_of_a_damaged_stream_nothing_is_taken(tmp_path: Path) -> None:
+    file = write_archive(tmp_path / "a.tar.xz", random_episodes([9] * 9))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    for skip in (False, True):
+        with pytest.raises(CorruptDataError, match="is damaged"):
+            rbtool.convert(file, tmp_path / "out", skip_bad=skip, **TRUST)
+
+
+EPISODE = random_episodes((4,))[0]
+ODD: dict[str, tuple[Any, str]] = {
+    "too few observations": ({**EPISODE, "observations": EPISODE["observations"][:4]}, "observations have 4 rows, 5"),
+    "too many actions": ({**EPISODE, "actions": np.zeros(5, int)}, "actions have 5 rows, 4"),
+    "a flag in the middle": ({**EPISODE, "dones": np.array([0, 1, 0, 1])}, "before the last step"),
+    "no rewards": ({name: rows for name, rows in EPISODE.items() if name != "rewards"}, "no array 'rewards'"),
+    "text": ({**EPISODE, "actions": np.array(list("abcd"))}, "numbers are expected"),
+    "other pixels": ({**EPISODE, "observations": np.zeros((5, 3, 2, 2), "u1")}, "in other episodes"),
+    "a list": ([1], "a pickled dictionary is expected"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_contradicts_itself_is_refused_and_the_others_are_taken(case: str, tmp_path: Path) -> None:
+    episode, sentence = ODD[case]
+    file = write_archive(tmp_path / "a.tar.xz", [EPISODE, episode, EPISODE])
+    with pytest.raises(FormatError, match=sentence):
+        rbtool.convert(file, tmp_path / "out", **TRUST)
+    result = rbtool.convert(file, tmp_path / "out", skip_bad=True, **TRUST)
+    assert_equal_rows(result.path, [EPISODE, EPISODE], [0, 2])
