@@ -51,6 +51,8 @@ class BatchFile(Protocol):
     """A file of rows. `places` finds its blocks with the rows of each, `block` reads one again."""
 
     damage: dict[int, CorruptDataError]
+    part: str
+    """What has the numbers of `damage`."""
 
     def blocks(self) -> Iterator[tuple[Any, RowBlock]]:
         """Yield every block with the place at which `block` finds it."""

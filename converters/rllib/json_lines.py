@@ -95,7 +95,12 @@ class Unpacker(Closing):
             raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
         if self._pickles is None:
             self._pickles = PickleReader(str(self._path), _LONGEST_LINE)
-        found = self._pickles.load(io.BytesIO(data), len(data))
+        try:
+            found = self._pickles.load(io.BytesIO(data), len(data))
+        except CorruptDataError:  # the process may have ended
+            self.close()
+            self._pickles = None
+            raise
         if not isinstance(found, PickledArray):
             raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
         return self._pickles.rows(found)
@@ -108,8 +113,8 @@ class Unpacker(Closing):
 class JsonLines(Closing):
     """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line.
 
-    A line that is no JSON is left out; `damage` has the errors, by the numbers of the lines read so far. Transitions
-    after it are another batch than those before.
+    A line that is no JSON, or whose compressed columns are damaged, is left out; `damage` has the errors, by the
+    numbers of the lines read so far. Transitions after it are another batch than those before.
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
@@ -117,6 +122,7 @@ class JsonLines(Closing):
         self._file = _opened(path)
         self._unpacker = Unpacker(path, trusted)
         self.damage: dict[int, CorruptDataError] = {}
+        self.part = "line"
 
     def blocks(self) -> Iterator[tuple[tuple[int, int, int], RowBlock]]:
         """Yield the lines in blocks with their places."""
@@ -154,35 +160,46 @@ class JsonLines(Closing):
 
     def _parsed(self, lines: list[bytes], first: int) -> RowBlock:
         parts: list[RowBlock] = []
-        rows: list[dict[str, Any]] = []
+        rows: list[tuple[int, dict[str, Any]]] = []
         for number, line in enumerate(lines, first):
             if not line.strip():
                 continue
             what = f"{self.path}, line {number:,}"
             try:
                 found = _document(line, what)
+                if (
+                    "type" not in found
+                    and not isinstance(found.get(REWARDS), list)
+                    and not is_packed(found.get(REWARDS))
+                ):
+                    rows.append((number, found))
+                    continue
+                batch = batch_block(_single_policy(found, what), self._unpacker, what, number)
             except CorruptDataError as error:
-                if rows:
-                    parts.append(self._transitions(rows))
-                    rows = []
+                parts += self._transitions(rows)
+                rows = []
                 self.damage[number] = error
                 continue
-            if "type" not in found and not isinstance(found.get(REWARDS), list) and not is_packed(found.get(REWARDS)):
-                rows.append(found)
-                continue
-            if rows:
-                parts.append(self._transitions(rows))
-                rows = []
-            parts.append(batch_block(_single_policy(found, what), self._unpacker, what, number))
-        if rows:
-            parts.append(self._transitions(rows))
+            parts += [*self._transitions(rows), batch]
+            rows = []
+        parts += self._transitions(rows)
         parts = [part for part in parts if part.rows]
         return joined(parts) if parts else RowBlock(0)
 
-    def _transitions(self, rows: list[dict[str, Any]]) -> RowBlock:
-        block = row_block(rows, self._unpacker)
+    def _transitions(self, rows: list[tuple[int, dict[str, Any]]]) -> list[RowBlock]:
+        """Make blocks of transitions: one, or several around those that are damaged."""
+        if not rows:
+            return []
+        try:
+            block = row_block([row for _, row in rows], self._unpacker)
+        except CorruptDataError as error:
+            if len(rows) == 1:
+                self.damage[rows[0][0]] = error
+                return []
+            half = len(rows) // 2
+            return [*self._transitions(rows[:half]), *self._transitions(rows[half:])]
         block.batches = np.full(len(rows), -len(self.damage), np.int64)
-        return block
+        return [block]
 
     def close(self) -> None:
         self._file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...core.encodings.arrow_bounds import require_bounded_parquet
-from ...core.errors import CorruptDataError
+from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
 from .blocks import INFOS, MARKS, REQUIRED, TIME_LIMIT, ColumnPath, RowBlock, add_array, objects
@@ -35,7 +36,10 @@ def looks_like_parquet(path: Path) -> bool:
 
 
 class ParquetRows(Closing):
-    """One Parquet file. A place is a row group, the first row in it, and the number of rows."""
+    """One Parquet file. A place is a row group, the first row in it, and the number of rows.
+
+    Rows of a group that cannot be read are left out, with those after them there; `damage` has the errors by groups.
+    """
 
     def __init__(self, path: Path) -> None:
         require_bounded_parquet(path)
@@ -44,12 +48,14 @@ class ParquetRows(Closing):
         self._group, self._row = -1, 0
         self._batches: Iterator[Any] = iter(())
         self.damage: dict[int, CorruptDataError] = {}
+        self.part = "row group"
         self._rows = _MOST_ROWS
         try:
             self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
-            for first in self._file.iter_batches(batch_size=1, use_threads=False):
-                self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
-                break
+            with contextlib.suppress(OSError, ValueError):  # damage, which is named where it is read
+                for first in self._file.iter_batches(batch_size=1, use_threads=False):
+                    self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
+                    break
         except BaseException:
             self._opened.close()
             raise
@@ -60,7 +66,17 @@ class ParquetRows(Closing):
             rows = self._file.metadata.row_group(group).num_rows
             for start in range(0, rows, self._rows):
                 place = group, start, min(self._rows, rows - start)
-                yield place, self.block(place)
+                try:
+                    block = self.block(place)
+                except (OSError, ValueError) as error:
+                    if isinstance(error, RbtoolError) and not isinstance(error, CorruptDataError):
+                        raise
+                    self._group = -1
+                    self.damage[group] = _damaged(self.path, group, start, error)
+                    break
+                if self.damage:  # rows after damage do not follow those before
+                    block.batches = np.full(block.rows, -len(self.damage), np.int64)
+                yield place, block
 
     def block(self, place: tuple[int, int, int]) -> RowBlock:
         """Read the rows at a place."""
@@ -83,6 +99,15 @@ class ParquetRows(Closing):
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _damaged(path: Path, group: int, start: int, error: Exception) -> CorruptDataError:
+    if isinstance(error, CorruptDataError):
+        return error
+    reason = " ".join(str(error).split())[:200]
+    return CorruptDataError(
+        f"{path}: rows from {start:,} of row group {group} on cannot be read, it is damaged: {reason}"
+    )
 
 
 def _block_of(table: Any) -> RowBlock:

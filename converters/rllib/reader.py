@@ -10,6 +10,7 @@ import struct
 import zipfile
 import zlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,10 @@ class RllibReader(Reader):
         """Read all rows once, for their ids, flags and forms; none is kept."""
         columns, runs, rows, ended = BatchColumns(self.path), IdRuns(), 0, 0
         self._damage: list[CorruptDataError] = []
+        self._damaged: Counter[str] = Counter()
         for number, path in enumerate(self._paths):
+            if not self._can_open(number):
+                continue
             for place, block in self._file(number).blocks():
                 columns.add(block)
                 ends = _ends(path, block)
@@ -107,6 +111,7 @@ class RllibReader(Reader):
                 self._starts.append(rows)
                 rows += block.rows
             self._damage += self._file(number).damage.values()
+            self._damaged[self._file(number).part] += len(self._file(number).damage)
         if not rows and self._damage:
             raise self._damage[0]
         if not rows:
@@ -119,6 +124,21 @@ class RllibReader(Reader):
         progress(len(self._episodes))
         self._size = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(columns.fields))))
         return self._facts()
+
+    def _can_open(self, number: int) -> bool:
+        """Open a file; note the damage of one of several that cannot be opened at all."""
+        try:
+            self._file(number)
+        except (OSError, ValueError) as error:
+            foreign = isinstance(error, RbtoolError) and not isinstance(error, CorruptDataError)
+            if foreign or len(self._paths) == 1:
+                raise
+            reason = " ".join(str(error).split())[:200]
+            what = error if isinstance(error, CorruptDataError) else None
+            self._damage.append(what or CorruptDataError(f"{self._paths[number]} cannot be read: {reason}"))
+            self._damaged["file"] += 1
+            return False
+        return True
 
     def _facts(self) -> SourceFacts:
         columns = self._columns
@@ -172,8 +192,11 @@ class RllibReader(Reader):
         if late:
             yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
         if self._damage:
-            lines = "1 line is" if len(self._damage) == 1 else f"{len(self._damage):,} lines are"
-            yield f"{lines} damaged and left out, and the steps there are missing: {self._damage[0]}"
+            parts = " and ".join(
+                f"{count:,} {part}{'s' if count > 1 else ''}" for part, count in self._damaged.items() if count
+            )
+            are = "is" if len(self._damage) == 1 else "are"
+            yield f"{parts} {are} damaged and left out, and the steps there are missing: {self._damage[0]}"
         if self._others:
             names = ", ".join(self._others[:3]) + (", …" if len(self._others) > 3 else "")
             yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from rllib_files import Row, as_batch, rows_of_episode, without, write_lines
+from rllib_files import Row, as_batch, packed, rows_of_episode, without, write_lines, write_parquet
 
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader
@@ -117,3 +118,58 @@ def test_transitions_around_a_damaged_line_are_not_joined(names: tuple[str, ...]
         assert reader.episodes.length.tolist() == [2, 3]
         follows = reader.read(("next", "observation"), 1, 2).tolist()
         assert follows == [rows[1 if "new_obs" in names else 2]["obs"]]
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_damaged_compressed_column_is_left_out_with_skip_bad_alone(batches: bool, tmp_path: Path) -> None:
+    parts = [rows_of_episode(number, 4, seed=number) for number in range(3)]
+    if batches:
+        lines = [as_batch(part) | {"obs": packed([row["obs"] for row in part])} for part in parts]
+    else:
+        lines = [row | {"obs": packed(row["obs"])} for part in parts for row in part]
+    at = 1 if batches else 6
+    lines[at]["obs"] = lines[at]["obs"][: len(lines[at]["obs"]) // 8 * 4]
+    path = write_lines(tmp_path / "a.json", lines)
+    with pytest.raises(CorruptDataError) as raised:
+        rbtool.convert(path, tmp_path / "no", trust_pickle=True)
+    assert "--skip-bad" in raised.value.hint
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True, skip_bad=True, final_step="repeat")
+    assert any("1 line is damaged and left out" in note for note in result.notes)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == ([4, 4] if batches else [4, 2, 1, 4])
+
+
+def test_a_damaged_row_group_is_left_out_with_skip_bad_alone(tmp_path: Path) -> None:
+    parts = [rows_of_episode(number, 4, seed=number) for number in range(4)]
+    path = write_parquet(
+        tmp_path / "d" / "0.parquet", [row for part in parts[:3] for row in part], row_group_size=4, compression="gzip"
+    )
+    write_parquet(tmp_path / "d" / "1.parquet", parts[3])
+    group = pq.read_metadata(path).row_group(1)
+    data = bytearray(path.read_bytes())
+    for column in map(group.column, range(group.num_columns)):
+        end = (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+        data[end - 16 : end] = b"\xff" * 16
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError) as raised:
+        rbtool.convert(tmp_path / "d", tmp_path / "no")
+    assert "row group 1" in raised.value.message
+    assert "--skip-bad" in raised.value.hint
+    result = rbtool.convert(tmp_path / "d", tmp_path / "out", skip_bad=True)
+    assert any("1 row group is damaged and left out" in note for note in result.notes)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [4] * 3
+        observations = [row["obs"] for part in (parts[0], *parts[2:]) for row in part]
+        assert reader.read(("observation",), 0, 12).tolist() == observations
+
+
+def test_a_parquet_file_that_was_cut_is_left_out_with_skip_bad_alone(tmp_path: Path) -> None:
+    for number in range(3):
+        path = write_parquet(tmp_path / "d" / f"{number}.parquet", rows_of_episode(number, 4, seed=number))
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CorruptDataError) as raised:
+        rbtool.convert(tmp_path / "d", tmp_path / "no")
+    assert "2.parquet" in raised.value.message
+    result = rbtool.convert(tmp_path / "d", tmp_path / "out", skip_bad=True)
+    assert any("1 file is damaged and left out" in note for note in result.notes)
+    assert (result.episodes, result.steps) == (2, 8)
