@@ -199,16 +199,6 @@ class RowPlaces:
             first = int(self.rows[low])
             target[first : first + high - low] = values[low:high]
 
-    def take(self, source: Array) -> Array:
-        """Undo `put`: the rows of `source` as a new array."""
-        if self._runs is None:
-            return np.asarray(source.take(self.rows, 0))
-        found = np.empty((len(self.rows), *source.shape[1:]), source.dtype)
-        for low, high in self._runs:
-            first = int(self.rows[low])
-            found[low:high] = source[first : first + high - low]
-        return found
-
 
 _LONG_RUN = 16
 """Rows of a run from which on a copy of its own costs less than an index for each row."""

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,11 +22,13 @@ from ..format.episode_digests import identical_episodes
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance
-from ..format.merged import RowPlaces, runs_text
+from ..format.merged import runs_text
+from ..format.overlapped import OverlappedBuilder
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema, RecordNumbers
 from ..format.returns import return_field_of, table_with_returns
+from ..format.row_runs import Runs
 from ..format.staging import PARTS_FILE, Staging, mend
 from ..format.ted.builder import Origin, RowBuilder, provenance_step
 from ..opening import finished_manifest
@@ -259,8 +261,12 @@ class _Splitting:
             steps = stack.enter_context(contextlib.ExitStack())
             source = steps.enter_context(verified_steps(reader))
             builders = [
-                stack.enter_context(row_builder(folder / name, reader.fields, self.layout, codecs))
-                for name in self._names
+                stack.enter_context(
+                    OverlappedBuilder(
+                        row_builder(folder / name, reader.fields, self.layout, codecs, int(table.length[chosen].sum()))
+                    )
+                )
+                for name, chosen in zip(self._names, rows, strict=True)
             ]
             self.progress.start("splitting", reader.manifest.steps, "steps")
             for start, stop in reader.chunks(_CHUNK_BYTES):
@@ -353,12 +359,13 @@ def _mean_return(reader: StepReader, returns: Array) -> float | None:
         return float(np.mean(returns))
 
 
-def _route(columns: Mapping[Key, Array], last: Array, parts: Array, builders: list[RowBuilder]) -> None:
+def _route(columns: Mapping[Key, Array], last: Array, parts: Array, builders: Sequence[RowBuilder]) -> None:
     """Append the rows of each part to its builder."""
     for part, builder in enumerate(builders):
         rows = np.flatnonzero(parts == part)
         if len(rows) == len(parts):
-            builder.append(columns, last)
+            builder.append_fresh(columns, last)
         elif len(rows):
-            places = RowPlaces(rows)
-            builder.append({key: places.take(values) for key, values in columns.items()}, last[rows])
+            gaps = np.diff(rows) != 1
+            runs = Runs(rows[np.append(True, gaps)], rows[np.append(gaps, True)] + 1)
+            builder.append_fresh({key: runs.of(values) for key, values in columns.items()}, last[rows])

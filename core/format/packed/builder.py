@@ -16,6 +16,7 @@ from ..contracts import Array, StepReader
 from ..digest import FileRecord
 from ..episodes import EpisodeTable
 from ..manifest import Layout, Manifest
+from ..overlapped import OverlappedBuilder
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
 from ..ted.tree import FieldRange, merge_ranges, range_of, write_listed
@@ -323,11 +324,11 @@ def write_dataset(
     steps = source.manifest.steps
     RecordNumbers(table, steps, str(source.path))
     ends = table.start + table.length - 1
-    with row_builder(folder, source.fields, layout, codecs, steps) as builder:
+    with OverlappedBuilder(row_builder(folder, source.fields, layout, codecs, steps)) as builder:
         for start, stop in source.chunks(_CHUNK_BYTES):
             last = np.zeros(stop - start, bool)
             low, high = np.searchsorted(ends, (start, stop))
             last[ends[low:high] - start] = True
-            builder.append({field.key: source.read(field.key, start, stop) for field in source.fields}, last)
+            builder.append_fresh({field.key: source.read(field.key, start, stop) for field in source.fields}, last)
             progress(stop - start)
         return builder.finish(table, origin, source.episode_text)

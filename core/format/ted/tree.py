@@ -229,7 +229,7 @@ class LeafWriter:
         self._dtype = field.numpy
         self._syncing = 0  # up to which byte the disk was asked to begin
         self.file = NewFile(path)
-        self._reserved = rows * field.row_bytes if rows * field.row_bytes > _LUMP else 0
+        self._reserved = rows * field.row_bytes if rows * field.row_bytes > _PIECE else 0
         if self._reserved:
             fs.reserve(self.file.descriptor, self._reserved)
         expected = min(_PIECE, rows * field.row_bytes) if rows else _PIECE
