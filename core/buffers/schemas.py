@@ -154,7 +154,7 @@ class Joiner:
         _refuse_types(schemas, different)
         if not self._stack or not is_tensor_collection(batches[0]):
             raise SchemaError(f"members differ in {different[0]}", hint=_HINT)
-        return LazyStackedTensorDict.lazy_stack([batch.copy() for batch in batches])
+        return _lazily_stacked(batches)
 
     def _fitted(self, batch: Any, schema: Schema) -> Any:
         """Return a batch with the entries that the policy gives to all members."""
@@ -191,10 +191,17 @@ class Joiner:
             if self.policy is not None:
                 shapes = sorted({str(list(batch.batch_size)) for batch in batches})
                 raise SchemaError(f"the batches of the members have the shapes {' and '.join(shapes)}, one is expected")
-            return LazyStackedTensorDict.lazy_stack([batch.copy() for batch in batches])
+            return _lazily_stacked(batches)
         if self._stack:
             return stack_elements(batches)
         return _concatenated(batches)
+
+
+def _lazily_stacked(batches: Sequence[Any]) -> Any:
+    copies = [batch.copy() for batch in batches]
+    if len({batch.device for batch in batches}) > 1:  # such as none, of a list, and that of tensors
+        copies = [batch.clear_device_() for batch in copies]
+    return LazyStackedTensorDict.lazy_stack(copies)
 
 
 def _refuse_types(schemas: Sequence[Schema], different: Sequence[SchemaDifference]) -> None:

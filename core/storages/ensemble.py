@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -84,6 +84,15 @@ def _one(index: Any, count: int) -> int:
     return index % count
 
 
+class _Nesting(NamedTuple):
+    """The leaves of an ensemble, the number of the first one of each member, and whether a member is an ensemble."""
+
+    members: tuple[Storage, ...]
+    leaves: list[Storage]
+    sources: NDArray[np.int64]
+    nested: bool
+
+
 class StorageEnsemble(Storage):
     """The storages of an ensemble, and the transforms of their rows.
 
@@ -106,37 +115,35 @@ class StorageEnsemble(Storage):
             raise EnsembleKindError(f"{len(transforms)} transforms were given for {len(members)} storages")
         super().__init__(min(sum(member.max_size for member in members), sys.maxsize))
         self.members: tuple[Storage, ...] = members
-        self._known: tuple[Any, list[Storage], NDArray[np.int64]] = (None, [], np.zeros(0, np.int64))
+        self._known: _Nesting | None = None
         self.transforms = [None] * len(members) if transforms is None else list(transforms)
 
     @property
     def sizes(self) -> list[int]:
         """How many elements each member has."""
-        if len(self) == len(self.leaves):
+        if not self._nesting.nested:
             return [len(one) for one in self.members]
         return [sum(one.sizes) if isinstance(one, StorageEnsemble) else len(one) for one in self.members]
 
     @property
     def leaves(self) -> list[Storage]:
         """The storages that hold rows, in order; those of members that are ensembles, in their place."""
-        return self._nesting[1]
+        return self._nesting.leaves
 
     @property
     def sources(self) -> NDArray[np.int64]:
         """The number of the first leaf of each member among `leaves`, int64 `[members]`."""
-        return self._nesting[2]
+        return self._nesting.sources
 
     @property
-    def _nesting(self) -> tuple[Any, list[Storage], NDArray[np.int64]]:
-        members = self.members
-        if self._known[0] is not members:
-            leaves = [one.leaves if isinstance(one, StorageEnsemble) else [one] for one in members]
-            starts = np.cumsum([0, *(len(part) for part in leaves[:-1])])
-            flat = [leaf for part in leaves for leaf in part]
-            nested = len(flat) > len(members)  # leaves of members may be exchanged there
-            self._known = None if nested else members, flat, starts
-            return members, flat, starts
-        return self._known
+    def _nesting(self) -> _Nesting:
+        known = self._known
+        if known is None or known.members is not self.members or known.nested:  # there, leaves may be exchanged
+            parts = [one.leaves if isinstance(one, StorageEnsemble) else [one] for one in self.members]
+            nested = any(isinstance(one, StorageEnsemble) for one in self.members)
+            starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+            known = self._known = _Nesting(self.members, [leaf for part in parts for leaf in part], starts, nested)
+        return known
 
     def members_of(self, sources: torch.Tensor) -> torch.Tensor:
         """Return the member that each leaf, by number, is in or is."""

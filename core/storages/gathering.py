@@ -87,7 +87,7 @@ class _Plan:
         paths = list(storage.structure.paths())
         chosen = [number for number, path in enumerate(paths) if path[0] != INDEX]
         self._kept = [paths[number] for number in chosen]
-        self._rows = [columns.leaves[number].shape[1:] for number in chosen]
+        self.rows = [columns.leaves[number].shape[1:] for number in chosen]
         self._types = [columns.numpy_types[number] for number in chosen]
         self.widths = np.array([columns.widths[number] for number in chosen], np.int64)
         self.places = np.zeros((len(self.columns), len(chosen)), np.int64)
@@ -118,7 +118,7 @@ class _Plan:
         """Return memory for the columns of a batch of this size."""
         known, makers = self._memory
         if known != size:
-            shapes = [(*size, *row) for row in self._rows]
+            shapes = [(*size, *row) for row in self.rows]
             makers = [memory_of(shape, dtype) for shape, dtype in zip(shapes, self._types, strict=True)]
             self._memory = size, makers
         return [from_numpy(make()) for make in makers]
@@ -194,8 +194,8 @@ class Gatherer:
             still = done and [guards[member].sequence for member in members] == before
             if still and not any(number & 1 for number in before):
                 return
-        if targets and targets[0].shape[:1] != rows.numbers.shape:  # a draw in each row
-            targets = [target.flatten(0, 1) for target in targets]
+        count = len(rows.numbers)
+        targets = [target.view(count, *row) for target, row in zip(targets, plan.rows, strict=True)]
         for member, part in _parts(members, rows):
             index = from_numpy(np.ascontiguousarray(rows.numbers[part]))
             order = plan.orders[member] or []
