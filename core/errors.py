@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_LINE_ENDS = {ord(end): ascii(end)[1:-1] for end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
-"""What ends lines, as a message shows it: names in damaged files may have any of it."""
+_ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+"""Control characters and line ends as a message shows them: names in damaged files may have any of them."""
 
 
 class RbtoolError(Exception):
@@ -31,7 +31,7 @@ class RbtoolError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        message = message.translate(_LINE_ENDS)
+        message = message.translate(_ESCAPES)
         super().__init__(message)
         self.message = message
         self._hint = ""

@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from rbtool.core.errors import MissingKeyError, RbtoolError, UsageError, did_you_mean
+from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean
 
 NAMES = ["action", "observation.image", "next.reward", "observation.position"]
 
@@ -56,3 +56,9 @@ def test_without_a_hint_there_is_no_note() -> None:
 
 def test_a_message_is_one_line_whatever_is_named_in_it() -> None:
     assert RbtoolError("dis\ncount\u2028 is missing").message == "dis\\ncount\\u2028 is missing"
+
+
+def test_control_characters_of_names_are_escaped() -> None:
+    error = FormatError("a.h5 has the key 'a\n\x1b[31mb', é is fine")
+    assert str(error) == error.message == r"a.h5 has the key 'a\n\x1b[31mb', é is fine"
+    assert pickle.loads(pickle.dumps(error)).message == error.message
