@@ -299,11 +299,11 @@ def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
         if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
             return "takes its data from other files or datasets"
     except _UNREADABLE:
-        return "does not say where its data are"
+        return "does not say where its data are: its header cannot be read, the file is damaged or was cut"
     try:
         return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
     except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
-        return "has an index of chunks that cannot be read"
+        return "has an index of chunks that cannot be read, the file is damaged or was cut"
 
 
 def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
