@@ -2,6 +2,7 @@
 
 from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperienceReplay
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
+from .converters.gen_dgrl.replay import GenDGRLExperienceReplay as GenDGRLExperienceReplay
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperienceReplay

@@ -64,7 +64,9 @@ class Found:
 
 
 class GenDgrlReader(Reader):
-    """A `.tar.xz` archive, or a tar, with an `.npy` file for each episode: a pickled dictionary of four arrays.
+    """A `.tar.xz` archive, or a tar, or a folder with one of them and nothing else.
+
+    It has an `.npy` file for each episode: a pickled dictionary of four arrays.
 
     `observations` (T + 1 rows) become `observation`, `actions` `action`, `rewards` `next.reward`, and `dones` mark the
     last step as terminated. Episodes are numbered in the order of the archive, and bear the name of their `file` as
@@ -83,7 +85,8 @@ class GenDgrlReader(Reader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is an archive with an array of Python objects among its first members."""
         try:
-            return path.is_file() and begins_as_archive(path) and _has_episode(path)
+            archive = _archive_at(path)
+            return archive is not None and begins_as_archive(archive) and _has_episode(archive)
         except (RbtoolError, OSError, ValueError, LookupError):
             return False
 
@@ -91,7 +94,10 @@ class GenDgrlReader(Reader):
         """Open the archive."""
         self._found: Found | None = None
         self._unpickler: PickleReader | None = None
-        self._archive = Archive(self.path)
+        found = _archive_at(self.path)
+        if found is None or not begins_as_archive(found):
+            raise FormatError(f"{self.path} is no archive of episodes: a .tar.xz, or a folder with one, is expected")
+        self._archive = Archive(found)
         try:
             require_trust(
                 self.path, self.options.get("trust_pickle"), "its episodes are pickles, which can run anything"
@@ -115,7 +121,7 @@ class GenDgrlReader(Reader):
         asked = self.options.get("id")
         return SourceFacts(
             source="gen_dgrl",
-            id=str(asked) if asked is not None else id_of(self.path),
+            id=str(asked) if asked is not None else id_of(self._archive.path),
             fields=found.fields,
             episode_numbers=numbers,
             steps=sum(lengths),
@@ -281,7 +287,7 @@ class GenDgrlReader(Reader):
 
     def files(self) -> list[Path]:
         """The archive."""
-        return [self.path]
+        return [self._archive.path]
 
     def _close_reader(self) -> None:
         if self._unpickler is not None:
@@ -308,6 +314,14 @@ def _fields(forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple
         (Field(ACTION, *stated("actions"), "action"), "step"),
         (Field(REWARD, *stated("rewards"), "reward"), "result"),
     )
+
+
+def _archive_at(path: Path) -> Path | None:
+    """The file itself; of a folder the one file in it."""
+    if not path.is_dir():
+        return path if path.is_file() else None
+    files = [file for file in path.iterdir() if not file.name.startswith(".")]
+    return files[0] if len(files) == 1 and files[0].is_file() else None
 
 
 def _is_episode(member: Member) -> bool:

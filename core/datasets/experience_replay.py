@@ -38,15 +38,19 @@ _STORE = ".rbtool-store"
 
 @dataclass(frozen=True, slots=True)
 class SourceFolder:
-    """The folder with the datasets of `source`: the dataset `<id>` is at `<folder>/<id>`."""
+    """The folder with the datasets of `source`: the dataset `<id>` is at `<folder>/<id>`.
+
+    With `trusted` pickles are read, as `trust_pickle` of `download` does.
+    """
 
     source: str
     folder: Path
+    trusted: bool = False
 
     @classmethod
-    def below(cls, source: str, root: str | os.PathLike[str] | None) -> SourceFolder:
+    def below(cls, source: str, root: str | os.PathLike[str] | None, *, trusted: bool = False) -> SourceFolder:
         """Take the folder `root`; None is the source's own below the storage root."""
-        return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source)
+        return cls(source, fs.expanded(root).absolute() if root is not None else storage_root() / source, trusted)
 
     @property
     def _store(self) -> Path:
@@ -76,7 +80,7 @@ class SourceFolder:
 
         `force` replaces what is there. Raises what `download` does.
         """
-        result = download(self.source, asked, root=self._store, force=force)
+        result = download(self.source, asked, root=self._store, force=force, trust_pickle=self.trusted)
         if result.resolved == "words":
             warnings.warn(substitution_text(asked, result.id), stacklevel=5)  # the caller of the constructor
         return self._placed(result, replace=force)
@@ -85,11 +89,12 @@ class SourceFolder:
         """Make the dataset again from the source's own local cache, unless it is what that holds already."""
         there = self._store / self.source / safe_id(asked)
         try:
-            result = download(self.source, asked, local=True, root=self._store)
+            result = download(self.source, asked, local=True, root=self._store, trust_pickle=self.trusted)
         except UsageError:
             if not has_manifest(there):
                 raise
-            result = download(self.source, asked, local=True, root=self._store, force=True)
+            options: dict[str, Any] = {"local": True, "root": self._store, "force": True}
+            result = download(self.source, asked, trust_pickle=self.trusted, **options)
         return self._placed(result, replace=True)
 
     def _placed(self, result: DownloadResult, *, replace: bool) -> Path:
@@ -179,6 +184,9 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     local_option: ClassVar[str] = ""
     """Sentence on how to take a dataset from the source's own cache, for the hint of an error."""
 
+    trusted: ClassVar[bool] = False
+    """Whether the pickles of the source are read, by the restricted reader of pickles."""
+
     storage_class: ClassVar[type[DatasetStorage]] = DatasetStorage
     """What holds the rows."""
 
@@ -197,7 +205,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     ) -> None:
         if not isinstance(download, bool) and download != "force":
             raise UsageError(f"download is {download!r}, True, False or 'force' is expected")
-        place = SourceFolder.below(self.source, root)
+        place = SourceFolder.below(self.source, root, trusted=self.trusted)
         self.dataset_id = dataset_id
         self.root = place.folder
         self.download = download

@@ -237,6 +237,9 @@ class Source(Closing, ABC):
     namespaced: ClassVar[bool] = True
     """Whether ids have a namespace, as `D4RL/door/human-v2` has: one without may be the older name of another."""
 
+    pickled: ClassVar[bool] = False
+    """Whether its files hold pickles without which there is nothing to read: downloads then need `trust_pickle`."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_overrides(cls, own_attributes(cls, Source), _FINAL)

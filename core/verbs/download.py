@@ -19,7 +19,15 @@ from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from .remote_download import Fetch, RemoteDownload
-from .results import Published, final_step_arguments, given_options, layout_arguments, require_layout, require_workers
+from .results import (
+    Published,
+    content_options,
+    final_step_arguments,
+    given_options,
+    layout_arguments,
+    require_layout,
+    require_workers,
+)
 from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad
 
 
@@ -156,7 +164,7 @@ def _from_cache(
     recorded = given | ({"skip_bad": True} if skip_bad else {})
     request = Request(
         source.name, f"{source.name}:{dataset_id}", dataset_id, episodes=normal, layout=layout[0], origin="local",
-        final_step=final_step, options=recorded,
+        final_step=final_step, options=content_options(source, recorded),
     )  # fmt: skip
     options = {**source.reader_options(dataset_id), **given}
     with (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..encodings.pickles import require_trust
 from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format import fs
 from ..format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
@@ -22,7 +23,15 @@ from ..format.staging import Staging, mend
 from ..progress import Progress, readable_size
 from ..remote.catalogue import KnownNames, Resolution, is_complete, not_found, resolve, substitution_text
 from ..remote.originals import Originals
-from .results import existing_result, final_step_arguments, layout_arguments, published_entries, seconds_since
+from .results import (
+    PICKLED,
+    content_options,
+    existing_result,
+    final_step_arguments,
+    layout_arguments,
+    published_entries,
+    seconds_since,
+)
 from .source_conversion import (
     SourceConversion,
     compared_with,
@@ -150,7 +159,7 @@ class RemoteDownload:
         asked = f"{self.source.name}:{found.asked}"
         return Request(
             self.source.name, asked, found.id, self.revision, self._normal,
-            self.layout, "remote", self.final_step, self.options,
+            self.layout, "remote", self.final_step, content_options(self.source, self.options),
         )  # fmt: skip
 
     def _destination(self, found: Resolution) -> Path:
@@ -244,6 +253,8 @@ class RemoteDownload:
         Staging(self._destination(found), replace=self.force, below=self.root).refuse_if_taken()
         if self.dry_run:
             return self._estimate(found, started)
+        if self.source.pickled:
+            require_trust(Path(found.id), self.options.get("trust_pickle"), PICKLED)
         originals = self._originals(found)
         with originals.lock(lambda: self._note_waiting(found)):
             there = self._existing(found)  # the previous holder of the lock may have made it

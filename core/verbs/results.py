@@ -19,6 +19,7 @@ from ..format.column_map import normal_map
 from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
+from ..format.sources import Source
 from ..opening import is_steps
 
 
@@ -165,6 +166,14 @@ def given_options(verb: str, options: ReaderOptions) -> dict[str, Any]:
     if texts is not None:
         given["map"] = normal_map(texts)
     return given
+
+
+PICKLED = "its files are pickles, which can run anything"
+
+
+def content_options(source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that make a dataset of a source another one: trust does not, where nothing is read without."""
+    return {name: value for name, value in options.items() if not (source.pickled and name == "trust_pickle")}
 
 
 def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:

@@ -1,0 +1,100 @@
+"""Downloads the archives of Gen-DGRL, or takes them from a folder of copies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, UsageError
+from ...core.format.reader import Reader
+from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
+from ...core.remote.catalogue import not_found
+from ...core.remote.mirrors import MirrorSource
+from .datasets import published
+
+_VARIABLE = "GEN_DGRL_URL"
+
+
+class GenDgrlCache(LocalCache):
+    """A folder with archives at their published paths."""
+
+    def find(self, dataset_id: str, reader: type[Reader]) -> Path:
+        """Return the archive of a dataset; DatasetNotFoundError for one that is not there."""
+        path = self.folder / _path_of(safe_id(dataset_id))
+        if not path.is_file():
+            raise DatasetNotFoundError(
+                f"the local {self.source} folder {self.folder} has no dataset {dataset_id!r}: looked for {path}",
+                hint=f"{self.variable} names the folder, if it is another",
+            )
+        return path
+
+    def ids(self, reader: type[Reader]) -> Iterator[str]:
+        """Ids of all datasets whose archive is there."""
+        return (name for name, path in published().items() if (self.folder / path).is_file())
+
+
+class GenDgrlSource(MirrorSource):
+    """Gen-DGRL's server, or the mirrors that `GEN_DGRL_URL` names: base URLs (http or https) in the order to try them.
+
+    A dataset is one archive, which must begin as xz does and have an episode, before it is taken.
+    """
+
+    name = "gen_dgrl"
+    title = "Gen-DGRL"
+    variable = _VARIABLE
+    defaults = ("https://dl.fbaipublicfiles.com/DGRL/Procgen/Datasets/Compressed",)
+    signatures = (b"\xfd7zXZ\x00",)
+    pickled = True
+    local_cache = GenDgrlCache("gen_dgrl", "GEN_DGRL_DATASET_DIR", "~/gen_dgrl")
+
+    def list_ids(self) -> Ids:
+        """List the 128 ids, which are part of this package: nothing is requested."""
+        return Ids(tuple(published()))
+
+    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
+        """Return the address of the archive on each mirror."""
+        path = _path_of(dataset_id)
+        return {path.rpartition("/")[2]: [f"{base}/{path}" for base in self.bases]}
+
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Ask for size and version of the archive."""
+        if revision is not None:
+            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
+        ((path, addresses),) = self.addresses(dataset_id).items()
+        with _explained():
+            file = self.described(path, addresses)
+        return RemoteDataset(dataset_id, file.addresses[0], None, (file,))
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """The id, which the name of the archive does not state."""
+        return {"id": dataset_id}
+
+    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
+        """Name what to do while the server is down."""
+        return _explained()
+
+    def require_readable(self, path: Path) -> None:
+        """Look at the first members; FormatError if none of them is an episode."""
+        from .reader import GenDgrlReader  # numpy takes longer to load than a listing
+
+        if not GenDgrlReader.recognises(path):
+            raise FormatError("it is no archive of episodes")
+
+
+def _path_of(dataset_id: str) -> str:
+    path = published().get(dataset_id)
+    if path is None:
+        raise not_found(dataset_id, list(published()), "gen_dgrl")
+    return path
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
+        error.hint = error.hint or f"Gen-DGRL's server may be down: try later, or name a mirror: {_VARIABLE}=BASE"
+        raise
