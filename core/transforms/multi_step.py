@@ -51,8 +51,9 @@ class MultiStep(nn.Module):
     The flags under `next` stay those of the step itself: they mark where trajectories end in a buffer. Those of
     the last step of the window are at `("multi_step", "done")`, "terminated" and "truncated"; `("multi_step", "cut")`
     marks windows that are short because the batch, not the trajectory, ends there. So a target is
-    `reward + gamma * ~terminated * value(next)` with the entries `gamma` and `("multi_step", "terminated")`: right
-    for windows that were cut as well, only over fewer steps. `MultiStepTransform` cuts none between batches.
+    `reward + gamma.unsqueeze(-1) * ~terminated * value(next)` with the entries `gamma`, `[batch]`, and
+    `("multi_step", "terminated")`, `[batch, 1]` as the reward: right for windows that were cut as well, only over fewer
+    steps. `MultiStepTransform` cuts none between batches.
 
     A flag with several values a step, such as one an agent, ends the trajectory where any of them is set.
 

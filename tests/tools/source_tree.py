@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders of the root that are not part of the package; `make demo` leaves the last one.
-ASIDE = frozenset({"benchmarks", "build", "dist", "docs", "tests", "rbtool-demo"})
+ASIDE = frozenset({"benchmarks", "build", "dist", "docs", "examples", "tests", "rbtool-demo"})
 
 
 def project() -> dict[str, Any]:
@@ -24,8 +24,8 @@ def package_files() -> list[Path]:
 
 
 def other_files() -> list[Path]:
-    """Return the Python files of the tests, the benchmarks and the documentation, sorted."""
-    return sorted(file for name in ("benchmarks", "docs", "tests") for file in _python_files(ROOT / name))
+    """Return the Python files of the tests, the benchmarks, the examples and the documentation, sorted."""
+    return sorted(file for name in ("benchmarks", "docs", "examples", "tests") for file in _python_files(ROOT / name))
 
 
 def module_name(file: Path) -> str:
