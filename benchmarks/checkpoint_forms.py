@@ -1,9 +1,9 @@
-"""Time each checkpoint form beside a plain copy of the same bytes with the same syncs.
+"""Time each checkpoint form next to a plain copy of the same bytes with the same syncs.
 
     python benchmarks/checkpoint_forms.py [--steps 200000] [--episode-length 300] [--rounds 7] [--folder DIR]
 
 `save` and `load` are the library functions of the verbs: reading, verifying, digests, writing, syncing, publishing.
-The copy beside each takes the files it made to another folder, each synced. Rounds are interleaved; the figures
+The copy next to each takes the files it made to another folder, each synced. Rounds are interleaved; the figures
 are medians in milliseconds and their ratio.
 """
 
@@ -73,9 +73,9 @@ def copy(source: Path, target: Path) -> None:
 
 def timed(work: Callable[[Path], object], target: Path) -> float:
     fs.remove(target)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work(target)
-    return (time.perf_counter() - begun) * 1e3
+    return (time.perf_counter() - started) * 1e3
 
 
 def main() -> None:

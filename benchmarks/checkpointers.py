@@ -1,11 +1,11 @@
-"""Time the checkpointers of whole episodes beside TorchRL's, and beside a plain copy of the same bytes.
+"""Time the checkpointers of whole episodes next to TorchRL's, and next to a plain copy of the same bytes.
 
     python benchmarks/checkpointers.py [--steps 200000] [--episode-length 300] [--rounds 7] [--only PART] [--folder DIR]
 
 TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
 758 bytes. `write` saves a buffer over an older checkpoint, as a training run does; `read` loads it into a buffer that
-holds rows already, `read fresh` into an empty one. The copy beside a write takes the files it made to another folder,
-with the same syncs; the copy beside a read brings the bytes of all rows from plain files into memory of the same
+holds rows already, `read fresh` into an empty one. The copy next to a write takes the files it made to another folder,
+with the same syncs; the copy next to a read brings the bytes of all rows from plain files into memory of the same
 kind. All take turns in one process with one torch thread; the figures are medians in milliseconds, TorchRL's time over
 ours, and ours over that of the copy.
 """
@@ -136,9 +136,9 @@ def copy_anew(source: Path, target: Path) -> None:
 def timed(work: Callable[[], object] | None) -> float:
     if work is None:
         return float("nan")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return (time.perf_counter() - begun) * 1e3
+    return (time.perf_counter() - started) * 1e3
 
 
 def main() -> None:

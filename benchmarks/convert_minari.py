@@ -1,4 +1,4 @@
-"""Time `rbtool.convert` on a Minari dataset of 1,000,000 state steps beside reading and writing the same arrays.
+"""Time `rbtool.convert` on a Minari dataset of 1,000,000 state steps next to reading and writing the same arrays.
 
     python benchmarks/convert_minari.py [--episodes 1000] [--steps 1000] [--rounds 5] [--folder DIR] [--limit 2.0]
 

@@ -1,4 +1,4 @@
-"""Time an ensemble of three buffers beside one buffer with the same rows in all, and beside TorchRL's ensemble.
+"""Time an ensemble of three buffers next to one buffer with the same rows in all, and next to TorchRL's ensemble.
 
     python benchmarks/ensembles.py [--rows 300000] [--rounds 25] [--only PART] [--batch 256] [--cpu]
 
@@ -86,15 +86,15 @@ def measured(jobs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[]
     for name, job in jobs.items():
         for _ in range(100):
             job()
-        begun = clock()
+        started = clock()
         job()
-        calls[name] = max(1, int(PATIENCE / max(clock() - begun, 1e-6)))
+        calls[name] = max(1, int(PATIENCE / max(clock() - started, 1e-6)))
     for _ in range(rounds):
         for name, job in jobs.items():
-            begun = clock()
+            started = clock()
             for _ in range(calls[name]):
                 job()
-            taken[name].append((clock() - begun) / calls[name] * 1e6)
+            taken[name].append((clock() - started) / calls[name] * 1e6)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

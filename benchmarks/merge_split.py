@@ -1,4 +1,4 @@
-"""How long `merge` and `split` take beside a copy of the same bytes that is synced: `cp -r` and an fsync of each file.
+"""How long `merge` and `split` take next to a copy of the same bytes that is synced: `cp -r` and an fsync of each file.
 
     python benchmarks/merge_split.py [--steps N] [--length N] [--width N] [--rounds N] [--folder DIR]
 

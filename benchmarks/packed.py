@@ -1,11 +1,11 @@
-"""Time the layout `packed` beside `ted` and TorchRL's memory maps of the same rows, warm and cold.
+"""Time the layout `packed` next to `ted` and TorchRL's memory maps of the same rows, warm and cold.
 
     python benchmarks/packed.py [--rows 1000000] [--frames 10000] [--rounds 30] [--only PART]
 
 TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are those of
 a robot's arm, 755 bytes in `ted`. All take turns in one process with one torch thread; figures are medians. For the
 cold part the page cache is asked to forget the files before every batch, as if others needed the memory, and both our
-storages are told that the data exceed memory; megabytes are what the process had read from the disk. The frames are
+storages assume that the data exceed memory; megabytes are what the process had read from the disk. The frames are
 those of gymnasium's CartPole, drawn small (84 x 84).
 """
 
@@ -154,10 +154,10 @@ def turns(jobs: Mapping[str, Callable[[], object]], rounds: int, calls: int) -> 
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(calls):
                 job()
-            taken[name].append((time.perf_counter() - begun) / calls * 1e6)
+            taken[name].append((time.perf_counter() - started) / calls * 1e6)
     return taken
 
 
@@ -187,9 +187,9 @@ def cold(folder: Path, rounds: int) -> None:
     for _ in range(rounds):
         for name, buffer in buffers.items():
             forget(folder)
-            before, begun = disk_bytes(), time.perf_counter()
+            before, started = disk_bytes(), time.perf_counter()
             buffer.sample(256)
-            taken[name].append((time.perf_counter() - begun) * 1e3)
+            taken[name].append((time.perf_counter() - started) * 1e3)
             read[name].append((disk_bytes() - before) / 1e6)
     show("cold, random 256", taken, "ms")
     print(f"{'':24} {'   '.join(f'{name} {statistics.median(mb):.1f} MB read' for name, mb in read.items())}")

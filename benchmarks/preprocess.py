@@ -1,4 +1,4 @@
-"""Time preprocess beside TorchRL's, and beside a plain copy of the bytes of the result.
+"""Time preprocess next to TorchRL's, and next to a plain copy of the bytes of the result.
 
     python benchmarks/preprocess.py [--steps 200000] [--peer-rows 2000] [--rounds 5] [--only PART] [--folder DIR]
 
@@ -113,9 +113,9 @@ class Bench:
         for _ in range(rounds + 1):
             for name, job in jobs.items():
                 self.clear()
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 job()
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(time.perf_counter() - started)
         return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
     def theirs(self, fn: Any, rows: int | None = None, **options: Any) -> Callable[[], object]:
@@ -188,7 +188,7 @@ def row(bench: Bench, options: argparse.Namespace) -> None:
 
 
 def operations(bench: Bench, options: argparse.Namespace) -> None:
-    """Select, cat and cast without Python, beside a copy of the bytes of the result."""
+    """Select, cat and cast without Python, next to a copy of the bytes of the result."""
     program = {
         "cast": {"observation": "float32"}, "cat": {"obs": ["observation", "info.qpos"]},
         "select": ["obs", "action", "reward"],

@@ -1,4 +1,4 @@
-"""Time samplers behind buffers: beside TorchRL's and cpprb's, beside each other, and on a GPU where there is one.
+"""Time samplers behind buffers: next to TorchRL's and cpprb's, next to each other, and on a GPU where there is one.
 
     python benchmarks/samplers.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
 
@@ -51,12 +51,12 @@ from rbtool import TensorStorage
 torch.set_num_threads(1)
 storage = TensorStorage(torch.arange(100_000))
 now = getattr(time, sys.argv[1])
-begun = now()
+started = now()
 sampler = PrioritizedSampler(100_000, 0.6, 0.4)
 sampler.extend(torch.arange(100_000))
 index, info = sampler.sample(storage, 256)
 sampler.update_priority(index, torch.rand(256))
-print(now() - begun)
+print(now() - started)
 """
 
 
@@ -105,10 +105,10 @@ class Watch:
 
     def _time_of(self, job: Job, calls: int) -> float:
         now = getattr(time, self.clock)
-        begun = now()
+        started = now()
         for _ in range(calls):
             job()
-        return float(now() - begun) / calls * 1e6
+        return float(now() - started) / calls * 1e6
 
 
 # What is in the buffers ------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def trained(buffer: Any, batch: int) -> Job:
 
 
 def slices(rows: int, watch: Watch) -> Claims:
-    """Slices beside TorchRL's, as it does it by default and with cached boundaries."""
+    """Slices next to TorchRL's, as it does it by default and with cached boundaries."""
     options = {"slice_len": 32, "traj_key": "episode"}
     made = {"ours": ours(SliceSampler(**options), rows)}
     if peer is None:
@@ -180,7 +180,7 @@ def slices(rows: int, watch: Watch) -> Claims:
 
 
 def prioritized_slices(rows: int, watch: Watch) -> Claims:
-    """Prioritized slices, sampled and updated, beside plain ones, at several numbers of steps."""
+    """Prioritized slices, sampled and updated, next to plain ones, at several numbers of steps."""
     for steps in (rows // 10, rows, rows * 10):
         plain = ours(SliceSampler(slice_len=32), steps, narrow_rows)
         sampler = PrioritizedSliceSampler(steps, ALPHA, BETA, slice_len=32)
@@ -227,7 +227,7 @@ def writes(rows: int, watch: Watch) -> Claims:
 
 
 def priorities(rows: int, watch: Watch) -> Claims:
-    """Prioritized steps, sampled and updated, beside cpprb, of wide and of narrow rows."""
+    """Prioritized steps, sampled and updated, next to cpprb, of wide and of narrow rows."""
     if cpprb is None:
         print("cpprb is not installed here: no comparison of priorities with it (pip install cpprb)")
     for kind, make in (("wide", state_rows), ("narrow", narrow_rows)):

@@ -36,9 +36,9 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(ROUNDS):
             for name, command in commands.items():
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(time.perf_counter() - started)
     for name, times in seconds.items():
         print(f"{name:40} median {statistics.median(times):.3f} s   best {min(times):.3f} s")
 

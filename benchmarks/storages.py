@@ -1,4 +1,4 @@
-"""Time storages behind a ReplayBuffer beside TorchRL's, and their checkpoints beside a plain copy of the same bytes.
+"""Time storages behind a ReplayBuffer next to TorchRL's, and their checkpoints next to a plain copy of the same bytes.
 
     python benchmarks/storages.py [--rows 1000000] [--images 10000] [--rounds 15] [--only PART] [--folder DIR]
 
@@ -118,10 +118,10 @@ def writing_jobs(rows: int) -> Iterator[tuple[str, list[Job]]]:
 
 
 def time_of(job: Job, calls: int) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(calls):
         job()
-    return (time.perf_counter() - begun) / calls * 1e6
+    return (time.perf_counter() - started) / calls * 1e6
 
 
 def compare(name: str, jobs: list[Job], rounds: int) -> None:
@@ -131,8 +131,8 @@ def compare(name: str, jobs: list[Job], rounds: int) -> None:
     calls = max(1, int(10_000 / max(time_of(jobs[-1], 3), 1.0)))
     taken = [[time_of(job, calls) for job in jobs] for _ in range(rounds)]
     medians = [statistics.median(times) for times in zip(*taken, strict=True)]
-    beside = f"   TorchRL {medians[1]:9.1f} µs   {medians[1] / medians[0]:5.1f} ×" if len(medians) > 1 else ""
-    print(f"{name:48} {medians[0]:9.1f} µs{beside}", flush=True)
+    theirs = f"   TorchRL {medians[1]:9.1f} µs   {medians[1] / medians[0]:5.1f} ×" if len(medians) > 1 else ""
+    print(f"{name:48} {medians[0]:9.1f} µs{theirs}", flush=True)
 
 
 def threads(rows: int, rounds: int) -> None:

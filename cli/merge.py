@@ -213,7 +213,7 @@ def diff(
 ) -> int | None:
     """Compare two datasets: fields, episodes by their content, and values.
 
-    Episodes are matched by their rows, wherever they are; those without an equal one by their number. The exit code is
+    Episodes are matched by their rows, at any place; those without an equal one by their number. The exit code is
     3 if the datasets differ.
     """
     from ..core.verbs.diff import diff as run

@@ -71,7 +71,7 @@ ReplayFilters: TypeAlias = Annotated[
     _option(
         "--replay-filters",
         None,
-        "With --replay, choose episodes as it did, too: by --episodes and --filter.",
+        "With --replay, choose episodes and rows as it did, too: by --episodes, --filter, --where, --num-frames.",
         _PIPELINE,
     ),
 ]

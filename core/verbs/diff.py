@@ -95,7 +95,7 @@ def diff(
     """Compare two datasets, paths or `source:id`, in any layouts; checkpoints too.
 
     Episodes are matched by their rows: those that are byte-identical in all fields that both datasets have alike are
-    the same, wherever they are. Of the others those with the same number are compared value by value: two numbers are
+    the same, at any place. Of the others those with the same number are compared value by value: two numbers are
     equal if `|a - b| <= atol + rtol * |b|`, NaN equals NaN. Without tolerances bits are compared, so that 0.0 differs
     from -0.0. Differences in the order and the numbers of episodes count unless `ignore_order` is set. Notes,
     provenance and the source's own documents are not compared.

@@ -85,7 +85,8 @@ def preprocess(
     edit its input in place. Episodes are kept if as many rows come back; returns, flags and continuity are taken from
     the result. Instead of `fn`: `operations` maps the options of the command line to their values
     (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a
-    `manifest.json` whose last step is applied again, with its episode filters only if `replay_filters` is set.
+    `manifest.json` whose last step is applied again, with its choice of episodes and rows only if `replay_filters` is
+    set; notes name what was left out.
 
     Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, one
     per core by default, which read and write by path; 0 uses this process. The `content_digest` does not depend on
@@ -104,6 +105,7 @@ def preprocess(
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
         processor = _processor(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
+        num_frames = _frames(replay, num_frames) if replay_filters else num_frames
         selection = _selection(reader, processor, num_frames)
         apart = settings.needs_workers
         plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
@@ -175,6 +177,13 @@ def _processor(
     if replay is not None and not replay_filters:
         remarks += filters_left_out(replay)
     return ProgramProcessor(program, reader.fields, remarks)
+
+
+def _frames(replay: str | os.PathLike[str] | None, given: int | None) -> int | None:
+    """Return how many steps to take: those of the replayed run, if none are given."""
+    from ..preprocess.operations.documents import replayed_frames
+
+    return replayed_frames(replay) if given is None and replay is not None else given
 
 
 def _limits(timeout: float | None, retries: int) -> Limits:
@@ -261,7 +270,7 @@ def _result(entries: Mapping[str, Any], whole: Preprocessing, **changes: Any) ->
 class PipelineResult(Result):
     """Operations in order: as JSON, and as the `text` of a pipeline file.
 
-    `notes` name what a replay leaves out.
+    `notes` name what a replay leaves out, and what a pipeline has no place for.
     """
 
     kind: ClassVar[str] = "pipeline"
@@ -281,8 +290,10 @@ def show_pipeline(
 
     Raises UsageError for operations that are invalid for every dataset.
     """
-    from ..preprocess.operations.documents import filters_left_out, pipeline_text, program_of
+    from ..preprocess.operations.documents import filters_left_out, pipeline_text, program_of, replayed_frames
 
     program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     notes = filters_left_out(replay) if replay is not None and not replay_filters else ()
+    if replay is not None and replay_filters and (frames := replayed_frames(replay)) is not None:
+        notes = (f"a pipeline has no place for --num-frames {frames}, which the replay repeats: add it",)
     return PipelineResult(operations=tuple(program.describe()), text=pipeline_text(program), notes=notes)

@@ -114,10 +114,10 @@ def test_what_a_function_leaves_running_keeps_no_reader_waiting(shell, folder, w
         "        os._exit(0)\n"
         "    return td\n"
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     words = f"--fn lingers.py:lingers --dest ./left{workers} --num-workers {workers}"
     done = shell(f"rbtool preprocess ./cartpole {words} 2> said", folder, PATH=variables["PATH"])
     (folder / "go").touch()
     assert done.returncode == 0, (folder / "said").read_text()
-    assert time.monotonic() - begun < 250
+    assert time.monotonic() - started < 250
     (folder / "go").unlink()

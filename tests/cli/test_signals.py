@@ -10,7 +10,7 @@ import pytest
 
 WAITING = """
 def wait(rows):
-    with open("begun", "w") as file:
+    with open("started", "w") as file:
         file.write("!")
     open("never").read()
 """
@@ -38,13 +38,13 @@ SAID = {
 def test_a_signal_ends_it_cleanly(number, workers, folder, environment):
     code, said = SAID[number]
     (folder / "waiting.py").write_text(WAITING)
-    for name in ("begun", "never"):
+    for name in ("started", "never"):
         os.mkfifo(folder / name)
     before = sorted(path.name for path in folder.iterdir())
     words = ["preprocess", "cartpole", "--fn", "waiting.py:wait", "--dest", "there", "--num-workers", str(workers)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(["rbtool", *words], cwd=folder, env=environment, text=True, **pipes) as process:
-        assert (folder / "begun").read_text().startswith("!")
+        assert (folder / "started").read_text().startswith("!")
         process.send_signal(number)
         try:
             out, err = process.communicate(timeout=60)

@@ -210,8 +210,8 @@ def test_the_first_of_the_ends_is_termination(
     with converted(path, tmp_path / "out", map=column_map("hdf5", following=True), ends=ends) as reader:
         assert reader.episodes.terminated.astype(int).tolist() == terminated
         assert reader.episodes.truncated.astype(int).tolist() == truncated
-        told = any("counts as termination" in note for note in reader.manifest.notes)
-        assert told == (ends == "dead")
+        noted = any("counts as termination" in note for note in reader.manifest.notes)
+        assert noted == (ends == "dead")
 
 
 @pytest.mark.parametrize("kind", BINARY[:3])

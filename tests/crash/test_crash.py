@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up_at_every_single_operation(strike: Strike, small_di
     assert counts["old"] + counts["new"] == counts["operations"]
 
 
-def test_what_cannot_fit_is_refused_before_it_is_begun(small_disk: Path) -> None:
+def test_what_cannot_fit_is_refused_before_it_is_started(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - (100 << 10)))
     with pytest.raises(rbtool.OutOfSpaceError, match=r"bytes free, .* are needed"):

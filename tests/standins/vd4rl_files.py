@@ -62,7 +62,7 @@ def rows_of_shards(episodes: Sequence[dict[str, Array]]) -> dict[str, Array]:
 def write_shards(
     folder: Path, rows: dict[str, Array], cuts: Sequence[int] = (), *, name: str = "{}.hdf5", **options: Any
 ) -> Path:
-    """Write rows in shards that are cut before these rows, wherever episodes end."""
+    """Write rows in shards that are cut before these rows, without regard to the ends of episodes."""
     folder.mkdir(parents=True, exist_ok=True)
     stops = [*cuts, len(rows["reward"])]
     for number, (start, stop) in enumerate(zip([0, *cuts], stops, strict=True)):

@@ -14,7 +14,7 @@ from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import fs
 from ...format.documents import load_json, toml_value
 from ...format.manifest import MANIFEST, Manifest, Provenance
-from .base import Discount, EpisodeChoice, Operation, texts_of
+from .base import Discount, EpisodeChoice, Operation, RowOperation, texts_of
 from .filters import Episodes
 from .program import OPERATIONS, Program, find_operation
 from .values import Constants, NormalizeFields
@@ -37,7 +37,8 @@ def program_of(
     `operations` maps names of options, with `-` or `_`, to their values: a text, or a list of texts where the option
     may be repeated; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair. Options
     that are None, False or empty are not given. `episodes` alone may be combined with a pipeline or a manifest, and is
-    applied first. What chose the episodes of the dataset of the manifest is only applied again with `replay_filters`.
+    applied first. What chose the episodes and rows of the dataset of the manifest is only applied again with
+    `replay_filters`.
     UsageError for more than one of the three, or none.
     """
     if replay_filters and not replay:
@@ -202,28 +203,38 @@ def pipeline_text(program: Program) -> str:
 def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
     """Take the program that made a dataset out of its manifest; `path` is that file or the folder of the dataset.
 
-    Constants that were measured come with it; with `filters` also what chose its episodes, which is about these and not
-    about others. UsageError where the dataset was not made by operations, or by such a choice alone.
+    Constants that were measured come with it; with `filters` also what chose its episodes and rows, which is about
+    these and not about others. UsageError where the dataset was not made by operations, or by such a choice alone.
     """
     documents, constants = _documents_of(path)
     kept = [document for document in documents if filters or not _chooses(document)]
     if documents and not kept:
         raise UsageError(
-            f"{path} was made by choosing episodes alone, which is not done again", hint="add --replay-filters to do so"
+            f"{path} was made by choosing episodes and rows alone, which is not done again",
+            hint="add --replay-filters to do so",
         )
     return program_of_documents(_with_constants(kept, constants), str(path))
 
 
+def replayed_frames(path: str | os.PathLike[str]) -> int | None:
+    """The number of first steps that the dataset at `path` was made of; None for all of them."""
+    frames = _last_step(path).arguments.get("num_frames")
+    return frames if type(frames) is int else None
+
+
 def filters_left_out(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Name what chose the episodes of the dataset at `path`, and `replayed_program` leaves out without `filters`."""
-    chosen = [document for document in _documents_of(path)[0] if _chooses(document)]
-    if not chosen:
-        return ()
-    named = ", ".join(
+    """Name what chose the episodes and rows of a dataset, and `replayed_program` leaves out without `filters`."""
+    chosen = [
         " ".join(str(value) for value in ("--" + str(document[_KIND]), *(document[k] for k in document if k != _KIND)))
-        for document in chosen
+        for document in _documents_of(path)[0]
+        if _chooses(document)
+    ]
+    frames = replayed_frames(path)
+    chosen += [] if frames is None else [f"--num-frames {frames}"]
+    left = ", ".join(chosen)
+    return (f"the replay leaves out what chose episodes and rows: {left} (--replay-filters does it again)",) * bool(
+        left
     )
-    return (f"the replay leaves out what chose episodes: {named} (--replay-filters does it again)",)
 
 
 def _chooses(document: Any) -> bool:
@@ -231,22 +242,31 @@ def _chooses(document: Any) -> bool:
 
 
 def _is_choice(name: Any) -> bool:
-    return issubclass((find_operation(name) if isinstance(name, str) else None) or Operation, EpisodeChoice)
+    """Whether an operation chooses episodes or rows, and does nothing else."""
+    kind = (find_operation(name) if isinstance(name, str) else None) or Operation
+    drops = issubclass(kind, RowOperation) and kind.drops_rows and kind.makes is RowOperation.makes
+    return drops or issubclass(kind, EpisodeChoice)
 
 
 def _documents_of(path: str | os.PathLike[str]) -> tuple[list[Any], list[Any]]:
     """The operations that made a dataset, and the constants that were measured for them."""
-    manifest = _manifest_at(path)
-    last = manifest.provenance[-1] if manifest.provenance else None
-    if last is None or last.verb != "preprocess":
-        made = "does not say how it was made" if last is None else f"was made by {last.verb}"
-        raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
+    last = _last_step(path)
     documents = last.arguments.get("operations")
     if not isinstance(documents, list):
         made = last.arguments.get("function", "a function")
         raise UsageError(f"{path} was made by {made}, only operations can be replayed", hint="name it with --fn")
     constants = last.arguments.get("constants")
     return documents, constants if isinstance(constants, list) else []
+
+
+def _last_step(path: str | os.PathLike[str]) -> Provenance:
+    """Return the step that made a dataset; UsageError if it was not `preprocess`."""
+    manifest = _manifest_at(path)
+    last = manifest.provenance[-1] if manifest.provenance else None
+    if last is None or last.verb != "preprocess":
+        made = "does not say how it was made" if last is None else f"was made by {last.verb}"
+        raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
+    return last
 
 
 def _with_constants(documents: list[Any], measured: list[Any]) -> list[Any]:
@@ -278,7 +298,7 @@ def _joined_steps(steps: Sequence[str]) -> str:
 
 
 def _made_before(provenance: Sequence[Provenance]) -> list[str]:
-    """Name what changed the values of rows on the way, preprocess by preprocess; choosing episodes does not."""
+    """Name what changed the values of rows on the way, preprocess by preprocess; choosing some of them does not."""
     found = []
     for step in provenance:
         if step.verb == "preprocess":

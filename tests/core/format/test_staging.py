@@ -95,7 +95,7 @@ def test_a_file_replaces_a_folder_and_a_folder_a_file(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["data"]
 
 
-def test_failing_removes_what_was_begun(tmp_path: Path) -> None:
+def test_failing_removes_what_was_started(tmp_path: Path) -> None:
     def fail() -> None:
         with Staging(tmp_path / "data") as staging:
             write_walks(staging.path, FIRST)

@@ -75,7 +75,7 @@ def test_the_same_data_are_equal_in_every_layout(walks, tmp_path, layout):
     assert (found.fields, found.values, found.changed, found.entries, found.only_a, found.only_b) == ((),) * 6
 
 
-def test_episodes_are_found_by_content_wherever_they_are(walks, tmp_path):
+def test_episodes_are_found_by_content_at_any_place(walks, tmp_path):
     found = rbtool.diff(walks, chosen(walks, [3, 0, 4], tmp_path / "some"))
     assert not found.equal
     assert (found.same, found.only_a, found.only_b) == (3, (1, 2), ())

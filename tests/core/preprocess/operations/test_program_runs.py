@@ -69,15 +69,17 @@ def test_a_replay_makes_the_same_with_the_same_constants(folder, tmp_path, place
     rest = preprocess(folder / "cartpole", dest=tmp_path / "rest", replay=tmp_path / "more", num_workers=0)
     assert rest.arguments["operations"][0]["constants"] == other.arguments["constants"][0]
     assert rest.episodes == 12
-    assert any("leaves out what chose episodes: --episodes 0:2" in note for note in rest.notes)
+    assert any("leaves out what chose episodes and rows: --episodes 0:2" in note for note in rest.notes)
 
 
 def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, tmp_path):
-    chosen = {"filter": "length > 20", "episodes": "0:9", "select": "action"}
-    once = preprocess(folder / "cartpole", dest=tmp_path / "made", operations=chosen, num_workers=0)
+    chosen = {"filter": "length > 20", "episodes": "0:9", "where": "observation[0] < 1", "select": "action"}
+    once = preprocess(folder / "cartpole", dest=tmp_path / "made", operations=chosen, num_frames=90, num_workers=0)
     plain = preprocess(folder / "cartpole", dest=tmp_path / "plain", replay=tmp_path / "made", num_workers=0)
     assert (plain.episodes, [operation["name"] for operation in plain.arguments["operations"]]) == (12, ["select"])
-    assert sum("--episodes 0:9, --filter length > 20" in note for note in plain.notes) == 1
+    left = "--episodes 0:9, --filter length > 20, --where observation[0] < 1, --num-frames 90"
+    assert sum(f"what chose episodes and rows: {left} (" in note for note in plain.notes) == 1
+    assert plain.steps == rbtool.inspect(folder / "cartpole").steps > once.steps
     both = preprocess(
         folder / "cartpole", dest=tmp_path / "both", replay=tmp_path / "made", replay_filters=True, num_workers=0
     )
@@ -89,19 +91,22 @@ def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, 
     )  # fmt: skip
     assert others.episodes == 3
     assert show_pipeline(replay=tmp_path / "made").notes == plain.notes[:1]
-    assert "filter" in show_pipeline(replay=tmp_path / "made", replay_filters=True).text
+    shown = show_pipeline(replay=tmp_path / "made", replay_filters=True)
+    assert "filter" in shown.text
+    assert "where" in shown.text
+    assert shown.notes == ("a pipeline has no place for --num-frames 90, which the replay repeats: add it",)
 
 
 def test_a_choice_of_episodes_alone_is_not_replayed(folder, tmp_path):
     preprocess(folder / "cartpole", dest=tmp_path / "made", operations={"episodes": "0:9"}, num_workers=0)
-    with pytest.raises(UsageError, match="was made by choosing episodes alone"):
+    with pytest.raises(UsageError, match="was made by choosing episodes and rows alone"):
         preprocess(folder / "cartpole", dest=tmp_path / "again", replay=tmp_path / "made", num_workers=0)
     with pytest.raises(UsageError, match="--replay-filters is about --replay"):
         preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"select": "action"}, replay_filters=True)
 
 
 def test_a_replay_can_be_shown_and_written_down(folder, tmp_path):
-    shown = show_pipeline(replay=folder / "made")
+    shown = show_pipeline(replay=folder / "made", replay_filters=True)
     (tmp_path / "prep.toml").write_text(shown.text)
     found = preprocess(folder / "cartpole", dest=tmp_path / "again", pipeline=tmp_path / "prep.toml", num_workers=0)
     assert found.content_digest == digest(folder / "made")
