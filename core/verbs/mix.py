@@ -17,7 +17,7 @@ from ..format.manifest import has_manifest
 from ..format.merge_schema import FieldDifference, require_policy
 from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_mixture
 from ..format.packed.reader import PackedReader
-from ..format.staging import Staging
+from ..format.staging import Staging, sweep
 from ..format.ted.reader import TedReader
 from ..opening import is_steps
 from .merge import PathLike
@@ -162,6 +162,8 @@ def _written(opened: OpenMixture[None], force: bool, dry_run: bool, started: flo
     destination, text = opened.path, opened.mixture.text()
     staging = _MixStaging(destination, replace=force)
     if _same(destination, text):
+        if not dry_run:
+            sweep(destination)  # what a run leaves that is killed after it has published
         return described(opened, started, already_there=True)
     staging.refuse_if_taken()
     if not dry_run:

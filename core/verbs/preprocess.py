@@ -82,30 +82,29 @@ def preprocess(
     - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
 
     It returns a tensordict or a dict of tensors under any keys; the first chunk fixes keys, dtypes and shapes. It may
-    edit its input in place. Episodes are kept if as many rows come back; returns, flags and continuity are taken from
-    the result. Instead of `fn`: `operations` maps the options of the command line to their values
-    (`{"select": ["action"], "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a
-    `manifest.json` whose last step is applied again, with its choice of episodes and rows only if `replay_filters` is
-    set; notes name what was left out.
+    edit its input. Episodes are kept if as many rows come back; returns, flags and continuity are taken from the
+    result. Instead of `fn`: `operations` maps the options of the command line to their values (`{"select": ["action"],
+    "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a `manifest.json` whose last step is
+    repeated, its choice of episodes and rows only with `replay_filters`.
 
     Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, one
     per core by default, which read and write by path; 0 uses this process. The `content_digest` does not depend on
     `num_workers`. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes
     longer than `timeout` seconds, is retried `retries` times; with `keep_going` the others finish before the error is
-    raised. Finished chunks of an interrupted run are kept next to `dest`, and `resume` continues from them.
-    `start_method` is `fork`, `spawn` or `forkserver`; `engine` is `local` or `ray`. `num_frames` limits the steps (an
-    episode cut there is marked truncated); `skip_bad` takes the valid episodes of a damaged dataset, and notes name
-    the others. `dest` is replaced only with `force`; a result of the same work on the same data is left as it is.
-    Raises UsageError for invalid arguments and for functions that cannot be found, imported or sent to a worker;
-    RbtoolError if the function raises, and SchemaError if its result differs from the first chunk in keys, dtypes or
-    shapes, both naming steps and episodes; OutOfSpaceError. `dest` is unchanged in every case.
+    raised. Finished chunks of an interrupted run are kept, and `resume` continues from them. `start_method` is `fork`,
+    `spawn` or `forkserver`; `engine` is `local` or `ray`. `num_frames` limits the steps (an episode cut there is marked
+    truncated); `skip_bad` takes the valid episodes of a damaged dataset, and notes name the others. `dest` is replaced
+    only with `force`; a result of the same work on the same data is left as it is. Raises UsageError for invalid
+    arguments and for functions that cannot be found, imported or sent to a worker; RbtoolError if the function raises,
+    and SchemaError if its result differs from the first chunk in keys, dtypes or shapes, both naming steps and
+    episodes; OutOfSpaceError. `dest` is unchanged in every case.
     """
     started, destination, path = time.perf_counter(), _destination(dest), find_dataset(dataset, root)
+    num_frames = _frames(replay, num_frames, replay_filters)
     settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
         processor = _processor(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
-        num_frames = _frames(replay, num_frames) if replay_filters else num_frames
         selection = _selection(reader, processor, num_frames)
         apart = settings.needs_workers
         plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
@@ -115,9 +114,7 @@ def preprocess(
             return _result(published_entries(there, destination, started), whole, already_there=True)
         staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
         staging.refuse_if_taken()
-        if dry_run:
-            return _preview(whole, destination)
-        return _publish(whole, staging, os.fspath(dataset), step, progress, started)
+        return _preview(whole, destination) if dry_run else _publish(whole, staging, dataset, step, progress, started)
 
 
 def _opened(path: Path, skip_bad: bool) -> StepReader:
@@ -137,9 +134,10 @@ def _destination(dest: str | os.PathLike[str] | None) -> Path:
 
 
 def _publish(
-    whole: Preprocessing, staging: Staging, asked: str, step: Provenance, progress: Progress | None, started: float
-) -> PreprocessResult:
-    manifest = whole.publish(staging, asked, step, progress or Silent())
+    whole: Preprocessing, staging: Staging, asked: str | os.PathLike[str], step: Provenance,
+    progress: Progress | None, started: float,
+) -> PreprocessResult:  # fmt: skip
+    manifest = whole.publish(staging, os.fspath(asked), step, progress or Silent())
     entries = published_entries(manifest, staging.destination, started)
     return _result(entries, whole, arguments=manifest.provenance[-1].arguments)
 
@@ -179,11 +177,11 @@ def _processor(
     return ProgramProcessor(program, reader.fields, remarks)
 
 
-def _frames(replay: str | os.PathLike[str] | None, given: int | None) -> int | None:
-    """Return how many steps to take: those of the replayed run, if none are given."""
+def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_filters: bool) -> int | None:
+    """Return how many steps to take: those given, else those of the replayed run if its choices are repeated."""
     from ..preprocess.operations.documents import replayed_frames
 
-    return replayed_frames(replay) if given is None and replay is not None else given
+    return replayed_frames(replay) if given is None and replay is not None and replay_filters else given
 
 
 def _limits(timeout: float | None, retries: int) -> Limits:

@@ -105,9 +105,8 @@ def _exchange(form: str, dest: Path, rows: int) -> None:
 def _destination(out: Path, job: str) -> Path:
     if job in {"dump-h5", "exchange-h5", "give-h5"}:
         return out / "result.h5"
-    if job.startswith("export-"):
-        return out / "export"
-    return out / "minari" / DOWNLOADED if job == "download" else out / "result"
+    names = {"export": "export", "mix": "result.toml", "download": f"minari/{DOWNLOADED}"}
+    return out / names.get(job.partition("-")[0], "result")
 
 
 def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
@@ -133,6 +132,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
         jobs[f"save-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(data, dest, form=form, force=True)  # type: ignore[misc]
         jobs[f"load-{form}"] = lambda dest, form=form: rbtool.checkpoint.load(work / f"saved-{form}", dest, force=True)  # type: ignore[misc]
     jobs["merge"] = lambda dest: rbtool.merge([data, work / "saved-h5"], dest, force=True)
+    jobs["mix"] = lambda dest: rbtool.mix([data, work / "older"], dest, p="size", force=True)
     jobs["split"] = lambda dest: rbtool.split(data, dest, train=0.5, val=0.25, test=0.25, force=True)
     for form in ("h5", "minari", "npz", "parquet"):
         jobs[f"export-{form}"] = lambda dest, form=form: rbtool.export(data, dest, to=form, force=True)  # type: ignore[misc]
@@ -227,7 +227,7 @@ def _state(dest: Path) -> str | None:
     """Content digest of what is whole at the destination, None if nothing is there."""
     if not dest.exists():
         return None
-    if dest.name == "export":
+    if dest.name in {"export", "result.toml"}:
         return _digest(dest)
     if (dest / "split.json").is_file():
         return " ".join(f"{part.name} {_state(part)}" for part in sorted(dest.iterdir()) if part.is_dir())
@@ -239,7 +239,7 @@ def _state(dest: Path) -> str | None:
 
 
 def _digest(dest: Path) -> str:
-    """Digest of every byte of an export, which has no manifest to hold it to."""
+    """Digest of every byte of what has no manifest: an export, or a mixture file."""
     files = [dest] if dest.is_file() else sorted(path for path in dest.rglob("*") if path.is_file())
     parts = [f"{path.relative_to(dest)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -392,7 +392,7 @@ def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tu
     digest = _state(dest)
     assert status == 0, status
     assert digest, "nothing was published"
-    assert operations > 20, operations
+    assert operations > (5 if options.job == "mix" else 20), operations
     return digest, operations
 
 
@@ -405,13 +405,13 @@ def _put_older(options: argparse.Namespace, dest: Path) -> str:
         _exchange(form, dest, 20)
     elif verb == "give":
         rbtool.checkpoint.save(options.work / "older", dest, form=form, for_library="torchrl")
+    elif verb == "mix":
+        rbtool.mix([options.work / "older", options.work / "dataset"], dest, p=[1, 2])
     elif verb == "export":
         rbtool.export(options.work / "older", dest, to=form)
     else:
         rbtool.checkpoint.save(options.work / "older", dest, form="ted")
-    digest = _state(dest)
-    assert digest
-    return digest
+    return _state(dest) or "nothing"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import rbtool
 
 FORMS = ("ted", "flat", "nested", "h5")
 JOBS = ("convert", "convert-blocks", "convert-checkpoints", "download", "preprocess", "preprocess-fewer",
-        "merge", "split", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
+        "merge", "split", "mix", *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
 # Every day a writer of each kind is killed; the others write through one of these. A full disk is met by fewer: what
 # they do about it is the same code.
@@ -22,13 +22,14 @@ EVERY_DAY = {
     "preprocess-fewer",
     "merge",
     "split",
+    "mix",
     "save-flat",
     "save-h5",
     "load-nested",
     "dump-nested",
     "dump-h5",
 }
-FILLED_EVERY_DAY = {"convert", "convert-blocks", "preprocess-fewer", "split", "save-h5", "dump-nested"}
+FILLED_EVERY_DAY = {"convert", "convert-blocks", "preprocess-fewer", "split", "mix", "save-h5", "dump-nested"}
 
 
 def struck(every_day: set[str]) -> list[object]:
@@ -92,7 +93,7 @@ def test_a_killed_worker_ends_a_conversion(strike: Strike, work: Path, layout: s
 @pytest.mark.parametrize("job", struck(FILLED_EVERY_DAY))
 def test_a_disk_that_fills_up_leaves_everything_as_it_was(strike: Strike, small_disk: Path, job: str) -> None:
     counts = strike(small_disk, job, "--fault", "fill", "--strikes", "7" if job in FILLED_EVERY_DAY else "25", "--over")
-    assert counts["old"] >= 3
+    assert counts["old"] >= (2 if job == "mix" else 3)  # a mixture file is small
 
 
 @pytest.mark.slow
