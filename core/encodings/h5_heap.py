@@ -29,8 +29,15 @@ _KEPT_HEAPS = 8
 _WITHOUT_HEAP = frozenset({h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.BITFIELD, h5t.OPAQUE, h5t.TIME})
 
 
+_KIND_AT = 3
+"""Where an encoded type has the kind of its class, after two bytes of the encoding and one of the class."""
+
+
 def is_in_heap(kind: h5t.TypeID) -> bool:
-    """Return whether values of this type, or parts of them, are in a heap."""
+    """Return whether values of this type, or parts of them, are in a heap; OSError for an unknown kind of these.
+
+    Reading values of such a kind would crash libhdf5.
+    """
     name = kind.get_class()
     if name in _WITHOUT_HEAP:
         return False
@@ -40,6 +47,10 @@ def is_in_heap(kind: h5t.TypeID) -> bool:
         return is_in_heap(kind.get_super())
     if name == h5t.COMPOUND:
         return any(is_in_heap(kind.get_member_type(number)) for number in range(kind.get_nmembers()))
+    if name == h5t.VLEN:
+        if kind.encode()[_KIND_AT] & 0xF:
+            raise OSError("its type is damaged")
+        is_in_heap(kind.get_super())
     return not (name == h5t.REFERENCE and kind.equal(h5t.STD_REF_OBJ))
 
 

@@ -45,7 +45,8 @@ class HeapValues:
         file, data = self._opened()
         name = name.encode() if isinstance(name, str) else name
         dataset = h5d.open(file, name)
-        if unit := unit_in_heap(dataset.get_type()):
+        kind = dataset.get_type()
+        if is_in_heap(kind) and (unit := unit_in_heap(kind)):
             for stored in self._references(name, dataset, start, stop):
                 data.require_references(stored, unit, len(stored) // data.reference_bytes)
         return h5py.Dataset(dataset)

@@ -147,6 +147,22 @@ def test_a_text_that_states_another_length_is_refused(kind: str, tmp_path: Path)
         values.attribute(file["/"].id, "x") if kind == "attribute" else values.dataset("x")[()]
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "chunked", "attribute", "words"])
+def test_text_of_an_unknown_kind_is_refused(kind: str, tmp_path: Path) -> None:
+    """libhdf5 crashes where it reads such a value."""
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as file:
+        if kind in DATASETS:
+            DATASETS[kind](file)
+        else:
+            file.attrs["x"] = "text" if kind == "attribute" else np.array(WORDS, TEXT)
+    data = (tmp_path / "a.h5").read_bytes()
+    assert b"\x19\x01" in data
+    (tmp_path / "a.h5").write_bytes(data.replace(b"\x19\x01", b"\x19\x03"))
+    why = "its type is damaged|does not say where"
+    with pytest.raises((*DAMAGED, RbtoolError), match=why), opened(tmp_path / "a.h5") as (file, values):
+        values.dataset("x")[()] if kind in DATASETS else values.attribute(file["/"].id, "x")
+
+
 def test_an_interpreter_that_holds_a_file_ends_well(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.attrs["x"] = "text"
