@@ -63,7 +63,11 @@ def identical_episodes(reader: StepReader, progress: Callable[[int], None] = lam
     shapes = list(zip(table.length.tolist(), totals.tolist(), strict=True))
     counts = Counter(shapes)
     wanted = np.array([counts[shape] > 1 for shape in shapes], bool)
-    digests = episode_digests(reader, content_keys(reader), wanted, progress) if wanted.any() else [b""] * len(table)
+    digests = [b""] * len(table)
+    if wanted.any():
+        digests = episode_digests(reader, content_keys(reader), wanted, progress)
+    else:
+        progress(table.steps)  # none of them needs to be read
     names: dict[object, int] = {}
     keys = zip(shapes, digests, strict=True)
     return np.array([names.setdefault(key, len(names)) for key in keys], np.int64).reshape(len(table))
