@@ -74,7 +74,7 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
         ("human-v1", "did you mean minari:D4RL/door/human-v2, which is stored?"),
         ("minari:D4RL/pen/human-v2", "fetch it with: rbtool download minari D4RL/pen/human-v2"),
         ("minari:atari/pong-v0", "fetch it with: rbtool download minari atari/pong-v0"),
-        ("atari:pong", f"there is no source 'atari' here; known are {', '.join(source_names())}"),
+        ("arcade:pong", f"there is no source 'arcade' here; known are {', '.join(source_names())}"),
         ("d4rl:door-human-v1", "fetch it with: rbtool download d4rl door-human-v1"),
         ("./human-v2", "name an existing path, or a dataset like minari:ID"),
         ("pong", "name an existing path, or a dataset like minari:ID"),

@@ -116,8 +116,8 @@ def test_without_the_network_and_from_elsewhere(cache: Path, monkeypatch: pytest
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
     with pytest.raises(NetworkError, match="RBTOOL_OFFLINE=1 forbids"):
         download("minari", "tuple/trunc-v0")
-    with pytest.raises(UsageError, match="source 'atari' is unknown"):
-        download("atari", "x", local=True)
+    with pytest.raises(UsageError, match="source 'arcade' is unknown"):
+        download("arcade", "x", local=True)
 
 
 def test_a_dataset_that_calls_itself_otherwise_is_noted(cache: Path) -> None:
