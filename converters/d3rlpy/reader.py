@@ -6,7 +6,7 @@ A column `rewards` of episode 3 is `rewards_3`; parts of observations that are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,14 @@ class D3rlpyReader(ColumnReader):
         for name in _REQUIRED:
             if name not in names:
                 raise FormatError(f"{self.path} has no {name!r} among its columns ({', '.join(names)[:200]})")
-        self._episodes = [self._episode(number) for number in range(int(count))]
-        if not any(one.length for one in self._episodes):
+        self.episodes = [self._episode(number) for number in range(int(count))]
+        if not any(one.length for one in self.episodes):
             raise FormatError(f"{self.path} has no steps")
-        self._columns: list[EpisodeColumn] = []
+        self.columns: list[EpisodeColumn] = []
         self._dropped: list[Dropped] = []
         for name in dict.fromkeys(names):
             if name != _TERMINATED:
-                self._columns += self._columns_of(name)
+                self.columns += self._columns_of(name)
 
     def _episode(self, number: int) -> ColumnEpisode:
         rewards = self._array(f"{_REWARDS}_{number}")
@@ -127,7 +127,7 @@ class D3rlpyReader(ColumnReader):
     def _form(self, name: str, part: str) -> tuple[str, tuple[int, ...]]:
         """Return element type and shape of the rows of a column, which all episodes have to share."""
         first: tuple[str, tuple[int, ...]] | None = None
-        for number, one in enumerate(self._episodes):
+        for number, one in enumerate(self.episodes):
             place = f"{name}_{number}{part}"
             array = self._array(place)
             if len(array) != one.length:
@@ -179,17 +179,9 @@ class D3rlpyReader(ColumnReader):
                 dataset.read_direct(rows, np.s_[start:stop])
         return rows.reshape(stop - start, *field.shape)
 
-    @property
-    def columns(self) -> Sequence[EpisodeColumn]:
-        return self._columns
-
-    @property
-    def episodes(self) -> Sequence[ColumnEpisode]:
-        return self._episodes
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening looked at the arrays."""
-        progress(len(self._episodes))
+        progress(len(self.episodes))
         notes = ["an episode that is not terminated is truncated: d3rlpy has no other flag"]
         return self.facts_of("d3rlpy", self.path.stem, notes, dropped=[*self._dropped, *self._unknown()])
 

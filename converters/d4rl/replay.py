@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 from ...core.errors import UsageError
 
 
@@ -62,11 +62,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         root: str | os.PathLike[str] | None = None,
         **env_kwargs: Any,
     ) -> None:
-        if env_kwargs:
-            raise UsageError(
-                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
-                hint="leave them out: the published file is read",
-            )
+        refuse_env_kwargs(env_kwargs, "file is")
         if not use_truncated_as_done:
             raise UsageError(
                 "use_truncated_as_done=False is not supported: done is always terminated or truncated",

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import pickletools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,15 @@ class DapgReader(ColumnReader):
             raise FormatError(f"{self.path} is no list of paths")
         paths = self._reader.items(found)
         self._paths: list[dict[str, Value]] = []
-        self._episodes: list[ColumnEpisode] = []
+        self.episodes: list[ColumnEpisode] = []
         for number, path in enumerate(paths):
             if not isinstance(path, dict):
                 raise FormatError(f"{self.path}: entry {number} of its list is no dictionary of arrays")
             self._paths.append(path)
-            self._episodes.append(ColumnEpisode(len(self._array(number, "rewards"))))
-        if not any(one.length for one in self._episodes):
+            self.episodes.append(ColumnEpisode(len(self._array(number, "rewards"))))
+        if not any(one.length for one in self.episodes):
             raise FormatError(f"{self.path} has no steps")
-        self._columns: list[EpisodeColumn] = []
+        self.columns: list[EpisodeColumn] = []
         self._dropped: list[Dropped] = []
         flags: dict[str, PathFlags] = {}
         for name in dict.fromkeys(name for path in self._paths for name in path):
@@ -100,9 +100,9 @@ class DapgReader(ColumnReader):
         for name in _REQUIRED:
             if not any(name in path for path in self._paths):
                 raise FormatError(f"{self.path} has no {name!r} in its paths")
-        lengths = [one.length for one in self._episodes]
+        lengths = [one.length for one in self.episodes]
         self._ends = PathEnds(self.path, self.options, lengths, {name: flags[name] for name in FLAGS if name in flags})
-        self._episodes = [
+        self.episodes = [
             ColumnEpisode(*one) for one in zip(lengths, self._ends.terminated, self._ends.truncated, strict=True)
         ]
 
@@ -123,7 +123,7 @@ class DapgReader(ColumnReader):
         found = read_flags(self.path, name, arrays, self._reader.rows)
         if found.before:
             field = Field(("info", name), dtype, shape, "info")
-            self._columns.append(EpisodeColumn(field, "result", partial(self._read, name, field)))
+            self.columns.append(EpisodeColumn(field, "result", partial(self._read, name, field)))
         return found
 
     def _array(self, number: int, name: str) -> PickledArray:
@@ -145,7 +145,7 @@ class DapgReader(ColumnReader):
             raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
         field = Field(key, dtype, () if key == REWARD else shape, role)
         after = self._after(field) if timing == "state" else None
-        self._columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))
+        self.columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))
 
     def _after(self, field: Field) -> ReadRows | None:
         """Return what reads `next_observations`, which are rows like the observations; None without them."""
@@ -162,7 +162,7 @@ class DapgReader(ColumnReader):
     def _form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return element type and shape of the rows of an array, which all paths have to share."""
         found: tuple[str, tuple[int, ...]] | None = None
-        for number, one in enumerate(self._episodes):
+        for number, one in enumerate(self.episodes):
             array = self._array(number, name)
             if array.shape[0] != one.length:
                 raise FormatError(
@@ -183,17 +183,9 @@ class DapgReader(ColumnReader):
         rows = self._reader.rows(self._array(number, name), start, stop)
         return rows.reshape(stop - start, *field.shape)
 
-    @property
-    def columns(self) -> Sequence[EpisodeColumn]:
-        return self._columns
-
-    @property
-    def episodes(self) -> Sequence[ColumnEpisode]:
-        return self._episodes
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening looked at the arrays."""
-        progress(len(self._episodes))
+        progress(len(self.episodes))
         documents = {}
         if any(_STATE in path for path in self._paths):
             states = [self._plain(path.get(_STATE), 0) for path in self._paths]

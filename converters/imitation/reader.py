@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ...core.errors import RbtoolError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
+from ...core.format.column_reader import ColumnEpisode, ColumnReader
 from ...core.format.contracts import SourceFacts
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from .arrow import FolderTrajectories, looks_like_folder
@@ -47,9 +47,10 @@ class ImitationReader(ColumnReader):
             )  # fmt: skip
         else:
             self._found = FolderTrajectories(self.path)
+        self.columns = self._found.columns
         self._meaning = self._meaning_of_terminal()
         limits = self._found.limits or [not self._meaning.terminated] * len(self._found.lengths)
-        self._episodes = [
+        self.episodes = [
             ColumnEpisode(length, terminated=terminal and not limit, truncated=terminal and limit, observed=True)
             for length, terminal, limit in zip(self._found.lengths, self._found.terminal, limits, strict=True)
         ]
@@ -64,22 +65,14 @@ class ImitationReader(ColumnReader):
         )
         return meaning_of_ends(self.options, "terminated", why)
 
-    @property
-    def columns(self) -> Sequence[EpisodeColumn]:
-        return self._found.columns
-
-    @property
-    def episodes(self) -> Sequence[ColumnEpisode]:
-        return self._episodes
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening read where trajectories end."""
-        progress(len(self._episodes))
+        progress(len(self.episodes))
         notes = [self._meaning.note] if self._meaning.note else []
         fragments = self._found.terminal.count(False)
         if fragments:
             notes.append(
-                f"terminal is not set in {fragments:,} of {len(self._episodes):,} trajectories: unfinished episodes"
+                f"terminal is not set in {fragments:,} of {len(self.episodes):,} trajectories: unfinished episodes"
             )
         if not any(column.field.role == "reward" for column in self.columns):
             notes.append(f"there are no {REWS}, and no next.reward")

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
-from ...core.errors import UsageError
+from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 
 
 class RobosetExperienceReplay(SourceExperienceReplay):
@@ -54,11 +53,7 @@ class RobosetExperienceReplay(SourceExperienceReplay):
         split_trajs: bool = False,
         **env_kwargs: Any,
     ) -> None:
-        if env_kwargs:
-            raise UsageError(
-                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
-                hint="leave them out: the published files are read",
-            )
+        refuse_env_kwargs(env_kwargs, "files are")
         super().__init__(
             dataset_id,
             root=root,

@@ -56,14 +56,14 @@ class Sb3Reader(ColumnReader):
         self._buffer = Buffer(self.path, self.piece_bytes)
         try:
             self._meaning = self._meaning_of_dones()
-            self._episodes, self._places = self._streams()
+            self.episodes, self._places = self._streams()
         except BaseException:
             self._buffer.close()
             raise
-        if not self._episodes:
+        if not self.episodes:
             self._buffer.close()
             raise FormatError(f"{self.path} has no rows")
-        self._columns = self._lay_out()
+        self.columns = self._lay_out()
 
     def _meaning_of_dones(self) -> EndMeaning:
         if self._buffer.timeouts is not None:
@@ -111,17 +111,9 @@ class Sb3Reader(ColumnReader):
             EpisodeColumn(field(REWARDS, REWARD, "reward"), "result", read(REWARDS)),
         ]
 
-    @property
-    def columns(self) -> Sequence[EpisodeColumn]:
-        return self._columns
-
-    @property
-    def episodes(self) -> Sequence[ColumnEpisode]:
-        return self._episodes
-
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """State the facts; opening read where episodes end."""
-        progress(len(self._episodes))
+        progress(len(self.episodes))
         buffer = self._buffer
         notes = [self._meaning.note] if self._meaning.note else []
         if buffer.unwritten:

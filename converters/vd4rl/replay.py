@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 from ...core.errors import UsageError
 from ...core.transforms.base import Compose
 from ...core.transforms.values import Resize, ToTensorImage
@@ -64,11 +64,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
         num_workers: int = 0,
         **env_kwargs: Any,
     ) -> None:
-        if env_kwargs:
-            raise UsageError(
-                f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
-                hint="leave them out: the published files are read",
-            )
+        refuse_env_kwargs(env_kwargs, "files are")
         if image_size is not None and not totensor:
             raise UsageError(
                 f"image_size={image_size!r} needs totensor=True, which brings images to [channels, height, width]",

@@ -172,6 +172,15 @@ class _AvailableDatasets:
         return [entry.name.removeprefix(f"{owner.source}:") for entry in listed.datasets]
 
 
+def refuse_env_kwargs(env_kwargs: Mapping[str, Any], read: str) -> None:
+    """Raise UsageError for arguments of an environment; `read` is what is read instead: "file is" or "files are"."""
+    if env_kwargs:
+        raise UsageError(
+            f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
+            hint=f"leave them out: the published {read} read",
+        )
+
+
 class SourceExperienceReplay(BaseDatasetExperienceReplay):
     """A dataset of one source as a buffer of TED steps; one that is not stored yet is downloaded first.
 

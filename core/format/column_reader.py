@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,22 +48,17 @@ class ColumnEpisode:
 
 
 class ColumnReader(Reader):
-    """A reader that gives `columns` and `episodes`, by number; the facts and the pieces are made of these.
+    """A reader whose `on_open` sets `columns` and `episodes`; the facts and the pieces are made of these.
 
-    `columns` and `episodes` are asked for after `on_open`. Episodes without steps are left out, and a note names them.
+    Episodes without steps are left out, and a note names them.
     """
 
     piece_bytes = 16 << 20
 
-    @property
-    @abstractmethod
-    def columns(self) -> Sequence[EpisodeColumn]:
-        """The columns under their root keys."""
-
-    @property
-    @abstractmethod
-    def episodes(self) -> Sequence[ColumnEpisode]:
-        """The episodes in storage order, numbered from 0."""
+    columns: Sequence[EpisodeColumn]
+    """The columns under their root keys."""
+    episodes: Sequence[ColumnEpisode]
+    """The episodes in storage order, numbered from 0."""
 
     def facts_of(
         self,
