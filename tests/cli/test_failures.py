@@ -121,7 +121,7 @@ def test_a_traceback_is_shown_only_when_asked_for(shell):
     [
         ("download door-human-v1", "name it, like: rbtool download minari door-human-v1"),
         ("download 'a b'", "name it, like: rbtool download minari 'a b'"),
-        ("download minri", "error: source 'minri' is unknown; did you mean 'minari'?\nhint: known are atari, d4rl, gen_dgrl, minari"),
+        ("download minri", "error: source 'minri' is unknown; did you mean 'minari'?\nhint: known are atari, d4rl"),
         ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
         ("download d4rl", "name one, like: rbtool download d4rl hopper-medium-v2"),
         ("inspect arcade:pong", "hint: there is no source 'arcade' here; known are minari, d4rl"),
