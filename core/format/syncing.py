@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,8 @@ _MOST_HELD = 128
 """Descriptors that are held; files beyond those are synced at once."""
 _TOGETHER = 128
 """So many files are open at a time while they are synced."""
+_AT_ONCE = 16
+"""Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
 _staged: list[Unsynced] = []
 
 
@@ -103,20 +106,23 @@ class Unsynced:
             files = [Path(folder, name) for folder, _, names in found for name in names]
         else:
             found, files = [], [built]
-        for start in range(0, len(files), _TOGETHER):
-            self._sync_together(files[start : start + _TOGETHER])
-        for folder, _, _ in found:
-            fs.sync_folder(Path(folder))
+        with ThreadPoolExecutor(_AT_ONCE, "rbtool-syncs") as threads:
+            for start in range(0, len(files), _TOGETHER):
+                self._sync_together(files[start : start + _TOGETHER], threads)
+            for done in [threads.submit(fs.sync_folder, Path(folder)) for folder, _, _ in found]:
+                done.result()
 
-    def _sync_together(self, files: list[Path]) -> None:
+    def _sync_together(self, files: list[Path], threads: ThreadPoolExecutor) -> None:
         with contextlib.ExitStack() as stack:
             opened = [(stack.enter_context(self._descriptor(path)), path) for path in files if not path.is_symlink()]
             for descriptor, _ in opened:
                 fs.start_syncing(descriptor)
             for descriptor, path in opened:
                 fs.wait_for_writes(descriptor, path)
-            for descriptor, path in reversed(opened):  # what came to the disk last is in the journal's newest part
-                fs.fsync(descriptor, path)
+            waiting = [threads.submit(fs.fsync, descriptor, path) for descriptor, path in opened]
+            wait(waiting)  # before a descriptor is closed
+            for done in waiting:
+                done.result()
 
     @contextlib.contextmanager
     def _descriptor(self, path: Path) -> Iterator[int]:
