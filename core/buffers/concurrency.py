@@ -190,7 +190,7 @@ class Sharing:
             self._transform.shared = False
         with self._guard:
             self._guard = SharedGuard() if shared else Guard()
-            self._unshared = False
+            self._unshared, self._storage.journal = False, None
             if shared:
                 self._share_rows()
         return self
@@ -206,6 +206,8 @@ class Sharing:
         if not storage.shared and hasattr(storage, "share") and getattr(storage, "initialized", True):
             storage.share()
         self._unshared = not storage.shared
+        if isinstance(self._guard, SharedGuard) and not self._unshared:
+            self._guard.protect(storage, [*storage.counters, *self._writer.counters])
 
     @property
     def guard(self) -> Guard:

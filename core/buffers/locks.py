@@ -15,17 +15,21 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from types import TracebackType
 from typing import Any
 
+from ..storages.base import Storage
+from ..storages.journal import Journal
+from ..storages.write_log import Counter
+
 # After so many failed reads a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
 # A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
 _COURTESY_SECONDS = 1e-4
-_SEQUENCE, _WAITING = 0, 1
+_SEQUENCE, _WAITING, _JOURNAL = 0, 1, 2
 
 
 class Guard:
@@ -59,7 +63,11 @@ class Guard:
         self.acquire()
         self._writing += 1
         if self._writing == 1:
+            self._begin()
             cells[_SEQUENCE] += 1
+
+    def _begin(self) -> None:
+        """Prepare a write."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -150,13 +158,16 @@ class SharedGuard(Guard):
     """Guards the rows of a buffer among the threads of all forked and spawned processes that it is passed to.
 
     The number is in an anonymous file that all of them map, and the lock is a lock on that file: the system releases it
-    if a process is killed during a write. A plain pickle or a copy is a new guard.
+    if a process is killed during a write. The next process that takes the lock then undoes that write, from the journal
+    behind the numbers. A plain pickle or a copy is a new guard.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         super().__init__()
         self._descriptor = _anonymous_file() if descriptor is None else descriptor
         self._cells = memoryview(mmap.mmap(self._descriptor, mmap.PAGESIZE)).cast("q")
+        self._journal: Journal | None = None
+        self._storage: Storage | None = None
         weakref.finalize(self, os.close, self._descriptor)
 
     def acquire(self) -> None:
@@ -168,6 +179,22 @@ class SharedGuard(Guard):
                 super().release()
                 raise
             self._mend()
+
+    def protect(self, storage: Storage, counters: Sequence[Counter]) -> None:
+        """Have the next process undo a write to this storage, and to the counters, if the writing one is killed."""
+        counters = [counter for counter in counters if counter.shared]
+        cells = self._cells[_JOURNAL : _JOURNAL + 1 + len(counters)]
+        self._journal = storage.journal = Journal(self._descriptor, mmap.PAGESIZE, cells, counters)
+        self._storage = storage
+
+    def _begin(self) -> None:
+        if self._journal is not None:
+            self._journal.begin()
+
+    def _mend(self) -> None:
+        if self._storage is not None and self._cells[_SEQUENCE] & 1 and not self._writing:
+            self._storage.undo()
+        super()._mend()
 
     def release(self) -> None:
         if self._depth == 1:

@@ -245,7 +245,7 @@ class BufferParts(Sharing):
             self._writer.register_storage(storage)
             previous, self._storage = self._storage, storage
             previous.detach(self._listener)
-            previous.generator = None
+            previous.generator = previous.journal = None
             self._dim_extend = dim_extend
             self._collate_fn = collate_fn or default_collate(storage)
             self._sampler.empty()
@@ -281,6 +281,8 @@ class BufferParts(Sharing):
                 writer.cursor, writer.write_count = previous.cursor, previous.write_count
             writer.sync_cursor()
             self._connect_again()
+            if self.shared:
+                self._share_rows()
         return previous
 
     def set_rng(self, generator: torch.Generator | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
-from ..storages.cursors import as_index
+from ..storages.cursors import as_index, rows_named
 from ..storages.write_log import Change
 from ..writers.batches import batch_length
 from .parts import BufferParts, UnsupportedError, WrongKindError
@@ -314,12 +314,18 @@ class Writing(BufferParts):
                 if expected != fitting.shape:
                     raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)} there")
                 checked.append((_path(key), leaf, fitting))
-            for _, leaf, fitting in checked:
+            for path, leaf, fitting in checked:
+                self._storage.keep(self._rows_edited(index), path)
                 leaf[index] = fitting
             for path, leaf, _ in checked:
                 self._storage.put_back(path, leaf, index)
             self._storage.mark_changed(Change(keys=tuple(path for path, _, _ in checked)))
         return self
+
+    def _rows_edited(self, index: Any) -> slice | torch.Tensor:
+        """Return the rows that an edit at an index of entries may change."""
+        rows = self._storage.shape[0]
+        return slice(0, rows) if self._dim_extend or index is _WHOLE else rows_named(index, rows)
 
     def _leaf(self, key: Key) -> torch.Tensor:
         """Return an editable tensor of an entry of all elements, in the user's layout."""

@@ -352,7 +352,7 @@ class Storage(Entries, Saving, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no buffer yet, and draws from no generator of this one.
-        return self.__dict__ | {"_attached": [], "generator": None}
+        return self.__dict__ | {"_attached": [], "generator": None, "journal": None}
 
 
 class IndexedStorage(Storage):

@@ -141,6 +141,12 @@ class Columns:
             self._valid = (rows, [column[:rows] for column in self.plain])
         return self._valid[1]
 
+    @property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The columns on the CPU as arrays, bits that numpy has no word for as integers."""
+        self._follow_moves()
+        return self._arrays or [_array(column.cpu()) for column in self.plain]
+
     # Reading ---------------------------------------------------------------------------------------
 
     def read(self, index: Index, rows: int) -> tuple[list[torch.Tensor], torch.Size]:

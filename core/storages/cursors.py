@@ -125,6 +125,14 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
     return slice(low, high + 1) if follows else rows
 
 
+def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
+    """Return rows that an index of several dimensions may concern, by its first part; for a mask all of them."""
+    first = index[0] if isinstance(index, tuple) and index else index
+    if isinstance(first, int | slice) or (isinstance(first, torch.Tensor) and first.dim() == 1):
+        return rows_of(first if isinstance(first, slice) else as_index(first, 1), valid, valid)  # type: ignore[arg-type]
+    return slice(0, valid)
+
+
 def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
     """The bounds of a slice: explicit ends may reach the capacity, open and negative ones count valid rows.
 

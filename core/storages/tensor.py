@@ -29,7 +29,6 @@ class TensorState(TensorEditing):
 
     _columns: Columns | None
     _wrapped: Any
-    _filled: Counter
 
     def save_state(self) -> dict[str, Any]:
         """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
@@ -82,6 +81,8 @@ class TensorState(TensorEditing):
             values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
             columns.check(values, (rows, *columns.lead[1:]))
             self._make_room(slice(0, rows))
+            if self.journal is not None:
+                self.journal.discard()
             turn = self.rotation_of(rows, columns.lead[0], capacity, last_row)
             if write is not None:
                 write(columns, self.rotated is not None)
@@ -325,11 +326,11 @@ class TensorStorage(TensorState):
         if isinstance(rows, slice):
             count = rows.stop - rows.start
             values = self._values(data, lead if single else (count, *lead))
-            self._make_room(rows)
+            self._prepare(rows)
             self.columns.write_run(rows.start, count, values)
             return
         values = self._values(data, (len(rows), *lead))
-        self._make_room(rows)
+        self._prepare(rows)
         if (kept := last_of_repeats(rows)) is not None:
             rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
         self.columns.write_rows(rows, values)
@@ -342,7 +343,7 @@ class TensorStorage(TensorState):
             raise SchemaError(f"{len(items)} rows given for {count} places")
         lead = self.columns.others
         checked = [self._values(item, lead) for item in items]
-        self._make_room(rows)
+        self._prepare(rows)
         if isinstance(rows, torch.Tensor) and (kept := last_of_repeats(rows)) is not None:
             rows, checked = rows[kept], [checked[number] for number in kept.tolist()]
         if checked:

@@ -6,14 +6,16 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
 from .base import IndexedStorage
 from .columns import Columns, zeros
-from .cursors import as_index, rows_of
+from .cursors import as_index, rows_named, rows_of
 from .pytree import MappingNode, Path, TensorDictNode, TreeSpec, tree_spec_of
+from .write_log import Counter
 
 
 class TensorEditing(IndexedStorage):
@@ -24,6 +26,7 @@ class TensorEditing(IndexedStorage):
 
     device: Any
     _structure: TreeSpec | None
+    _filled: Counter
     _declared: TreeSpec | None = None
     """How the data is made without the entries that were added; None if there never were any."""
 
@@ -54,6 +57,46 @@ class TensorEditing(IndexedStorage):
     def _make_room(self, rows: slice | torch.Tensor) -> None:
         """Make sure that writing these rows cannot fail for want of space."""
 
+    # Writes of other processes ---------------------------------------------------------------------
+
+    def _prepare(self, rows: slice | torch.Tensor) -> None:
+        """Prepare a write of checked values to these rows."""
+        self._make_room(rows)
+        self.keep(rows)
+
+    def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
+        """Before rows are replaced, keep them for a process that has to undo this write; see `Journal`."""
+        journal = self.journal
+        if journal is None:
+            return
+        valid, columns = self.rows, self.columns
+        if isinstance(rows, slice):
+            kept: Any = slice(rows.start, min(rows.stop, valid))
+            if kept.start >= kept.stop:
+                return
+        else:
+            numbers = rows.numpy(force=True)
+            kept = np.unique(numbers[numbers < valid])
+        arrays = columns.arrays
+        if key is None:
+            journal.keep(arrays, kept)
+        else:
+            number = list(self.structure.paths()).index(key)
+            journal.keep([arrays[number]], kept, number)
+
+    def undo(self) -> None:
+        """Undo the write of a process that was killed."""
+        if self.journal is not None:
+            self.journal.undo(self.columns.arrays if self.initialized else [])
+            self.log.changed()
+
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers that every write changes."""
+        return [self._filled, *self.log.counters]
+
+    # Cells -----------------------------------------------------------------------------------------
+
     def elements_of_cells(self, index: Any, dim: int) -> Any:
         """Return the numbers of the elements that a write at such an index concerns, or their coordinates."""
         tail = self._tail
@@ -71,6 +114,7 @@ class TensorEditing(IndexedStorage):
             kept = list(structure.paths()).index((label,))
             structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
         values = structure.flatten(data)
+        self.keep(rows_named(index, self.rows) if not dim else slice(0, self.rows))
         if kept is not None:
             values.insert(kept, columns.leaves[kept][: self.rows].transpose(0, dim)[index])
         columns.write_cells(index, self.rows, values, depth=depth, dim=dim, whole=kept)

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from .journal import Journal
 
 
 class Counter:
@@ -210,9 +213,14 @@ class WriteLog:
             self._next_row.value = row
             self.changed()
 
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers themselves."""
+        return [self._rows, self._next_row, self._irregular]
+
     def share_(self) -> None:
         """Move the numbers into shared memory."""
-        for counter in (self._rows, self._next_row, self._irregular):
+        for counter in self.counters:
             counter.share_()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,6 +253,8 @@ class Reports:
         """The entry in which a writer keeps the number of every row, where one does."""
         self.rotated: int | None = None
         """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
+        self.journal: Journal | None = None
+        """Keeps what is replaced, where another process may have to undo a write."""
         self.log = WriteLog()
         """Which rows were written and changed; samplers read it."""
         self._attached: list[Any] = []
@@ -270,6 +280,19 @@ class Reports:
         """Report to the attached buffers that the elements at `index` were written."""
         for buffer in self._attached:
             buffer.mark_update(index)
+
+    # Writes of processes that were killed ----------------------------------------------------------
+
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers in shared memory that every write changes."""
+        return self.log.counters
+
+    def keep(self, rows: slice | torch.Tensor, key: tuple[str, ...] | None = None) -> None:
+        """Before rows, or an entry of them, are replaced in place: keep them in the journal, if there is one."""
+
+    def undo(self) -> None:
+        """Undo the write of a process that was killed, by the journal."""
 
     # Full rings ------------------------------------------------------------------------------------
 

@@ -62,6 +62,11 @@ class Counting:
     def write_count(self, value: int) -> None:
         self._write_counter.value = value
 
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers that every write changes, in memory that processes share."""
+        return [self._cursor_counter, self._write_counter]
+
     def generations_of(self, index: Any) -> torch.Tensor:
         """Return the generation of the row of each element at `index`, int64 of as many elements.
 
