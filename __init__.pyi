@@ -12,6 +12,7 @@ from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .core.buffers.prioritized import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
+from .core.buffers.ray_buffer import RayReplayBuffer as RayReplayBuffer
 from .core.buffers.schedulers import LambdaScheduler as LambdaScheduler
 from .core.buffers.schedulers import LinearScheduler as LinearScheduler
 from .core.buffers.schedulers import ParameterScheduler as ParameterScheduler

@@ -28,7 +28,7 @@ FLOORS = (
     {"remote", "stats"},
     {"format"},
     {"ted"},
-    {"declarations", "errors", "progress"},
+    {"declarations", "errors", "progress", "ray_session"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}

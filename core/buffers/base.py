@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import RbtoolError, SchemaError
+from ..ray_session import imported_ray
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
@@ -171,6 +172,16 @@ class ReplayBuffer(Reading, Writing):
         self._writer.sync_cursor()
         if saved.sampler is None:
             self._introduce()
+
+    @classmethod
+    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
+        """Return this class as one of Ray actors: `ReplayBuffer.as_remote().remote(storage=…)` makes one.
+
+        `remote_config` are options of `ray.remote`, by default `{"num_cpus": 1}`. A `RayReplayBuffer` is easier to use,
+        and faster: here data is sent as Ray sends it, and calls return references. UsageError (a ValueError) without
+        Ray.
+        """
+        return imported_ray("as_remote()").remote(**(remote_config or {"num_cpus": 1}))(cls)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Call `hook(data, path=…)` on the saved data of the storage; hooks themselves are not saved."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import UsageError
+from ...ray_session import connect, imported_ray
 from ..failures import WorkerFailed, error_text
 from ..processor import Job
 from .executor import Limits
@@ -21,8 +19,6 @@ from .scheduler import Scheduler, WorkerHandle
 from .worker import START, CallServer, pickled
 
 _STORE_BYTES = 100 * 2**20  # messages are small: paths, row numbers, digests
-
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class _Actor:
@@ -80,11 +76,14 @@ class RayExecutor(Scheduler):
         workers = max(workers, 1)
         job = replace(job, processor=job.processor.portable())
         super().__init__(workers, limits, pickle.dumps((START, (job,))))
-        self._ray = _imported()
+        self._ray = imported_ray("engine ray")
         self._started = not self._ray.is_initialized()
         try:
             if self._started:
-                _connect(self._ray, workers)
+                own = (
+                    {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "object_store_memory": _STORE_BYTES}
+                )
+                connect(self._ray, **own)
             self._fill(workers)
         except BaseException:
             self.close()
@@ -104,52 +103,3 @@ class RayExecutor(Scheduler):
             super().close()
             if self._started:
                 self._ray.shutdown()
-
-
-def _imported() -> Any:
-    try:
-        with _environment(_QUIET):
-            import ray
-            import ray.exceptions
-            import ray.job_config
-    except ImportError as error:
-        raise UsageError(
-            f"engine ray needs Ray, which is not installed here ({error})", hint="pip install 'rbtool[ray]'"
-        ) from error
-    return ray
-
-
-def _connect(ray: Any, workers: int) -> None:
-    quiet = {"include_dashboard": False, "num_cpus": workers, "object_store_memory": _STORE_BYTES}
-    address = os.environ.get("RAY_ADDRESS")
-    where = {"address": address} if address else {"address": "local", **quiet}
-    try:
-        with _environment(_QUIET):
-            ray.init(**where, logging_level=logging.ERROR, **_without_current_folder(ray, address))
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        place = f"the Ray cluster {address}" if address else "a Ray of our own"
-        raise UsageError(f"{place} cannot be reached: {error_text(error)}") from error
-
-
-def _without_current_folder(ray: Any, address: str | None) -> dict[str, Any]:
-    """Keep the current folder, whose `json.py` would shadow the standard one, off the workers' import path.
-
-    Ray puts it first there unless the job has a working folder of its own; a Ray client does not.
-    """
-    if address is not None and address.startswith("ray://"):
-        return {}
-    config = ray.job_config.JobConfig()
-    config._runtime_env_has_working_dir = lambda: True
-    return {"job_config": config}
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that the user has not set, inside the context."""
-    ours = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)

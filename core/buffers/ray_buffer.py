@@ -1,0 +1,382 @@
+"""A buffer in a Ray actor, which tasks and actors of all nodes write to and sample from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from tensordict import is_tensor_collection
+
+from ..errors import NetworkError, SchemaError, UsageError
+from ..ray_session import connect, imported_ray
+from .base import ReplayBuffer
+from .parcels import Parcel, joined, packed, split
+from .pytrees import map_tensors
+
+_PARTS = frozenset({"sampler", "storage", "transform", "writer"})
+_MASKS = ("mask", ("collector", "mask"))
+_END = "end of the iteration"
+# Ray sends up to 100 kB with the answer, and more through the object store, which takes twice as long for 200 kB.
+_PART_BYTES, _MOST_PARTS = 90_000, 12
+_DEFAULTS: dict[str, Any] = {"num_cpus": 1}
+
+
+class BufferLostError(NetworkError):
+    """The actor with the buffer is gone, and with it all elements since the last checkpoint."""
+
+
+class _Host:
+    """Runs in the actor: makes the buffer, and answers calls."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        self._buffer: Any = None
+        self._iterators: dict[str, Iterator[Any]] = {}
+
+    def answer(self, work: Any) -> Any:
+        """Call a function with the buffer; return a parcel of what it returns, or of the error that it raises."""
+        function, arguments, options = work
+        return Parcel(self._answer(function, *arguments, **options))
+
+    def sample(self, parts: int, batch_size: int | None, options: dict[str, Any]) -> Any:
+        """Draw a batch; return it in so many parts, a single one as a parcel."""
+        found = self._answer(_method, "sample", batch_size, **options)
+        return Parcel(found) if parts == 1 else split(found, parts)
+
+    def _answer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[bool, Any]:
+        try:
+            return True, function(self, *arguments, **options)
+        except StopIteration:
+            return True, _END
+        except Exception as error:
+            return False, _portable(error)
+
+
+def _build(host: Any, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    host._buffer = kind(**arguments)
+
+
+def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
+    buffer = host._buffer
+    if getattr(buffer.storage, "returns_objects", False):  # it keeps what it is given: no memory of the object store
+        arguments = tuple(map_tensors(_copy, argument) for argument in arguments)
+    found = getattr(buffer, name)(*arguments, **options)
+    return None if found is buffer else found
+
+
+def _copy(value: Any) -> Any:
+    return value.clone()
+
+
+def _attribute(host: Any, path: Sequence[str]) -> Any:
+    found = host._buffer
+    for name in path:
+        found = getattr(found, name)
+    return _Method(tuple(path)) if callable(found) and not isinstance(found, torch.nn.Module) else found
+
+
+def _set_attribute(host: Any, path: Sequence[str], value: Any) -> None:
+    *parents, name = path
+    owner = host._buffer
+    for parent in parents:
+        owner = getattr(owner, parent)
+    setattr(owner, name, value)
+
+
+def _method_of(host: Any, path: Sequence[str], *arguments: Any, **options: Any) -> Any:
+    found = host._buffer
+    for name in path:
+        found = getattr(found, name)
+    return found(*arguments, **options)
+
+
+def _call(host: Any, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(host._buffer, *arguments, **options)
+
+
+def _iterate(host: Any, name: str) -> None:
+    host._iterators[name] = iter(host._buffer)
+
+
+def _next(host: Any, name: str) -> Any:
+    return next(host._iterators[name])
+
+
+def _stop(host: Any, name: str) -> None:
+    host._iterators.pop(name, None)
+
+
+class _Method:
+    """Stands for a method of a part in the actor."""
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self.path = path
+
+
+def _parts_of(batch: Any) -> int:
+    """Return in how many parts a batch of this size is sent fastest."""
+    size = sum(buffer.raw().nbytes for buffer in packed(batch)[1])
+    parts = max(1, -(-size // _PART_BYTES))
+    return parts if parts <= _MOST_PARTS else 1
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that any process can unpickle: of another type if it must be."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        Parcel(error).__reduce__()
+    except Exception:
+        return SchemaError(f"{type(error).__name__} in the actor: {error}")
+    return error
+
+
+class RemotePart:
+    """The sampler, storage, writer or transform of a buffer in an actor.
+
+    Attributes are read and set there, and methods are called there: `buffer.sampler.beta = 0.6`.
+    """
+
+    def __init__(self, buffer: RayReplayBuffer, name: str) -> None:
+        object.__setattr__(self, "_buffer", buffer)
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        buffer: RayReplayBuffer = self._buffer
+        path = (self._name, name)
+        found = buffer._ask(_attribute, path)
+        if isinstance(found, _Method):
+            return lambda *arguments, **options: buffer._ask(_method_of, path, *arguments, **options)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._buffer._ask(_set_attribute, (self._name, name), value)
+
+    def __len__(self) -> int:
+        found: int = self._buffer._ask(_method_of, (self._name, "__len__"))
+        return found
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._buffer._ask(_method_of, (self._name, "__getitem__"), index)
+
+    def __repr__(self) -> str:
+        return f"RemotePart({self._buffer._ask(_method_of, (self._name, '__repr__'))})"
+
+
+class RayReplayBuffer:
+    """A buffer in an actor of a Ray cluster, with the methods of the buffer.
+
+    - `replay_buffer_cls`: the class of the buffer, by default `ReplayBuffer`; all other arguments are its own. Parts
+      may be given as callables, which are then called in the actor: `storage=partial(LazyTensorStorage, 1_000_000)`.
+    - `remote_config`: options of the actor as for `ray.remote`, by default `{"num_cpus": 1}`.
+    - `ray_init_config`: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
+      environment variable RAY_ADDRESS is used, else a Ray of this machine, which listens on the loopback device only.
+
+    Calls are made one after the other in the actor, whoever makes them: the buffer can be passed to tasks and actors.
+    Errors are those of the buffer. Batches travel through Ray's object store; on the machine of the actor their tensors
+    are views of it, without a copy, and occupy it as long as they exist: `batch.clone()` releases it. `sampler`,
+    `storage`, `writer` and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of
+    checkpoints are those of the actor's machine.
+
+    BufferLostError (a NetworkError, a ConnectionError) if the actor died: make a new buffer, and `loads` a checkpoint.
+    UsageError (a ValueError) without Ray, for a cluster out of reach, and for `max_restarts`: an actor that Ray starts
+    again would be empty. Ideas and names are those of TorchRL.
+    """
+
+    service_backend = "ray"
+
+    def __init__(
+        self,
+        *,
+        replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        transport_options: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        if transport not in {"auto", "ray"} or transport_options:
+            raise UsageError(f"transport is {transport!r}, expected 'auto' or 'ray', without options")
+        config = _DEFAULTS | dict(remote_config or {})
+        if config.get("max_restarts"):
+            raise UsageError("max_restarts was given: an actor that is started again would have an empty buffer")
+        self._ray = ray = imported_ray("a RayReplayBuffer")
+        if not ray.is_initialized():
+            connect(ray, **dict(ray_init_config or {}))
+        self._actor = ray.remote(**config)(_Host).remote(sys.path)
+        self._lost = ""
+        self._parts: dict[int | None, int] = {}  # of a batch of this size
+        self._priority_key: Any = None
+        try:
+            self._ask(_build, replay_buffer_cls, arguments)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # The actor -------------------------------------------------------------------------------------
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self._require_actor()
+        done, found = self._get(self._actor.answer.remote(Parcel((function, arguments, options))))
+        if not done:
+            raise found
+        return found
+
+    def _require_actor(self) -> None:
+        if not self._lost and not self._ray.is_initialized():  # a call would start another Ray
+            self._lost = "Ray was shut down"
+        if self._lost:
+            self._raise_lost()
+
+    def _get(self, answer: Any) -> Any:
+        ray = self._ray
+        try:
+            return ray.get(answer)
+        except ray.exceptions.ActorDiedError as error:
+            self._lost = next(iter(str(error).splitlines()), type(error).__name__)
+            self._raise_lost()
+        except ray.exceptions.RayError as error:
+            reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+            raise NetworkError(f"a call of the actor with the buffer failed: {reason}") from None
+
+    def _raise_lost(self) -> NoReturn:
+        raise BufferLostError(
+            f"the actor with the buffer is gone, and its elements with it: {self._lost}",
+            hint="make a new RayReplayBuffer, and loads() the last checkpoint",
+        ) from None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return `function(buffer, …)`, called in the actor."""
+        return self._ask(_call, function, *arguments, **options)
+
+    def is_alive(self) -> bool:
+        """Whether the actor answers."""
+        try:
+            self._ask(_attribute, ("batch_size",))
+        except NetworkError:
+            return False
+        return True
+
+    def shutdown(self) -> None:
+        """End the actor; the buffer is gone. Ray goes on."""
+        if self._ray.is_initialized() and not self._lost:
+            self._ray.kill(self._actor)
+        self._lost = self._lost or "shutdown() was called"
+
+    close = shutdown
+
+    def start(self) -> RayReplayBuffer:
+        """Return this buffer, whose actor runs already."""
+        return self
+
+    client = start
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_actor": self._actor, "_lost": self._lost}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._parts, self._priority_key = {}, None
+        self._ray = imported_ray("a RayReplayBuffer")
+
+    # Writing ---------------------------------------------------------------------------------------
+
+    def add(self, data: Any) -> Any:
+        """Write one element; return its index, as the buffer does."""
+        return self._ask(_method, "add", data)
+
+    def extend(self, data: Any, **options: Any) -> Any:
+        """Write a batch of elements; return their indices, as the buffer does."""
+        return self._ask(_method, "extend", data, **options)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set the priority of elements."""
+        self._ask(_method, "update_priority", index, priority)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Set the priorities of the elements of a sampled batch; only its index, mask and priorities are sent."""
+        if is_tensor_collection(data):
+            self._priority_key = self._priority_key or self._ask(_attribute, ("priority_key",))
+            data = data.select("index", self._priority_key, *_MASKS, strict=False)
+        self._ask(_method, "update_tensordict_priority", data)
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        self._ask(_method, "__setitem__", index, data)
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, **options: Any) -> Any:
+        """Draw a batch, or with `return_info` a batch and its info."""
+        self._require_actor()
+        parts = self._parts.get(batch_size, 1)
+        method = self._actor.sample
+        if parts == 1:
+            done, found = self._get(method.remote(1, batch_size, options))
+        else:
+            done, found = joined(self._get(method.options(num_returns=parts).remote(parts, batch_size, options)))
+        if not done:
+            raise found
+        if batch_size not in self._parts:
+            self._parts[batch_size] = _parts_of(found)
+        return found
+
+    def __len__(self) -> int:
+        found: int = self._ask(_method, "__len__")
+        return found
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ask(_method, "__getitem__", index)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches until the end of an epoch, or without end if the sampler has no epochs."""
+        name = uuid.uuid4().hex
+        self._ask(_iterate, name)
+        return self._batches(name)
+
+    def _batches(self, name: str) -> Iterator[Any]:
+        try:
+            while not (isinstance(batch := self._ask(_next, name), str) and batch == _END):
+                yield batch
+        finally:
+            if not self._lost:
+                self._ask(_stop, name)
+
+    # Checkpoints -----------------------------------------------------------------------------------
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint to a folder of the actor's machine; a relative path is below the caller's folder."""
+        self._ask(_method, "dumps", Path(path).absolute())
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Load a checkpoint from a folder of the actor's machine; a relative path is below the caller's folder."""
+        self._ask(_method, "loads", Path(path).absolute())
+
+    dump = save = dumps
+    load = loads
+
+    # Everything else -------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _PARTS:
+            return RemotePart(self, name)
+        found = self._ask(_attribute, (name,))
+        if not isinstance(found, _Method):
+            return found
+        return lambda *arguments, **options: self._ask(_method, name, *arguments, **options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._ask(_set_attribute, (name,), value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._lost or self._ask(_method, '__repr__')})"

@@ -1,0 +1,348 @@
+"""Buffers in Ray actors, on a Ray of this machine; without Ray only that it is missed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.ray_buffer import BufferLostError, RayReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.errors import NetworkError, SchemaError, UsageError
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.uniform import SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+
+OPTIONS = {"num_cpus": 4, "object_store_memory": 100 * 2**20, "log_to_driver": False}
+
+
+def rows(first: int, count: int) -> TensorDict:
+    number = torch.arange(first, first + count)
+    image = (number[:, None] % 251).to(torch.uint8).expand(count, 3_000)
+    return TensorDict({"number": number, "image": image, "next": {"reward": number[:, None] / 2}}, [count])
+
+
+def check(batch: TensorDict) -> None:
+    assert torch.equal(batch["number"], batch["index"].flatten())
+    image = (batch["number"] % 251).to(torch.uint8)[:, None]
+    assert bool((batch["image"] == image).all())
+    assert torch.equal(batch["next", "reward"][:, 0], batch["number"] / 2)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def buffer(ray: Any) -> Iterator[RayReplayBuffer]:
+    made = remote(TensorDictReplayBuffer, batch_size=32)
+    made.extend(rows(0, 100))
+    yield made
+    made.shutdown()
+
+
+def remote(kind: type, capacity: int = 1_000, **arguments: Any) -> RayReplayBuffer:
+    storage = arguments.pop("storage", partial(LazyTensorStorage, capacity))
+    config = {"num_cpus": 1}
+    return RayReplayBuffer(
+        replay_buffer_cls=kind, storage=storage, ray_init_config=OPTIONS, remote_config=config, **arguments
+    )
+
+
+def sample_on(buffer: RayReplayBuffer) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        buffer.sample()
+
+
+# Without Ray ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: RayReplayBuffer(), lambda: ReplayBuffer.as_remote()])
+def test_a_missing_ray_is_an_error_with_its_installation(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="needs Ray, which is not installed") as caught:
+        make()
+    assert caught.value.hint == "pip install 'rbtool[ray]'"
+
+
+def test_wrong_arguments_need_no_ray() -> None:
+    with pytest.raises(UsageError, match="max_restarts"):
+        RayReplayBuffer(remote_config={"max_restarts": -1})
+    with pytest.raises(UsageError, match="transport is 'distributed'"):
+        RayReplayBuffer(transport="distributed")
+
+
+# One Ray for all that has to pass before a change is taken -------------------------------------------
+
+SCRIPT = """
+import os, signal, sys, time
+from functools import partial
+import psutil, ray, torch
+from tensordict import TensorDict
+from rbtool import LazyTensorStorage, NetworkError, RayReplayBuffer, TensorDictReplayBuffer
+folder, make = sys.argv[1], partial(
+    RayReplayBuffer, replay_buffer_cls=TensorDictReplayBuffer, storage=partial(LazyTensorStorage, 100), batch_size=8,
+    ray_init_config={"num_cpus": 1, "object_store_memory": 80 * 2**20, "log_to_driver": False},
+)
+buffer = make()
+for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    for connection in process.net_connections("inet"):
+        if connection.status == psutil.CONN_LISTEN:
+            assert connection.laddr.ip.removeprefix("::ffff:") == "127.0.0.1", (process.name(), connection.laddr)
+buffer.extend(TensorDict({"number": torch.arange(50)}, [50]))
+batch = buffer.sample()
+assert torch.equal(batch["number"], batch["index"])
+buffer.dumps(folder)
+os.kill(buffer.call(lambda buffer: os.getpid()), signal.SIGKILL)
+try:
+    while True:
+        buffer.sample()
+except NetworkError as error:
+    print(error)
+buffer = make()
+buffer.loads(folder)
+assert buffer[:]["number"].tolist() == list(range(50)), buffer
+ray.shutdown()
+"""
+
+
+def test_a_buffer_is_written_sampled_saved_lost_and_restored(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the actor with the buffer is gone, and its elements with it: ")
+
+
+# With one Ray for this file -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_batches_are_those_of_the_buffer(ray: Any, buffer: RayReplayBuffer) -> None:
+    buffer.add(rows(100, 1)[0])
+    assert (len(buffer), buffer.write_count, buffer.batch_size, buffer.stats()["capacity"]) == (101, 101, 32, 1_000)
+    for size in (None, 5, 32, 300, 1_000):  # within the answer, in parts, and through the object store
+        for _ in range(3):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("RL_WARNINGS", "0")
+                batch = buffer.sample(size)
+            assert len(batch) == (size or 32)
+            check(batch)
+            batch["image"].zero_()  # the memory is the batch's own
+            batch["next", "reward"] += 1
+    check(buffer[:])
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch["number"], info["index"])
+    assert buffer["number"].tolist() == list(range(101))
+
+
+@pytest.mark.slow
+def test_a_batch_is_a_view_of_the_object_store(ray: Any, buffer: RayReplayBuffer) -> None:
+    buffer.extend(rows(100, 800))
+    batch = buffer.sample(800)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in maps if "plasma" in line]
+    place = batch["image"].data_ptr()
+    assert any(int(start, 16) <= place < int(stop, 16) for start, stop in mapped)
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_batches_as_here(ray: Any) -> None:
+    here = TensorDictReplayBuffer(storage=LazyTensorStorage(100), generator=torch.Generator().manual_seed(3))
+    there = remote(TensorDictReplayBuffer, 100, generator=torch.Generator().manual_seed(3))
+    for buffer in (here, there):
+        buffer.extend(rows(0, 60))
+    for size in (8, 60):
+        assert (there.sample(size) == here.sample(size)).all()
+    there.shutdown()
+
+
+@pytest.mark.slow
+def test_iteration_ends_with_the_epoch(ray: Any) -> None:
+    buffer = remote(TensorDictReplayBuffer, sampler=SamplerWithoutReplacement, batch_size=30)
+    buffer.extend(rows(0, 100))
+    for _ in range(2):
+        found = [batch["number"] for batch in buffer]
+        assert [len(part) for part in found] == [30, 30, 30, 10]
+        assert torch.cat(found).sort().values.tolist() == list(range(100))
+    batches = iter(buffer)
+    next(batches)
+    del batches
+    assert buffer.call(lambda buffer: len(buffer)) == 100
+    buffer.shutdown()
+
+
+@pytest.mark.slow
+def test_priorities_are_set_and_annealed(ray: Any) -> None:
+    buffer = remote(TensorDictPrioritizedReplayBuffer, 10, alpha=1.0, beta=0.4, batch_size=64)
+    buffer.extend(rows(0, 10))
+    batch = buffer[:].set("index", torch.arange(10))
+    buffer.update_tensordict_priority(batch.set("td_error", torch.eye(10)[7] * 1e6))
+    assert buffer.sample()["number"].mode().values == 7
+    buffer.update_priority(torch.arange(10), torch.eye(10)[3] * 1e6)
+    batch = buffer.sample()
+    assert batch["number"].mode().values == 3
+    assert batch["priority_weight"].shape == (64,)
+    buffer.sampler.beta = 0.9
+    assert (buffer.sampler.beta, len(buffer.storage), buffer.writer.cursor) == (0.9, 10, 0)
+    assert "PrioritizedSampler" in repr(buffer.sampler)
+    buffer.shutdown()
+
+
+@pytest.mark.slow
+def test_slices_and_any_function(ray: Any) -> None:
+    sampler = partial(SliceSampler, slice_len=4, traj_key="episode")
+    buffer = remote(TensorDictReplayBuffer, sampler=sampler, batch_size=16)
+    buffer.extend(rows(0, 50).set("episode", torch.arange(50) // 10))
+    numbers = buffer.sample()["number"].view(-1, 4)
+    assert bool((numbers.diff(dim=1) == 1).all())
+    assert buffer.call(lambda buffer, factor: len(buffer) * factor, factor=3) == 150
+    buffer.shutdown()
+
+
+@pytest.mark.slow
+def test_errors_are_those_of_the_buffer(ray: Any, buffer: RayReplayBuffer) -> None:
+    with pytest.raises(UsageError, match="a tensordict is expected, found a int") as caught:
+        buffer.extend(3)
+    assert caught.value.hint == "take a ReplayBuffer"
+    with pytest.raises(SchemaError, match="number"):
+        buffer.extend(rows(0, 3).exclude("number"))
+    with pytest.raises(IndexError):
+        buffer[torch.tensor([100])]
+    with pytest.raises(AttributeError, match="nothing"):
+        buffer.nothing()
+    with pytest.raises(UsageError, match="prefetch"):
+        remote(ReplayBuffer, prefetch=3)
+    assert len(buffer) == 100
+
+
+@pytest.mark.slow
+def test_a_list_storage_keeps_no_memory_of_the_object_store(ray: Any) -> None:
+    buffer = remote(ReplayBuffer, storage=partial(ListStorage, 1_000))
+    for number in range(300):  # three times the store
+        buffer.add(torch.full((1_000_000,), number % 256, dtype=torch.uint8))
+    assert {len(element) for element in buffer.sample(20)} == {1_000_000}
+    assert int(buffer[299][5]) == 299 % 256
+    buffer.shutdown()
+
+
+@pytest.mark.slow
+def test_states_and_checkpoints_pass_between_here_and_there(
+    ray: Any, buffer: RayReplayBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000))
+    here.load_state_dict(buffer.state_dict())
+    check(here[:])
+    here.extend(rows(100, 20))
+    buffer.load_state_dict(here.state_dict())
+    assert (len(buffer), buffer.write_count) == (120, 120)
+    monkeypatch.chdir(tmp_path)
+    buffer.dumps("saved")  # below this folder, not the actor's
+    restored = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000))
+    restored.loads(tmp_path / "saved")
+    check(restored[:])
+    assert restored.write_count == 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 1_000])
+def test_an_actor_that_dies_is_an_error_and_the_buffer_is_restored(ray: Any, size: int, tmp_path: Path) -> None:
+    buffer = remote(TensorDictReplayBuffer, batch_size=size)
+    buffer.extend(rows(0, 500))
+    buffer.dumps(tmp_path / "saved")
+    os.kill(buffer.call(lambda buffer: os.getpid()), signal.SIGKILL)
+    with pytest.raises(BufferLostError, match="the actor with the buffer is gone") as caught:
+        sample_on(buffer)
+    assert isinstance(caught.value, ConnectionError)
+    assert caught.value.hint == "make a new RayReplayBuffer, and loads() the last checkpoint"
+    assert not buffer.is_alive()
+    with pytest.raises(NetworkError):
+        buffer.extend(rows(0, 3))
+    again = remote(TensorDictReplayBuffer)
+    again.loads(tmp_path / "saved")
+    check(again[:])
+    assert again.is_alive()
+    again.shutdown()
+    with pytest.raises(BufferLostError, match="shutdown"):
+        len(again)
+
+
+@pytest.mark.slow
+def test_as_remote_makes_a_class_of_actors(ray: Any, buffer: RayReplayBuffer) -> None:
+    actor = ReplayBuffer.as_remote({"num_cpus": 0}).remote(storage=partial(LazyTensorStorage, 10), batch_size=4)
+    index = ray.get(actor.extend.remote(torch.arange(6)))
+    assert index.tolist() == list(range(6))
+    assert set(ray.get(actor.sample.remote()).tolist()) <= set(range(6))
+    ray.kill(actor)
+
+
+CLUSTER = """
+from functools import partial
+import ray, sys, torch
+from ray.cluster_utils import Cluster
+from tensordict import TensorDict
+from rbtool import LazyTensorStorage, RayReplayBuffer, TensorDictReplayBuffer
+from rbtool.core.ray_session import alone
+quiet = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+with alone(ray):
+    cluster = Cluster(initialize_head=True, head_node_args=quiet | {"include_dashboard": False})
+    cluster.add_node(**quiet, resources={"second": 2})
+    ray.init(address=cluster.address, log_to_driver=False)
+try:
+    buffer = RayReplayBuffer(
+        replay_buffer_cls=TensorDictReplayBuffer, storage=partial(LazyTensorStorage, 10_000), batch_size=500,
+        remote_config={"resources": {"second": 1}},
+    )
+    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+    def collect(buffer, first):
+        for start in range(first, first + 1_000, 100):
+            number = torch.arange(start, start + 100)
+            buffer.extend(TensorDict({"number": number, "twice": 2 * number[:, None].expand(100, 300)}, [100]))
+        return ray.get_runtime_context().get_node_id()
+    nodes = ray.get([collect.remote(buffer, 1_000 * worker) for worker in range(4)])
+    assert buffer[:]["number"].sort().values.tolist() == list(range(4_000))
+    batch = buffer.sample()
+    assert bool((batch["twice"] == 2 * batch["number"][:, None]).all())
+    print(len(set(nodes)))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_tasks_on_two_nodes_write_to_one_buffer() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
+    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2"
+
+
+@pytest.mark.slow
+def test_after_a_shutdown_of_ray_no_other_one_is_started(ray: Any) -> None:
+    buffer = remote(ReplayBuffer)
+    assert pickle.loads(ray.cloudpickle.dumps(buffer)).is_alive()
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    ray.shutdown()
+    with pytest.raises(BufferLostError, match="Ray was shut down"):
+        len(buffer)
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
