@@ -112,7 +112,7 @@ def _stop(host: Any, name: str) -> None:
 
 
 class _Method:
-    """Stands for a method of a part in the actor."""
+    """A method of a part in the actor."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
         self.path = path
@@ -178,7 +178,7 @@ class RayReplayBuffer:
     - `ray_init_config`: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
       environment variable RAY_ADDRESS is used, else a Ray of this machine, which listens on the loopback device only.
 
-    Calls are made one after the other in the actor, whoever makes them: the buffer can be passed to tasks and actors.
+    Calls are made one after the other in the actor: the buffer can be passed to tasks and actors.
     Errors are those of the buffer. Batches travel through Ray's object store; on the machine of the actor their tensors
     are views of it, without a copy, and occupy it as long as they exist: `batch.clone()` releases it. `sampler`,
     `storage`, `writer` and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of
@@ -264,7 +264,7 @@ class RayReplayBuffer:
         return True
 
     def shutdown(self) -> None:
-        """End the actor; the buffer is gone. Ray goes on."""
+        """End the actor; the buffer is gone. Ray keeps running."""
         if self._ray.is_initialized() and not self._lost:
             self._ray.kill(self._actor)
         self._lost = self._lost or "shutdown() was called"
