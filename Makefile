@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint docs bench clean
+.PHONY: help demo test test-all test-ray lint docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target .venv/older 'tensordict==$(OLDER_TENSORDICT)'
 	@touch $@
 
+# Ray is large and slow to start: an extra, with tests of its own.
+RAY_READY := .venv/.ray-ready
+RAY_TESTS := tests/core/buffers/test_ray_buffer.py tests/core/preprocess/test_ray.py
+
+$(RAY_READY): $(READY)
+	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[ray]'
+	@touch $@
+
 # What people run ----------------------------------------------------------------------------------
 
 demo: $(READY) ## see rbtool at work on data made on the spot
@@ -44,7 +52,10 @@ test: $(READY) ## run the tests but the slow ones, then try the wheel in an empt
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not peer"
 	@tests/tools/wheel_check.sh $(BIN)/python
 
-test-all: $(READY) ## run every test, with coverage, then try the wheel
+test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(RAY_TESTS)
+
+test-all: $(RAY_READY) ## run every test, with coverage, then try the wheel
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 	@tests/tools/wheel_check.sh $(BIN)/python
 

@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
 from ..storages.base import Storage
+from ..storages.write_log import Written
 from ..transforms.base import Compose
 from ..writers.base import Writer
 from .locks import Guard, SharedGuard, call_at_fork
@@ -166,6 +167,8 @@ class Sharing:
     """The process that drew the last batch, or that the generator was given in."""
     _sampling: threading.RLock
     """Held by one draw at a time."""
+    _seen: Written | None = None
+    """What was written when a sampler that reads rows last drew under the lock."""
     _copies = 0
     """The number of processes with a copy of this buffer."""
 
@@ -290,7 +293,7 @@ class Sharing:
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng
         self._copies += get_spawning_popen() is not None
-        own = {"_sampling", "_listener", "_rng", "_prefetcher"}
+        own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
             # As bytes: the descriptor of a tensor is closed before a spawned child reads it.

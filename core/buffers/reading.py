@@ -203,9 +203,7 @@ class Reading(BufferParts):
                 index, found = sampler.sample(storage, size)
                 last, rows = sampler.has_epochs and sampler.ran_out, None
         else:
-            with self._guard.hold(), self._sampling:
-                index, found, rows = sampler.sample_rows(storage, size)
-                last = sampler.has_epochs and sampler.ran_out
+            index, found, rows, last = self._undisturbed(size) or self._locked(size)
         info = dict(found)
         info["index"] = index
         if self._writer.tracks_generations:
@@ -214,6 +212,31 @@ class Reading(BufferParts):
         if device is not None and device != _CPU and torch.device(device).type != "cpu":
             info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
         return Draw(index, info, bool(last), rows)
+
+    def _locked(self, size: int) -> tuple[Any, dict[str, Any], Any, bool]:
+        storage, sampler = self._storage, self._sampler
+        with self._guard.hold(), self._sampling:
+            index, found, rows = sampler.sample_rows(storage, size)
+            self._seen = storage.log.now
+            return index, found, rows, sampler.has_epochs and sampler.ran_out
+
+    def _undisturbed(self, size: int) -> tuple[Any, dict[str, Any], Any, bool] | None:
+        """Draw with rows, without the lock that other processes wait for; None if that is not safe, or was disturbed.
+
+        It is safe if nothing was written since the last draw: what the sampler derives from rows is complete then. A
+        sampler with epochs must not draw twice.
+        """
+        sampler, storage, guard = self._sampler, self._storage, self._guard
+        if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != self._seen:
+            return None
+        try:
+            with self._sampling:
+                index, found, rows = sampler.sample_rows(storage, size)
+        except Exception:
+            if guard.sequence == before:
+                raise
+            return None
+        return (index, found, rows, False) if guard.sequence == before else None
 
     def _rows_of(self, draw: Draw) -> Any:
         rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.locks import Guard, SharedGuard
+from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
 
@@ -218,3 +220,41 @@ def test_only_shared_buffers_lock_across_processes() -> None:
     assert not buffer.shared
     with pytest.raises(ValueError, match="prefetches"):
         ReplayBuffer(storage=TensorStorage(torch.arange(4)), batch_size=2, prefetch=1).share()
+
+
+def test_slices_of_a_shared_ring_take_the_lock_after_writes_only() -> None:
+    buffer = ReplayBuffer(
+        storage=LazyMemmapStorage(20), sampler=SliceSampler(slice_len=2, traj_key="id"), batch_size=4, shared=True
+    )
+    taken, acquire = [], buffer._guard.acquire
+    buffer._guard.acquire = lambda: (taken.append(1), acquire())[1]  # type: ignore[method-assign]
+    counts = []
+    for first in (0, 7, 14, 21):
+        buffer.extend(TensorDict({"id": torch.arange(first, first + 7) // 5, "n": torch.arange(first, first + 7)}, [7]))
+        for _ in range(5):
+            taken.clear()
+            assert bool((buffer.sample()["n"].view(2, 2).diff(dim=1) == 1).all())
+            counts.append(len(taken))
+    assert counts == [1, 0, 0, 0, 0] * 4
+
+
+def test_a_draw_that_was_disturbed_is_made_again_under_the_lock() -> None:
+    buffer = ReplayBuffer(
+        storage=LazyMemmapStorage(20), sampler=SliceSampler(slice_len=2, traj_key="id"), batch_size=4, shared=True
+    )
+    rows = TensorDict({"id": torch.zeros(20), "n": torch.arange(20)}, [20])
+    buffer.extend(rows)
+    buffer.sample()
+    draw, drawn = buffer.sampler.draw_rows, []
+
+    def draw_while_written(storage: object, size: int) -> object:
+        found = draw(storage, size)
+        drawn.append(found)
+        if len(drawn) == 1:
+            buffer.extend(rows)
+        return found
+
+    buffer.sampler.draw_rows = draw_while_written  # type: ignore[method-assign]
+    batch = buffer.sample()
+    assert len(drawn) == 2
+    assert torch.equal(batch["n"], drawn[1][2]["n"])
