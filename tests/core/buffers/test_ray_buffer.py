@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from source_tree import ROOT
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
@@ -346,3 +348,15 @@ def test_after_a_shutdown_of_ray_no_other_one_is_started(ray: Any) -> None:
     with pytest.raises(BufferLostError, match="Ray was shut down"):
         len(buffer)
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
+    page = (ROOT / "docs/guides/sharing.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "checkpoint/storage").is_dir()
