@@ -27,8 +27,8 @@ FLOORS = (
     {"encodings"},
     {"remote", "stats"},
     {"format"},
-    {"ted"},
-    {"declarations", "errors", "progress", "ray_session"},
+    {"ray_session", "ted"},
+    {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 KERNEL_USERS = {"kernels", "samplers", "storages"}
