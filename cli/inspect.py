@@ -12,7 +12,7 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
-from .mix import mixture_lines, parts_lines
+from .mix import ensemble_lines, mixture_lines, parts_lines
 from .options import Dataset, FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
@@ -302,7 +302,7 @@ def inspect(
     """
     from ..core.verbs.inspect import inspect as run
     from ..core.verbs.inspect_columns import ColumnsResult
-    from ..core.verbs.inspect_parts import PartsResult
+    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
     result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
@@ -311,6 +311,9 @@ def inspect(
         return
     if isinstance(result, PartsResult):
         out.show(result, [str(part.path) for part in result.parts], lambda width: parts_lines(result, width))
+        return
+    if isinstance(result, EnsembleResult):
+        out.show(result, [str(one.path) for one in result.members], lambda width: ensemble_lines(result, width))
         return
     if isinstance(result, MixResult):
         out.show(result, [str(result.path)], lambda width: mixture_lines(result, width))

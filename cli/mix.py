@@ -14,7 +14,7 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, counted, folded, number
 
 if TYPE_CHECKING:
-    from ..core.verbs.inspect_parts import PartsResult
+    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
 EXAMPLES = (
@@ -126,6 +126,23 @@ def member_lines(result: MixResult, width: int | None = None) -> Iterator[Line]:
         yield from folded([Styled(f"{result.policy:<{_TITLE}} ", "yellow"), one.sentence(names)], width, _TITLE)
     for note in result.notes:
         yield from folded([Styled(f"{'note':<{_TITLE}}", "yellow"), note], width, _TITLE)
+
+
+def ensemble_lines(result: EnsembleResult, width: int | None = None) -> Iterator[Line]:
+    """Return the members of a saved ensemble as `inspect` shows them."""
+    batch = "" if result.batch_size is None else f"   batches of {result.batch_size:,}"
+    counts = f"{counted(len(result.members), 'member')}   {counted(result.elements, 'element')}{batch}"
+    yield from folded([Styled(str(result.path), "bold"), f"   checkpoint of an ensemble   {counts}"], width, 2)
+    rows: list[list[Cell]] = [
+        [
+            f"  {one.name}",
+            counted(one.elements, "element"),
+            "" if one.capacity is None else f"room for {one.capacity:,}",
+            "weight by size" if one.weight is None else f"weight {number(one.weight)}",
+        ]
+        for one in result.members
+    ]
+    yield from Table(rows, frozenset({1, 2})).lines(width)
 
 
 def parts_lines(result: PartsResult, width: int | None = None) -> Iterator[Line]:

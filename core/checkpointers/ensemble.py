@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..encodings.layout import ENSEMBLE_FILE
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
@@ -13,7 +14,7 @@ from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
 from ..storages.ensemble import StorageEnsemble
 from .base import StorageCheckpointerBase
-from .folders import ENSEMBLE_FILE, CheckpointStaging, open_folder
+from .folders import CheckpointStaging, open_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..encodings.digests import noted_files, require_digests, write_digests
-from ..encodings.layout import STORAGE
+from ..encodings.layout import ENSEMBLE_FILE, STORAGE
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
@@ -28,7 +28,6 @@ from ..torchrl.reader import torchrl_form
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"
 PACKED_FILE = "packed.json"
-ENSEMBLE_FILE = "ensemble.json"
 COMPRESSED_FILES: tuple[str, str] = ("metadata.json", "data_indices.json")
 
 _WRITERS = {

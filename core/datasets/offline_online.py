@@ -8,14 +8,36 @@ from typing import Any
 import torch
 
 from ..buffers.base import ReplayBuffer
+from ..buffers.checkpoint import SavedParts
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.pytrees import checked_batch_size
 from ..buffers.schemas import Policy
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..errors import SchemaError, UsageError
+from ..errors import FormatError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
 from .buffer import load_dataset
+
+_FRACTIONS = "offline_fractions"
+
+
+class _Mixture(ReplayBufferEnsemble):
+    """The ensemble of both sides, whose checkpoint has the fraction of the dataset, and the initial one."""
+
+    fraction = base = 0.0
+
+    def folder_notes(self) -> dict[str, Any]:
+        """Return what an ensemble notes, and the fractions."""
+        return super().folder_notes() | {_FRACTIONS: [self.fraction, self.base]}
+
+    def _load_saved(self, saved: SavedParts) -> None:
+        found = saved.notes.get(_FRACTIONS)
+        if not (isinstance(found, list) and len(found) == 2 and all(map(_is_fraction, found))):
+            raise FormatError(
+                "the checkpoint is not that of an OfflineToOnlineReplayBuffer: it has no offline_fraction"
+            )
+        super()._load_saved(saved)
+        self.fraction, self.base = found
 
 
 class OfflineToOnlineReplayBuffer:
@@ -64,27 +86,28 @@ class OfflineToOnlineReplayBuffer:
         self.offline_buffer = offline
         storage = LazyTensorStorage(online_capacity) if online_storage is None else online_storage  # type: ignore[arg-type]
         self.online_buffer = TensorDictReplayBuffer(storage=storage)
-        self._base = self._fraction = fraction
-        self._mixture = ReplayBufferEnsemble(
+        self._mixture = _Mixture(
             offline, self.online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
         )
+        self._mixture.base = self._mixture.fraction = fraction
 
     @property
     def offline_fraction(self) -> float:
         """The fraction of a batch that is of the dataset."""
-        return self._fraction
+        return self._mixture.fraction
 
     @offline_fraction.setter
     def offline_fraction(self, fraction: float) -> None:
-        if not 0 <= fraction <= 1:
+        if not _is_fraction(fraction):
             raise UsageError(f"offline_fraction is {fraction!r}, a number from 0 to 1 is expected")
-        self._fraction = float(fraction)
+        self._mixture.fraction = float(fraction)
 
     def anneal(self, step: int, total: int) -> None:
         """Set the fraction for a step of training: the initial one at step 0, then less, and 0 from `total` on."""
         if total <= 0:
             raise UsageError(f"total is {total}, a number of steps above 0 is expected")
-        self.offline_fraction = min(self._base, self._base * max(0.0, 1 - step / total))
+        base = self._mixture.base
+        self.offline_fraction = min(base, base * max(0.0, 1 - step / total))
 
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch to the ring; return the indices of its elements, int64 `[n]`."""
@@ -99,9 +122,9 @@ class OfflineToOnlineReplayBuffer:
         size = self.batch_size if batch_size is None else checked_batch_size(batch_size)
         if size is None:
             raise UsageError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
-        offline = round(self._fraction * size)
+        offline = round(self.offline_fraction * size)
         if not len(self.online_buffer):
-            if not self._fraction:
+            if not self.offline_fraction:
                 raise SchemaError(
                     "Cannot sample from an empty storage: offline_fraction is 0, the ring has no elements"
                 )
@@ -113,18 +136,40 @@ class OfflineToOnlineReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both sides and the fraction."""
-        return {"mixture": self._mixture.state_dict(), "offline_fraction": self._fraction, "base": self._base}
+        mixture = self._mixture
+        return {"mixture": mixture.state_dict(), "offline_fraction": mixture.fraction, "base": mixture.base}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; see `ReplayBufferEnsemble.load_state_dict`."""
+        """Load what `state_dict` returned; see `ReplayBufferEnsemble.load_state_dict`.
+
+        SchemaError (a RuntimeError), with nothing changed, for the state of something else.
+        """
+        fractions: list[Any] = [state.get(name) for name in ("offline_fraction", "base")]
+        if "mixture" not in state or not all(map(_is_fraction, fractions)):
+            raise SchemaError("the state is not that of an OfflineToOnlineReplayBuffer: it has no offline_fraction")
         self._mixture.load_state_dict(state["mixture"])
-        self._fraction, self._base = state["offline_fraction"], state["base"]
+        self._mixture.fraction, self._mixture.base = fractions
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint of both sides and the fraction to the folder `path`; see `ReplayBuffer.dumps`."""
+        self._mixture.dumps(path)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Load what `dumps` wrote; see `ReplayBuffer.loads`. FormatError for the checkpoint of another buffer."""
+        self._mixture.loads(path)
+
+    dump = save = dumps
+    load = loads
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(offline_fraction={self._fraction}, offline={len(self.offline_buffer)}, "
+            f"{type(self).__name__}(offline_fraction={self.offline_fraction}, offline={len(self.offline_buffer)}, "
             f"online={len(self.online_buffer)})"
         )
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _checked_fraction(fraction: Any) -> float:

@@ -121,6 +121,8 @@ def _safe(key: Key) -> Key:
 
 STORAGE = "storage"
 """What the manifest of a storage's checkpoint names as its source."""
+ENSEMBLE_FILE = "ensemble.json"
+"""Lists the members in the checkpoint of a storage of several storages."""
 
 
 @dataclass(frozen=True, slots=True)

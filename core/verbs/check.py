@@ -36,7 +36,8 @@ from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .mixtures import open_mixture
 from .results import Result, given_options, refuse_raw_options, seconds_since
-from .saved_steps import BUFFER_RULES, NO_DIGESTS, buffer_findings, has_steps, open_saved
+from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
+from .saved_steps import has_steps, open_saved
 
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "

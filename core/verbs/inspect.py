@@ -27,7 +27,7 @@ from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .inspect_columns import ColumnsResult
-from .inspect_parts import PartsResult, inspect_several
+from .inspect_parts import EnsembleResult, PartsResult, inspect_several
 from .mix import MixResult
 from .results import Result, given_options, refuse_raw_options
 from .saved_steps import has_steps, is_unknown
@@ -255,7 +255,7 @@ def inspect(
     format: str | None = None,
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[ReaderOptions],
-) -> InspectResult | ColumnsResult | MixResult | PartsResult:
+) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult:
     """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so

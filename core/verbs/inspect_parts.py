@@ -1,22 +1,28 @@
-"""What `inspect` returns for several datasets: the parts of a split, or the datasets of a mixture."""
+"""What `inspect` returns for several datasets: the parts of a split, those of a mixture, the members of an ensemble."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import FormatError
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError
 from ..format.documents import Count, decode, float_from_json, load_json
 from ..format.manifest import has_manifest
 from ..format.mixture import is_mixture
+from ..format.open_files import OpenFiles
 from ..format.staging import PARTS_FILE
+from ..format.ted.tree import read_tree
 from ..opening import finished_manifest
+from ..torchrl.reader import BUFFER
 from .mix import MixResult, inspect_mixture
 from .results import Result
+from .saved_buffers import SavedFolders, extent_of, saved_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,32 @@ class PartsResult(Result):
     content_digest: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """A member of a saved ensemble, by number (`1.0` is member 0 of member 1): its elements, and its share of a batch.
+
+    `weight` is that of the member in its ensemble: 1 where all are equal, None where it is its number of elements.
+    `capacity` is None where the storage has no bound, or does not record it.
+    """
+
+    name: str
+    path: Path
+    elements: int
+    capacity: int | None
+    weight: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleResult(Result):
+    """The checkpoint of an ensemble of buffers in the folder `path`."""
+
+    kind: ClassVar[str] = "ensemble"
+    path: Path
+    batch_size: int | None
+    elements: int
+    members: tuple[MemberView, ...]
+
+
 @dataclass(frozen=True)
 class _Made:
     name: str
@@ -74,11 +106,51 @@ class _Split:
     made: tuple[_Made, ...]
 
 
-def inspect_several(path: Path, root: str | os.PathLike[str] | None = None) -> MixResult | PartsResult | None:
-    """Describe the mixture file or the folder of a split at `path`; None for anything else."""
+def inspect_several(
+    path: Path, root: str | os.PathLike[str] | None = None
+) -> MixResult | PartsResult | EnsembleResult | None:
+    """Describe the mixture file, the folder of a split or the saved ensemble at `path`; None for anything else."""
     if is_mixture(path):
         return inspect_mixture(path, root)
+    if (path / BUFFER).is_file() and (members := saved_folders(path).members):
+        return _inspect_ensemble(path, members)
     return _inspect_parts(path) if (path / PARTS_FILE).is_file() and not has_manifest(path) else None
+
+
+def _inspect_ensemble(path: Path, members: Sequence[SavedFolders]) -> EnsembleResult:
+    found = tuple(view for weight, member in zip(_weights(path / "sampler", len(members)), members, strict=True)
+                  for view in _member_views(member, weight))  # fmt: skip
+    document = load_json(path / BUFFER)
+    return EnsembleResult(
+        path=path, batch_size=document.get("batch_size"), elements=sum(one.elements for one in found), members=found
+    )
+
+
+def _member_views(member: SavedFolders, weight: float | None) -> Iterator[MemberView]:
+    if not (inner := member.members):
+        extent = extent_of(member.storage)
+        yield MemberView(
+            name=member.name, path=member.storage, elements=extent.length, capacity=extent.most, weight=weight
+        )
+    for own, one in zip(_weights(member.sampler, len(inner)), inner, strict=True):
+        yield from _member_views(one, own)
+
+
+def _weights(sampler: Path, count: int) -> list[float | None]:
+    """Read the weights of the members of an ensemble; CorruptDataError for another number of them."""
+    folder = sampler / "ensemble"
+    if not (folder / "meta.json").is_file():
+        return [1.0] * count
+    with OpenFiles(folder) as files:
+        leaves = read_tree(files)
+        if ("by_size",) in leaves and any(files.read("by_size.memmap")):
+            return [None] * count
+        if ("p",) not in leaves:
+            return [1.0] * count
+        found = np.frombuffer(files.read("p.memmap"), np.float64)
+    if len(found) != count:
+        raise CorruptDataError(f"{folder} has the weights of {len(found)} members, there are {count}")
+    return list(map(float, found))
 
 
 def _inspect_parts(folder: Path) -> PartsResult:

@@ -12,6 +12,7 @@ import rbtool
 from rbtool import (
     LazyTensorStorage,
     OfflineToOnlineReplayBuffer,
+    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
     load_dataset,
     prefill_replay_buffer,
@@ -103,3 +104,33 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
     assert len(few) == 5
     with pytest.raises(rbtool.UsageError):
         prefill_replay_buffer(few, dataset, 0)
+
+
+def test_a_checkpoint_continues_with_the_same_batches_and_fraction(walks: Path, tmp_path: Path) -> None:
+    buffer = mixed(walks, generator=torch.Generator().manual_seed(1))
+    buffer.extend(buffer.offline_buffer[:8].exclude("index"))
+    buffer.anneal(1, 4)
+    buffer.sample()
+    buffer.dumps(tmp_path / "saved")
+    other = mixed(walks, generator=torch.Generator().manual_seed(2))
+    other.loads(tmp_path / "saved")
+    assert other.offline_fraction == buffer.offline_fraction
+    for _ in range(3):
+        one, two = buffer.sample(), other.sample()
+        assert torch.equal(one["index", "index"], two["index", "index"])
+    for each in (buffer, other):
+        each.anneal(2, 4)
+    assert other.offline_fraction == buffer.offline_fraction
+    assert len(other) == len(buffer)
+
+
+def test_other_checkpoints_are_refused_with_nothing_changed(walks: Path, tmp_path: Path) -> None:
+    buffer = mixed(walks)
+    members = ReplayBufferEnsemble(buffer.offline_buffer, buffer.online_buffer)
+    members.dumps(tmp_path / "ensemble")
+    with pytest.raises(ValueError, match="no offline_fraction"):
+        buffer.loads(tmp_path / "ensemble")
+    for state in ({}, {"mixture": members.state_dict()}, buffer.state_dict() | {"offline_fraction": 2}):
+        with pytest.raises(RuntimeError, match="no offline_fraction"):
+            buffer.load_state_dict(state)
+    assert buffer.offline_fraction == 0.5

@@ -22,7 +22,7 @@ from rbtool.core.storages.base import Storage
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
-from rbtool.core.verbs.saved_steps import buffer_findings
+from rbtool.core.verbs.saved_buffers import buffer_findings
 
 THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent for case in THEIRS.glob("*/case.json"))
@@ -147,3 +147,60 @@ def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: s
         assert rbtool.check(path).failed(), file
         file.write_bytes(sound)
     assert rbtool.check(without_digests(path)).notes
+
+
+def save_ensemble(folder: Path) -> list[ReplayBuffer]:
+    """Save an ensemble of a ring that has wrapped, an empty ring, and an ensemble of two."""
+    rings = [rbtool.TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(4)]
+    for number, count in enumerate((14, 0, 6, 7)):
+        done = zeros(count, 1).bool()
+        done[3::4] = True
+        flags = {"done": done, "terminated": done, "truncated": zeros(count, 1).bool()}
+        if count:
+            rings[number].extend(TensorDict({"action": arange(count), "next": flags}, [count]))
+    inner = rbtool.ReplayBufferEnsemble(*rings[2:])
+    rbtool.ReplayBufferEnsemble(*rings[:2], inner).dumps(folder)
+    return rings
+
+
+def test_an_ensemble_is_checked_with_all_members(tmp_path: Path) -> None:
+    save_ensemble(tmp_path / "saved")
+    assert buffer_findings(tmp_path / "saved") == ([], True)
+    assert rbtool.check(tmp_path / "saved").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule", "named"),
+    [
+        (lambda folder: flip(folder / "storage/2/1/action.memmap", 3), "BUF001", "storage/2/1"),
+        (edit("writer/2/0/metadata.json", cursor=99), "BUF002", "writer/2/0/metadata.json counts 6 writes"),
+        (lambda folder: shutil.rmtree(folder / "storage/0"), "BUF002", "storage/0 is missing"),
+        (lambda folder: (folder / "storage/ensemble.json").write_text("{}"), "BUF002", "does not list the members"),
+    ],
+)
+def test_a_damaged_member_of_an_ensemble_is_named(
+    damage: Callable[[Path], None], rule: str, named: str, tmp_path: Path
+) -> None:
+    save_ensemble(tmp_path / "saved")
+    damage(tmp_path / "saved")
+    found = {finding.rule: finding.message for finding in buffer_findings(tmp_path / "saved")[0]}
+    assert named in found[rule]
+
+
+def test_a_member_of_an_ensemble_is_loaded_in_the_order_of_time(tmp_path: Path) -> None:
+    rings = save_ensemble(tmp_path / "saved")
+    with pytest.raises(rbtool.UsageError, match="checkpoint of an ensemble") as raised:
+        rbtool.checkpoint.load(tmp_path / "saved", tmp_path / "whole")
+    assert str(tmp_path / "saved/storage/2") in (raised.value.hint or "")
+    for name, ring in (("0", rings[0]), ("2/1", rings[3])):
+        rbtool.checkpoint.load(tmp_path / "saved/storage" / name, tmp_path / "made" / name)
+        made = rbtool.load_dataset(tmp_path / "made" / name)[:]["action"]
+        assert made.tolist() == sorted(ring[:]["action"].tolist())
+
+
+def test_inspect_lists_the_members_of_an_ensemble(tmp_path: Path) -> None:
+    save_ensemble(tmp_path / "saved")
+    result = rbtool.inspect(tmp_path / "saved")
+    assert (result.kind, result.elements) == ("ensemble", 23)
+    found = {one.name: (one.elements, one.capacity, one.weight) for one in result.members}
+    assert found == {"0": (10, 10, 1), "1": (0, None, 1), "2.0": (6, 10, 1), "2.1": (7, 10, 1)}

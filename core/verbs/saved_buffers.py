@@ -1,0 +1,282 @@
+"""The parts of the checkpoint of a buffer or an ensemble, and the rules by which `check` compares them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..encodings.digests import require_digests
+from ..encodings.flat import STORAGE_METADATA, FlatReader
+from ..encodings.h5_reader import H5Reader
+from ..encodings.layout import ENSEMBLE_FILE
+from ..errors import CorruptDataError, RbtoolError
+from ..format.contracts import Array, StepReader
+from ..format.documents import load_json
+from ..format.open_files import OpenFiles
+from ..format.staging import is_ours
+from ..format.ted.tree import batch_of, read_tree
+from ..opening import open_steps
+from ..ted.findings import Finding
+from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
+
+
+class SavedFolders(NamedTuple):
+    """The folders of a saved buffer, or of a member of a saved ensemble, whose `name` is such as `0` or `1.0`."""
+
+    name: str
+    storage: Path
+    sampler: Path
+    writer: Path
+
+    @property
+    def members(self) -> tuple[SavedFolders, ...]:
+        """The members of an ensemble, none for a buffer; CorruptDataError if the list of them is damaged."""
+        file = self.storage / ENSEMBLE_FILE
+        if not file.is_file():
+            return ()
+        document = load_json(file)
+        count = document.get("members") if isinstance(document, dict) else None
+        with_rows = document.get("with_rows") if isinstance(document, dict) else None
+        if type(count) is not int or not isinstance(with_rows, list):
+            raise CorruptDataError(f"{file} does not list the members of an ensemble")
+        for number in with_rows:
+            if not (self.storage / str(number)).is_dir():
+                raise CorruptDataError(f"{self.storage / str(number)} is missing: the rows of a member are expected")
+        prefix = f"{self.name}." if self.name else ""
+        return tuple(
+            SavedFolders(f"{prefix}{number}", *(part / str(number) for part in self[1:])) for number in range(count)
+        )
+
+    @property
+    def leaves(self) -> tuple[SavedFolders, ...]:
+        """The buffer itself, or the members that are no ensembles, with those of members."""
+        members = self.members
+        return tuple(leaf for member in members for leaf in member.leaves) if members else (self,)
+
+
+def saved_folders(path: Path) -> SavedFolders:
+    """Return the parts of the buffer or the ensemble that is saved in a folder."""
+    return SavedFolders("", path / STORAGE_FOLDER, path / "sampler", path / "writer")
+
+
+BUFFER_RULES = {"BUF001": "buffer digests", "BUF002": "buffer counts", "BUF003": "buffer sampler"}
+NO_DIGESTS = (
+    "there are no digests of these files, as TorchRL and tensordict write none: whether their bytes are those that "
+    "were saved cannot be verified"
+)
+_LISTS = ("items.json", "metadata.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Length, capacity in rows, lanes, capacity in elements and write cursor of a storage; None if not recorded."""
+
+    length: int
+    rows: int | None = None
+    lanes: int | None = None
+    most: int | None = None
+    cursor: int | None = None
+
+    @property
+    def filled(self) -> int:
+        """The most rows that can be filled."""
+        return self.length if self.lanes is None else self.length // self.lanes
+
+
+def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
+    """Return the inconsistencies in the folder of a saved buffer, and whether digests cover all of it."""
+    findings: list[Finding] = []
+    verified = False
+    try:
+        verified = _verified(path)
+    except RbtoolError as error:
+        findings.append(_finding("BUF001", str(error)))
+    try:
+        for parts in saved_folders(path).leaves:
+            extent = extent_of(parts.storage)
+            problems = *_length_problems(parts.storage, extent), *_writer_problems(parts.writer, extent)
+            findings += [_finding("BUF002", text) for text in problems]
+            findings += [_finding("BUF003", text) for text in _sampler_problems(parts.sampler, extent)]
+    except (RbtoolError, OSError) as error:
+        findings.append(_finding("BUF002", str(error)))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        findings.append(_finding("BUF002", f"{path} has a part that cannot be read: {error!r}"))
+    return findings, verified
+
+
+def _finding(rule: str, message: str) -> Finding:
+    return Finding(rule, BUFFER_RULES[rule], "error", message)
+
+
+def _verified(path: Path) -> bool:
+    """Compare all digests; return whether they cover every part."""
+    noted, whole = require_digests(path), saved_folders(path)
+    if noted is not None and whole.members:
+        require_digests(whole.storage)
+    for parts in whole.leaves:
+        own = _own(parts.storage)
+        if own is not None:
+            with own as reader:
+                reader.verify_files()
+        elif noted is not None and parts.storage.is_dir():
+            require_digests(parts.storage)
+            _verify_tensors(parts.storage)
+    return noted is not None
+
+
+def _verify_tensors(storage: Path) -> None:
+    """Compare the leaves of a storage of tensors with their digests."""
+    if (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None:
+        from ..checkpointers.tensor_reader import verify_tensors  # lazy: imports torch
+
+        verify_tensors(storage)
+
+
+def _own(storage: Path) -> FlatReader | H5Reader | None:
+    """Open the storage if it holds whole episodes in one of rbtool's own forms."""
+    places = [storage, *sorted(storage.glob("*.h5"))] if storage.is_dir() else []
+    place = next((place for place in places if is_ours(place)), None)
+    reader = None if place is None else open_steps(place)
+    return reader if isinstance(reader, FlatReader | H5Reader) else None
+
+
+def extent_of(storage: Path) -> Extent:
+    """Read the extent of a storage from its metadata, whatever its format."""
+    if not storage.is_dir():
+        return Extent(0)
+    reader: StepReader | None = _own(storage)
+    place = find_torchrl(storage) if reader is None else None
+    if place is not None:
+        reader = TorchrlReader(place)
+    if isinstance(reader, FlatReader | H5Reader | TorchrlReader):
+        with reader:
+            filled = reader.filled
+        lanes = math.prod(filled.shape[1:])
+        return Extent(filled.length, filled.capacity // lanes, lanes, filled.capacity, filled.cursor)
+    if (storage / STORAGE_METADATA).is_file():
+        return _tensor_extent(storage)
+    if (storage / "packed.json").is_file():
+        return Extent(int(load_json(storage / "packed.json")["len"]))
+    for name in _LISTS:
+        if (storage / name).is_file():
+            found = load_json(storage / name)
+            return Extent(len(found["items"] if isinstance(found, dict) else found))
+    raise CorruptDataError(f"{storage} holds no storage: none of the files that describe one is there")
+
+
+def _tensor_extent(storage: Path) -> Extent:
+    document = load_json(storage / STORAGE_METADATA)
+    length = document["len"]
+    if type(length) is not int or length < 0:
+        raise CorruptDataError(f"{storage / STORAGE_METADATA} counts {length!r} elements, a number from 0 is expected")
+    if document.get("is_pytree"):
+        shapes = [tuple(entry["shape"]) for entry in document["metadata"].values()]
+        common = _common(shapes)
+        return Extent(length, common[0] if common else None, None, math.prod(common) if common else None)
+    if not (storage / "meta.json").is_file():
+        return Extent(length)
+    with OpenFiles(storage) as files:
+        read_tree(files, exact=False)
+    lead = batch_of(load_json(storage / "meta.json"), str(storage / "meta.json"))
+    return Extent(length, lead[0], math.prod(lead[1:]), math.prod(lead)) if lead else Extent(length)
+
+
+def _common(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the leading sizes that all shapes share."""
+    found = []
+    for sizes in zip(*shapes, strict=False):
+        if len(set(sizes)) > 1:
+            break
+        found.append(sizes[0])
+    return tuple(found)
+
+
+def _length_problems(storage: Path, extent: Extent) -> Iterator[str]:
+    if extent.most is not None and extent.length > extent.most:
+        yield f"{storage} counts {extent.length:,} elements, its leaves have room for {extent.most:,}"
+    elif extent.lanes and extent.length % extent.lanes:
+        yield f"{storage} counts {extent.length:,} elements, which {extent.lanes:,} lanes do not share evenly"
+
+
+def _writer_problems(folder: Path, extent: Extent) -> Iterator[str]:
+    file = folder / "metadata.json"
+    if not file.is_file():
+        return
+    document = load_json(file)
+    cursor, count = document.get("cursor"), document.get("write_count", 0)
+    if any(type(number) is not int or number < 0 for number in (cursor, count)):
+        yield f"{file} has the cursor {cursor!r} and the write count {count!r}, numbers from 0 are expected"
+        return
+    if extent.rows is not None and cursor >= max(extent.rows, 1):
+        yield f"{file} has the cursor {cursor:,}, the storage has {extent.rows:,} rows"
+    elif extent.rows is None or extent.filled < extent.rows:
+        if cursor > extent.filled:
+            yield f"{file} has the cursor {cursor:,}, the storage holds {extent.filled:,} rows"
+    elif extent.cursor is not None and "rank_key" not in document and cursor != extent.cursor % extent.rows:
+        yield f"{file} has the cursor {cursor:,}, the rows of the storage go on at {extent.cursor % extent.rows:,}"
+    if "write_count" in document and count < cursor:
+        yield f"{file} counts {count:,} writes, which do not reach the cursor {cursor:,}"
+    if "generation_shape" in document:
+        found = _array(folder / "generation.memmap", np.dtype(np.int64), document["generation_shape"])
+        if extent.rows is not None and len(found) < extent.filled:
+            yield f"{folder} has generations of {len(found):,} rows, the storage holds {extent.filled:,}"
+    if "rank_key" in document and document.get("shape") not in (None, [0]):
+        ranked = document["shape"][0]
+        if ranked > extent.length:
+            yield f"{file} ranks {ranked:,} elements, the storage holds {extent.length:,}"
+
+
+def _sampler_problems(folder: Path, extent: Extent) -> Iterator[str]:
+    if (folder / "sampler_metadata.json").is_file():
+        yield from _priority_problems(folder, extent)
+    if (folder / "meta.json").is_file():
+        with OpenFiles(folder) as files:
+            leaves = read_tree(files)
+        length = _number(folder, leaves, "len_storage")
+        if length is not None and length > extent.length:
+            yield f"{folder} draws from {length:,} elements, the storage holds {extent.length:,}"
+        if ("_sample_list",) in leaves and length is not None:
+            left = np.fromfile(folder / "_sample_list.memmap", np.int64)
+            if ((left < 0) | (left >= length)).any():
+                yield f"{folder} has elements left to draw outside of the {length:,} it draws from"
+
+
+def _number(folder: Path, leaves: Any, name: str) -> int | None:
+    if (name,) not in leaves:
+        return None
+    return int(np.fromfile(folder / f"{name}.memmap", np.int64)[0])
+
+
+def _priority_problems(folder: Path, extent: Extent) -> Iterator[str]:
+    document = load_json(folder / "sampler_metadata.json")
+    capacity = int(document["_max_capacity"])
+    if capacity < extent.length:
+        yield f"{folder} has room for {capacity:,} priorities, the storage holds {extent.length:,} elements"
+    sums, least = (_leaves(folder / name, capacity) for name in ("sumtree.memmap", "mintree.memmap"))
+    if not np.isfinite(sums).all() or (sums < 0).any():
+        yield f"{folder / 'sumtree.memmap'} has priorities that are no finite numbers from 0"
+    elif ((sums != least) & (sums > 0)).any():
+        which = int(((sums != least) & (sums > 0)).argmax())
+        yield f"{folder} gives element {which:,} the priority {sums[which]:g} to draw it, {least[which]:g} to weigh it"
+    most, number = document.get("_max_priority") or (None, None)
+    if number is not None and number >= capacity:
+        yield f"{folder} has its largest priority {most!r} at element {int(number):,} of {capacity:,}"
+
+
+def _leaves(path: Path, capacity: int) -> Array:
+    """Read the leaves of a tree of priorities."""
+    return _array(path, np.dtype(np.float64), [capacity])
+
+
+def _array(path: Path, dtype: np.dtype[Any], shape: Any) -> Array:
+    """Read a file of numbers; CorruptDataError if its size does not match `dtype` and `shape`."""
+    expected = math.prod(shape) * dtype.itemsize
+    found = path.stat().st_size if path.is_file() else 0
+    if found != expected:
+        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or removed")
+    return np.fromfile(path, dtype).reshape(shape)
