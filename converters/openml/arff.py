@@ -19,7 +19,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 4 << 20
 _MOST_ATTRIBUTES = 10_000
 _NUMBERS = frozenset({"numeric", "real", "integer"})

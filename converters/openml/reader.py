@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, UsageError
+from ...core.format.blocks import EpisodeBlock
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
+from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key
 from .arff import ArffFile
 from .datasets import dataset_named
@@ -116,6 +118,21 @@ class OpenmlReader(Reader):
         columns = {OBSERVATION: rows[at : at + 1], LABEL: labels[at : at + 1]}
         yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
 
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
+        """Yield blocks of many episodes: numbers that ascend take one pass over the file."""
+        chosen = np.asarray(numbers, np.int64)
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) < 1) + 1):
+            stop = 0
+            for rows, labels in self._encoded().encoded():
+                start, stop = stop, stop + len(labels)
+                here = run[np.searchsorted(run, start) : np.searchsorted(run, stop)]
+                if len(here):
+                    yield _block(here, rows[here - start], labels[here - start])
+                if not len(run) or stop > run[-1]:
+                    break
+            if len(run) and stop <= run[-1]:
+                raise CorruptDataError(f"{self._file.path} changed while it was read")
+
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the one step of an episode without its fields: there is no reward."""
         yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
@@ -123,6 +140,14 @@ class OpenmlReader(Reader):
     def files(self) -> list[Path]:
         """The table and its description."""
         return [self._file.path, self.path / DESCRIPTION]
+
+
+def _block(numbers: Array, rows: Array, labels: Array) -> EpisodeBlock:
+    count = len(numbers)
+    return EpisodeBlock(
+        numbers, np.arange(1, count + 1), {OBSERVATION: rows, LABEL: labels}, np.ones(count, bool),
+        np.zeros(count, bool), np.full(count, Final.OBSERVED, np.uint8),
+    )  # fmt: skip
 
 
 def description_in(data: bytes, origin: str) -> dict[str, Any]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,10 @@ from openml_api import openml_server, plain_reading, tables
 from static_server import Fault, StaticServer
 
 import rbtool
+from rbtool.converters.openml import arff
 from rbtool.converters.openml.arff import ArffFile
 from rbtool.converters.openml.datasets import DATASETS
+from rbtool.converters.openml.reader import OpenmlReader
 from rbtool.converters.openml.source import OpenmlSource
 from rbtool.core.errors import (
     CorruptDataError,
@@ -205,3 +210,75 @@ def test_arff_that_is_damaged_is_refused(text: str, message: str, tmp_path: Path
 def test_the_stand_in_states_the_md5_of_its_files(server: StaticServer) -> None:
     described = json.loads(server.files[DESCRIBED])["data_set_description"]
     assert described["md5_checksum"] == hashlib.md5(server.files[FILE]).hexdigest()
+
+
+def written(folder: Path, rows: int) -> OpenmlReader:
+    """Write a table like covertype, with the description that comes with it."""
+    draw = np.random.default_rng(0)
+    (folder / "description.json").write_text(
+        json.dumps({"data_set_description": {"default_target_attribute": "class", "name": "covertype"}})
+    )
+    with (folder / "covertype.arff").open("w") as file:
+        names = [f"@attribute n{one} numeric" for one in range(10)] + [
+            f"@attribute b{one} {{0,1}}" for one in range(44)
+        ]
+        file.write("\n".join(["@relation c", *names, "@attribute class {1,2,3,4,5,6,7}", "@data", ""]))
+        for start in range(0, rows, 20_000):
+            count = min(20_000, rows - start)
+            kinds = [
+                draw.integers(0, 3000, (count, 10)),
+                draw.random((count, 44)) < 0.1,
+                draw.integers(1, 8, (count, 1)),
+            ]
+            np.savetxt(file, np.concatenate(kinds, 1), fmt="%d", delimiter=",")
+    return OpenmlReader(folder, options={"id": "covertype"})
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [3, 4, 2999], [2999, 1, 1, 2], list(range(3000))])
+def test_blocks_of_rows_are_the_rows_one_by_one(
+    numbers: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arff, "_BLOCK_BYTES", 4096)
+    with written(tmp_path, 3000) as reader:
+        reader.facts()
+        blocks = list(reader.read_episodes(numbers))
+        single = [piece for number in numbers[:50] for piece in reader.read_episode(number)]
+        found = [(int(one), *rows) for block in blocks for one, *rows in _rows_of(block)]
+    assert [one for one, *_ in found] == numbers
+    for (number, row, label), piece in zip(found, single, strict=False):
+        assert (number, row.tolist()) == (piece.episode, piece.columns["observation",][0].tolist())
+        assert label == piece.columns["y",][0]
+
+
+def _rows_of(block: Any) -> Iterator[tuple[Any, Any, Any]]:
+    assert block.stops.tolist() == list(range(1, len(block.episodes) + 1))
+    return zip(block.episodes, block.columns["observation",], block.columns["y",], strict=True)
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from rbtool.converters.openml.reader import OpenmlReader
+from rbtool.core.format.manifest import Request
+from rbtool.core.progress import Silent
+from rbtool.core.verbs.source_conversion import SourceConversion, facts_of
+source, to = map(Path, sys.argv[1:])
+with OpenmlReader(source, options={"id": "covertype"}) as reader:
+    facts = facts_of(reader, None, Silent())
+    made = SourceConversion(
+        reader=reader, facts=facts, source=source, destination=to, verb="convert", arguments={}, force=False,
+        request=Request("openml", "x", "covertype", origin="file"), dry_run=False, progress=Silent(),
+    ).run()
+print(made["steps"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_as_long_as_covertype_converts_under_330_mib(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    written(tmp_path / "in", 581_012).close()
+    words = [sys.executable, "-c", MEASURED, str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    steps, mebibytes = map(int, done.stdout.split())
+    assert steps == 581_012
+    assert mebibytes < 330
