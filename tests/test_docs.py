@@ -20,7 +20,7 @@ from rbtool.core import errors
 from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.ted.rules import DATA_RULES
-from rbtool.core.verbs.saved_steps import BUFFER_RULES
+from rbtool.core.verbs.saved_buffers import BUFFER_RULES
 
 DOCS = ROOT / "docs"
 WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
