@@ -150,8 +150,9 @@ def in_a_process(task: Callable[[mmap.mmap], None]) -> None:
     child = os.fork()
     if not child:
         try:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # that of the parent, in kilobytes
             task(reached)
-            os._exit(0 if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 < MOST_MEMORY else 3)
+            os._exit(0 if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY >> 10 else 3)
         except BaseException as error:
             os.write(2, f"{error!r}\n".encode())
             os._exit(1)

@@ -11,7 +11,8 @@ from typing import Any
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.reader import Reader
 
-LONGEST = 10.0
+LONGEST = 30.0
+"""Seconds; sandboxes of pickles are slow to start on a machine with other work."""
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
