@@ -226,3 +226,47 @@ def test_emptying_and_exchanging_parts_of_members() -> None:
     buffer.empty()
     assert buffer.storage.sizes == [0, 0]
     assert buffer.stats()["size"] == 0
+
+
+@pytest.mark.parametrize("member", [0, 1, 2])
+def test_a_fault_in_a_member_leaves_the_older_checkpoint(
+    member: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = ReplayBufferEnsemble(*rings(5, 6, 7), batch_size=6, p=[1, 2, 3], generator=seeded())
+    buffer.dumps(tmp_path / "saved")
+    expected = buffer.sample()["a"]
+    buffer[member].extend(numbers(3, 50))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(buffer[member].storage), "dumps", _failing(buffer[member].storage))
+        with pytest.raises(OSError, match="disk is full"):
+            buffer.dumps(tmp_path / "saved")
+    assert {one.name for one in tmp_path.iterdir()} == {"saved"}
+    other = ReplayBufferEnsemble(*rings(0, 0, 0), batch_size=6, generator=seeded(5))
+    other.loads(tmp_path / "saved")
+    assert other.storage.sizes == [5, 6, 7]
+    assert torch.equal(other.sample()["a"], expected)
+
+
+def _failing(chosen: Any) -> Any:
+    """Return a `dumps` that writes a part and fails for one storage."""
+    whole = type(chosen).dumps
+
+    def dumps(storage: Any, path: Any) -> None:
+        whole(storage, path)
+        if storage is chosen:
+            raise OSError("the disk is full")
+
+    return dumps
+
+
+def test_states_of_samplers_are_loaded_all_or_none() -> None:
+    buffer, other = (ReplayBufferEnsemble(*rings(9, 9), batch_size=4, sample_from_all=True) for _ in range(2))
+    for each in (buffer, other):
+        for member in (0, 1):
+            each[member].set_sampler(SamplerWithoutReplacement())
+        each.sample()
+    state = other.sampler.state_dict() | {"1": {"unknown": 1}}
+    before = [member.state_dict()["_sample_list"].tolist() for member in buffer.sampler.members]
+    with pytest.raises(rbtool.SchemaError):
+        buffer.sampler.load_state_dict(state)
+    assert [member.state_dict()["_sample_list"].tolist() for member in buffer.sampler.members] == before
