@@ -63,10 +63,11 @@ def write_checkpoint(folder: Path, number: int, rows: int, length: int) -> None:
 @pytest.mark.parametrize("length", [1_700, 400_000])
 def test_a_run_of_many_frames(length: int, tmp_path: Path) -> None:
     """4 GB of frames in two checkpoints: short episodes, and a single long one."""
-    rows = 280_000
+    rows, run = 280_000, tmp_path / "1"
+    run.mkdir()
     for number in range(2):
-        write_checkpoint(tmp_path, number, rows, length)
-    convert(tmp_path, tmp_path / "out")
+        write_checkpoint(run, number, rows, length)
+    convert(run, tmp_path / "out")
     with PackedReader(tmp_path / "out") as reader:
         for start in (0, rows - 5, 2 * rows - 20):
             assert reader.read(("observation",), start, start + 9).tobytes() == frames(start, 9).tobytes()
