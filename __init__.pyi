@@ -49,6 +49,10 @@ from .core.errors import OutOfSpaceError as OutOfSpaceError
 from .core.errors import RbtoolError as RbtoolError
 from .core.errors import SchemaError as SchemaError
 from .core.errors import UsageError as UsageError
+from .core.loading.datasets import TorchDataset as TorchDataset
+from .core.loading.datasets import TorchMapDataset as TorchMapDataset
+from .core.loading.datasets import torch_dataset as torch_dataset
+from .core.loading.loader import TorchLoader as TorchLoader
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble

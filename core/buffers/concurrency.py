@@ -267,6 +267,19 @@ class Sharing:
         if generator is not None and worker is not None:
             branch(generator, worker.id)
 
+    @contextlib.contextmanager
+    def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw from another generator inside the context; the buffer's own does not advance."""
+        with self._sampling:
+            self._settle()
+            own, self._rng = self._rng, generator
+            self._set_generators(generator)
+            try:
+                yield
+            finally:
+                self._rng = own
+                self._set_generators(own)
+
     def _set_generators(self, generator: torch.Generator | None) -> None:
         """Set the generator of all parts."""
         self._storage.generator = self._sampler.generator = self._writer.generator = generator

@@ -65,6 +65,15 @@ class EnsembleState(ReplayBuffer):
         super().draw_from(generator)
         self._lend(before)
 
+    @contextlib.contextmanager
+    def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw from another generator inside the context, in all members, also those with a seed of their own."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super()._drawing_from(generator))
+            for member in self._members:
+                stack.enter_context(member._drawing_from(generator))
+            yield
+
     def _borrowers(self) -> list[bool]:
         """Which members draw from the generator of the ensemble."""
         return [self._rng is not None and member.generator is self._rng for member in self._members]

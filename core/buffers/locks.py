@@ -29,7 +29,12 @@ from ..storages.write_log import Counter
 _ATTEMPTS = 2
 # A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
 _COURTESY_SECONDS = 1e-4
+<<<<<<< HEAD
 _SEQUENCE, _WAITING, _JOURNAL = 0, 1, 2
+=======
+_SEQUENCE, _WAITING = 0, 1
+_FREE = 8
+>>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
 
 
 class Guard:
@@ -169,6 +174,12 @@ class SharedGuard(Guard):
         self._journal: Journal | None = None
         self._storage: Storage | None = None
         weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def numbers(self) -> memoryview:
+        """Further int64 numbers that all processes share, 0 at first, for the owner of this guard."""
+        numbers: memoryview = self._cells[_FREE:]
+        return numbers
 
     def acquire(self) -> None:
         super().acquire()

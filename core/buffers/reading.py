@@ -5,93 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+<<<<<<< HEAD
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ClassVar
+=======
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+>>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
 
 import numpy as np
 import torch
 from tensordict import is_tensor_collection
-from torch.utils.data import DataLoader, default_convert, get_worker_info
+from torch.utils.data import get_worker_info
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError
+from ..samplers.base import Index
+from ..storages.base import Storage
 from .concurrency import Draw
+from .loaders import check_use, fetcher_asking, loader_counting, number_of_batches, serve
 from .parts import BufferParts
 from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 
-_LINE = "DataLoader(buffer, batch_size=None)"
-_FETCHERS = "torch.utils.data._utils.fetch"  # not imported: torch may move this module
-_COUNTING = DataLoader.__len__.__code__
 _CPU = torch.device("cpu")
-
-
-class NoLengthError(UsageError, TypeError):
-    """`len()` of a `DataLoader` was called, and the sampler has no epochs."""
-
-
-def _loader_asking(buffer: BufferParts) -> Any:
-    """Return the fetcher of a `DataLoader` that iterates over a buffer; None if the caller is none.
-
-    Only the frame of the call distinguishes a loader from a loop. Frames of the buffer are skipped: a subclass may call
-    the `__iter__` of its parent.
-    """
-    frame: FrameType | None = sys._getframe(1)  # not a local of its own frame: that is a cycle, see `__len__`
-    while frame is not None and frame.f_locals.get("self") is buffer:
-        frame = frame.f_back
-    if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
-        return None
-    return frame.f_locals.get("self")
-
-
-def _serve_loader(buffer: BufferParts, fetcher: Any) -> None:
-    """Make a loader yield batches unchanged; SchemaError if it would batch them again."""
-    worker = get_worker_info()
-    _check_use(buffer, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
-    if fetcher.collate_fn is default_convert:
-        fetcher.collate_fn = _as_it_is  # torch's default converts a tensordict like a dict, and fails
-
-
-def _loader_counting(buffer: BufferParts, caller: FrameType) -> DataLoader[Any] | None:
-    """Return the `DataLoader` over a buffer whose `len()` was called; None if the caller is none.
-
-    Torch returns `len(dataset)`, which then has to be the number of batches.
-    """
-    frame: FrameType | None = caller
-    while frame is not None and frame.f_code.co_name == "__len__":
-        if frame.f_code is _COUNTING:
-            loader: Any = frame.f_locals["self"]
-            return loader if loader.dataset is buffer else None
-        frame = frame.f_back
-    return None
-
-
-def _number_of_batches(buffer: BufferParts, size: int, loader: DataLoader[Any]) -> int:
-    """Return how many batches of `size` elements an epoch has.
-
-    NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate.
-    """
-    _check_use(buffer, loader.num_workers, batches_again=loader.batch_size is not None)
-    found = buffer.sampler.epoch_batches(buffer.storage, size)
-    if found is None:
-        raise NoLengthError(f"a loader of a buffer with a {type(buffer.sampler).__name__} has no len(): it never ends")
-    return found
-
-
-def _check_use(buffer: BufferParts, workers: int, *, batches_again: bool) -> None:
-    if batches_again:
-        raise SchemaError(
-            "a DataLoader was to make batches of the batches of a buffer, which come from its sampler",
-            hint=f"give the buffer its batch_size, and write {_LINE}",
-        )
-    if workers > 1 and buffer.sampler.has_epochs:
-        raise SchemaError(
-            f"each of {workers} workers would go through a whole epoch, one worker is expected",
-            hint=f"write {_LINE[:-1]}, num_workers=1)",
-        )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 class Reading(BufferParts):
@@ -105,8 +41,8 @@ class Reading(BufferParts):
         """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
         # `inspect.currentframe` in a local makes a cycle: what the callers hold would wait for the garbage collection.
         caller = sys._getframe(1)
-        if caller.f_code.co_name == "__len__" and (loader := _loader_counting(self, caller)) is not None:
-            return _number_of_batches(self, self._known_batch_size(), loader)
+        if caller.f_code.co_name == "__len__" and (loader := loader_counting(self, caller)) is not None:
+            return number_of_batches(self, self._known_batch_size(), loader)
         return len(self._storage)
 
     # Sampling --------------------------------------------------------------------------------------
@@ -128,6 +64,28 @@ class Reading(BufferParts):
         draw, batch = self._deliver(size)
         return (batch, draw.info) if return_info else batch
 
+    def sample_with(
+        self,
+        generator: torch.Generator,
+        batch_size: int | None = None,
+        *,
+        choose: Callable[[Storage], tuple[Index, Mapping[Any, Any], Any]] | None = None,
+    ) -> Any:
+        """Draw a batch with this generator: equal states of it give equal batches, in any process.
+
+        The random stream of the buffer, its epoch and the batches made ahead stay as they are. `choose(storage)`
+        returns index, info and rows (None to have them read) in place of the sampler; without it SchemaError (a
+        RuntimeError) for a sampler with epochs, whose batches depend on those before.
+        """
+        if choose is None and self._sampler.has_epochs:
+            raise SchemaError(f"a {type(self._sampler).__name__} draws in epochs: its batches depend on those before")
+        with self._drawing_from(generator):
+            if choose is None:
+                return self._batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
+            with self._guard.hold():
+                index, info, rows = choose(self._storage)
+            return self._batch_of(self._drawn(index, info, False, rows))
+
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
 
@@ -135,8 +93,10 @@ class Reading(BufferParts):
         of several workers of a `DataLoader` for a sampler with epochs: each would yield a whole epoch.
         """
         size = self._known_batch_size()
-        if (fetcher := _loader_asking(self)) is not None:
-            _serve_loader(self, fetcher)
+        if (fetcher := fetcher_asking(self)) is not None:
+            worker = get_worker_info()
+            check_use(self, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
+            serve(fetcher)
         return self._batches(size)
 
     def _batches(self, size: int) -> Iterator[Any]:
@@ -203,7 +163,18 @@ class Reading(BufferParts):
                 index, found = sampler.sample(storage, size)
                 last, rows = sampler.has_epochs and sampler.ran_out, None
         else:
+<<<<<<< HEAD
             index, found, rows, last = self._undisturbed(size) or self._locked(size)
+=======
+            with self._guard.hold(), self._sampling:
+                index, found, rows = sampler.sample_rows(storage, size)
+                last = sampler.has_epochs and sampler.ran_out
+        return self._drawn(index, found, bool(last), rows)
+
+    def _drawn(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
+        """Complete the info of an index."""
+        storage = self._storage
+>>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
         info = dict(found)
         info["index"] = index
         if self._writer.tracks_generations:
@@ -211,7 +182,7 @@ class Reading(BufferParts):
         device = getattr(storage, "device", None)
         if device is not None and device != _CPU and torch.device(device).type != "cpu":
             info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
-        return Draw(index, info, bool(last), rows)
+        return Draw(index, info, last, rows)
 
     def _locked(self, size: int) -> tuple[Any, dict[str, Any], Any, bool]:
         storage, sampler = self._storage, self._sampler

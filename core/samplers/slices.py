@@ -1,10 +1,10 @@
-"""Sampling slices: consecutive steps of trajectories, and the info that comes with them."""
+"""Sampling slices: consecutive steps of trajectories."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
 from ..storages.base import Storage
-from ..storages.tensor import TensorStorage
 from .base import Index, Sampler
 from .boundaries import (
     BoundaryChoice,
     BoundarySource,
     ConflictingArgumentsError,
     EpisodeBoundaries,
-    Key,
     boundary_key,
-    stored_entry,
 )
 from .lane_runs import Window
+from .slice_info import SliceEnds, SliceMarks
 from .trajectories import TrajectoryTable, trajectory_table
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -125,10 +123,10 @@ class SliceSampler(Sampler):
         self.end_key = end_key
         self.end_keys = end_keys
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
-        self._marks = _SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
+        self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
         self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
         self._last_window: Window | None = None
-        self._last_ends: _SliceEnds | None = None
+        self._last_ends: SliceEnds | None = None
 
     # Sampling ----------------------------------------------------------------------------------------
 
@@ -150,13 +148,8 @@ class SliceSampler(Sampler):
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their rows, which also gives the flags of the info."""
-        marks = self._marks
-        marks.keeps_rows = True
-        try:
-            index, info = self.draw(storage, batch_size)
-            return index, info, marks.rows
-        finally:
-            marks.keeps_rows, marks.rows = False, None
+        with self._marks.reading() as marks:
+            return *self.draw(storage, batch_size), marks.rows
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
@@ -250,7 +243,7 @@ class SliceSampler(Sampler):
         rows = start[:, None] + ends.place
         if taken is not None and not whole:
             rows = np.minimum(rows, (start + taken - 1)[:, None])
-            ends = _SliceEnds.of(taken, slice_len, flat=not self.batched)
+            ends = SliceEnds.of(taken, slice_len, flat=not self.batched)
         if table.newest >= table.capacity:
             rows %= table.capacity
         parts = [rows]
@@ -267,11 +260,11 @@ class SliceSampler(Sampler):
             info["collector", "mask"] = ends.real.clone()
         return index, info
 
-    def _whole(self, count: int, slice_len: int) -> _SliceEnds:
+    def _whole(self, count: int, slice_len: int) -> SliceEnds:
         """Return the marks of whole slices, kept for batches of the same size."""
         known = self._last_ends
         if known is None or known.place.shape[0] != slice_len or known.real.numel() != count * slice_len:
-            known = _SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
+            known = SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
             self._last_ends = known
         return known
 
@@ -318,102 +311,3 @@ def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
         raise UsageError(f"span is {span!r}, expected a bool, a number of steps or a pair of these")
     return pair
-
-
-# The info of slices -------------------------------------------------------------------------------
-
-
-class _SliceEnds(NamedTuple):
-    """Which steps of slices are first, last and real (not padding): bool `[slices, steps]`, or flattened.
-
-    `last` has a trailing dimension of size one, like the flags of TED. `place` numbers the steps of one slice.
-    """
-
-    first: torch.Tensor
-    last: torch.Tensor
-    real: torch.Tensor
-    place: Numbers
-
-    @classmethod
-    def of(cls, taken: Numbers, slice_len: int, *, flat: bool) -> _SliceEnds:
-        """Mark slices of `slice_len` steps, of which `taken` are real; `flat` flattens the result."""
-        place = np.arange(slice_len)
-        shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
-        first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
-        last = (place == taken[:, None] - 1).reshape(*shape, 1)
-        real = (place < taken[:, None]).reshape(shape)
-        return cls(torch.tensor(first), torch.from_numpy(last), torch.from_numpy(real), place)
-
-    def kept(self) -> _SliceEnds:
-        """Return the marks of the real steps, flattened."""
-        return _SliceEnds(self.first[self.real], self.last[self.real], self.real[self.real], self.place)
-
-
-class _SliceMarks:
-    """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
-
-    def __init__(self, truncated: Key | None) -> None:
-        siblings = () if truncated is None else ((*truncated[:-1], "done"), (*truncated[:-1], "terminated"))
-        self._keys: tuple[Key, ...] = (("is_init",), *siblings)
-        flags = () if truncated is None else (truncated, *siblings)
-        self._names = [key[0] if len(key) == 1 else key for key in flags]
-        self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
-        self.keeps_rows = False
-        """Whether whole rows are read, and kept as `rows`, instead of single entries."""
-        self.rows: Any = None
-
-    def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: _SliceEnds) -> dict[Any, torch.Tensor]:
-        """Return the flags of the steps at an index, with `ends` the marks of their slices."""
-        found = self._stored(storage, index)
-        info: dict[Any, torch.Tensor] = {}
-        if found[0] is not None:
-            info["is_init"] = found[0] | _like(ends.first, found[0])
-        if self._names:
-            last = ends.last
-            done, terminated = (  # with a trailing dimension of size one, also if they are stored without it
-                flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags for flags in found[1:]
-            )
-            info[self._names[0]] = last.clone()
-            info[self._names[1]] = last.clone() if done is None else done | _like(last, done)
-            info[self._names[2]] = torch.zeros_like(last) if terminated is None else terminated
-        return info
-
-    def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
-        """Read the flags of the steps at an index; None for those that are not stored."""
-        if not isinstance(storage, TensorStorage):
-            return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
-        columns = storage.columns
-        if self._known is None or self._known[0]() is not columns:
-            self._known = weakref.ref(columns), [stored_entry(storage, key) for key in self._keys]
-        leaves = self._known[1]
-        if self.keeps_rows:
-            there = [None if leaf is None else key for key, leaf in zip(self._keys, leaves, strict=True)]
-            return self._shown(storage.get(index if len(index) > 1 else index[0]), there)
-        return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
-
-    def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
-        """Return the flags of rows, and keep the rows if `keeps_rows`."""
-        if self.keeps_rows:
-            self.rows = rows
-        if isinstance(rows, list):
-            rows = torch.stack(rows)
-        found = [None if key is None else rows.get(key, None) for key in keys]
-        return [flags if flags is None or flags.dtype == torch.bool else flags.bool() for flags in found]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known": None, "rows": None, "keeps_rows": False}
-
-
-def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    if len(index) == 1 and index[0].dim() == 1:
-        found = leaf.index_select(0, index[0].to(leaf.device))
-    else:
-        found = leaf[tuple(part.to(leaf.device) for part in index)]
-    return found if found.dtype == torch.bool else found.bool()
-
-
-def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return flags of steps with as many dimensions as values of steps, on their device."""
-    if flags.dim() < values.dim():
-        flags = flags.view(*flags.shape, *(1,) * (values.dim() - flags.dim()))
-    return flags if values.is_cpu else flags.to(values.device)

@@ -325,14 +325,19 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
-    def epoch_batches(self, storage: Storage, batch_size: int) -> int:
-        """Return how many batches an epoch of the present trajectories has."""
+    def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
+        """Return how many trajectories are drawn, and how many slices a batch has."""
         count, slice_len = self._measure(batch_size)
-        if not len(storage):
-            return 0
-        _, _, length = self._table(storage).runs()
-        eligible = int((length >= (slice_len if self.strict_length else 1)).sum())
-        return eligible // count if self.drop_last else -(-eligible // count)
+        return self._table(storage).eligible(self._window(slice_len)).count if len(storage) else 0, count
+
+    def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Draw a slice of each of these trajectories, numbered in the order of time, lane by lane."""
+        _, slice_len = self._measure(batch_size)
+        table = self._table(storage)
+        lane, first, length = table.eligible(self._window(slice_len)).by_number(numbers)
+        with self._marks.reading() as marks:
+            start, taken = self._placed(first, length, slice_len)
+            return *self._assemble(storage, table, lane, start, taken, slice_len), marks.rows
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Rotate a loaded epoch with the rows."""

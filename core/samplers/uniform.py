@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -24,6 +25,24 @@ class EpochSampler(Sampler):
 
     has_epochs: ClassVar[bool] = True
     replacement: ClassVar[bool] = False
+    drop_last: bool
+    """Whether an incomplete batch at the end of an epoch is left out."""
+
+    @abstractmethod
+    def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
+        """Return how many elements, or trajectories, an epoch has, and how many of them a batch has."""
+
+    @abstractmethod
+    def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Return index, info and rows (or None) of elements, or slices of trajectories, by number, int64 `[n]`.
+
+        Numbers count up to the size of an epoch, in the order of the storage. The state of the epoch is not used.
+        """
+
+    def epoch_batches(self, storage: Storage, batch_size: int) -> int:
+        """Return how many batches an epoch of what there is at present has."""
+        size, each = self.epoch_size(storage, batch_size)
+        return size // each if self.drop_last else -(-size // each)
 
     def require_state(self, state: Mapping[str, Any]) -> None:
         """Raise SchemaError for a state without the entries that all samplers of this kind save."""
@@ -109,8 +128,8 @@ class SamplerWithoutReplacement(EpochSampler):
         self._ran_out = len(order) - self._drawn < (batch_size if self.drop_last else 1)
         if self._ran_out:
             self._begin(length)
-        index = torch.from_numpy(numbers)
-        return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}
+        index, info, _ = self.draw_numbered(storage, numbers, batch_size)
+        return index, info
 
     def _order_of(self, length: int) -> Numbers:
         """Return the order of the epoch, updated to a storage of this length."""
@@ -153,10 +172,14 @@ class SamplerWithoutReplacement(EpochSampler):
             return sys.maxsize
         return len(left) // self._batch_size if self.drop_last else -(-len(left) // self._batch_size)
 
-    def epoch_batches(self, storage: Storage, batch_size: int) -> int:
-        """Return how many batches an epoch of the present elements has."""
-        length = len(storage)
-        return length // batch_size if self.drop_last else -(-length // batch_size)
+    def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
+        """Return the number of elements, and the batch size."""
+        return len(storage), batch_size
+
+    def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], None]:
+        """Return the index of elements by number; there is no info, and rows are not read."""
+        index = torch.from_numpy(numbers)
+        return (index if storage.ndim == 1 else torch.unravel_index(index, storage.shape)), {}, None
 
     # State -----------------------------------------------------------------------------------------
 

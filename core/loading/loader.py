@@ -1,0 +1,201 @@
+"""A `DataLoader` with a state: it resumes with any number of workers, and copies batches to a device ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from ..buffers.pytrees import map_tensors
+from ..errors import RbtoolError, UsageError
+from .datasets import TorchDataset, TorchMapDataset, check_number
+from .passes import Start
+
+_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
+
+class WorkerDiedError(RbtoolError, RuntimeError):
+    """A worker of a loader ended."""
+
+
+class _Numbers(Sampler[tuple[int, int]]):
+    """Asks for the batches of an epoch from a number on."""
+
+    def __init__(self, dataset: TorchMapDataset, endless: bool) -> None:
+        self.dataset = dataset
+        self.endless = endless
+        self.start = Start(0, 0, 0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        _, epoch, number = self.start
+        while self.endless or number < len(self.dataset):
+            yield epoch, number
+            number += 1
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class TorchLoader(DataLoader[Any]):
+    """A `DataLoader` of a torch dataset, with a state, and with batches on a device.
+
+    - `num_workers` and further options are those of `DataLoader`; the data set makes the batches, so that there is no
+      `batch_size`, `shuffle` or `sampler`.
+    - `state_dict()`: the state after the last batch that was taken, whatever workers have made ahead. A loader with any
+      other number of workers continues from it at once, as does a `TorchDataset`; the seed is part of it. Between the
+      last batch of an epoch and the end of the loop over it, the next pass has no batch.
+    - `device`, `prefetch`: where batches go, and how many are on their way there while one is used. To CUDA they are
+      copied from pinned memory in a stream of their own, so that copies and kernels overlap; `prefetch=0` copies each
+      batch when it is asked for.
+
+    Every pass is the next epoch; one that was left early is not continued, except by loading its state. The
+    death of a worker raises a RuntimeError: torch's, or WorkerDiedError where a batch was on its way.
+
+    UsageError (a ValueError) for anything but a torch dataset, for options that the data set decides on, for a negative
+    `prefetch`, and for persistent workers with a copy of rows that can be written.
+
+    >>> import rbtool
+    >>> storage = rbtool.TensorStorage(torch.arange(10))
+    >>> batches = rbtool.torch_dataset(rbtool.ReplayBuffer(storage=storage), 4, seed=0)
+    >>> loader = TorchLoader(batches)
+    >>> first = next(iter(loader))
+    >>> state = loader.state_dict()
+    >>> state["epoch"], state["batch"]
+    (0, 1)
+    """
+
+    def __init__(
+        self,
+        dataset: TorchDataset | TorchMapDataset,
+        *,
+        num_workers: int = 0,
+        device: torch.device | str | int | None = None,
+        prefetch: int = 2,
+        **options: Any,
+    ) -> None:
+        if not isinstance(dataset, TorchDataset | TorchMapDataset):
+            raise UsageError(
+                f"a torch dataset is expected, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
+            )
+        if refused := [name for name in _OURS if options.get(name)]:
+            raise UsageError(f"{refused[0]} was given to the loader of a data set, which makes the batches")
+        if not options.get("in_order", True):
+            raise UsageError("in_order=False was given, and the state counts batches in their order")
+        check_number("prefetch", prefetch, 0)
+        if options.get("persistent_workers") and dataset.batches.copied:
+            raise UsageError(
+                "persistent workers would keep a copy of rows that this process can write",
+                hint="share the rows first: buffer.share()",
+            )
+        self.device = None if device is None else torch.device(device)
+        self.ahead = prefetch
+        numbered = TorchMapDataset(dataset.batches, dataset.passes)
+        self._numbers = _Numbers(numbered, dataset.batches.count() is None)
+        self._taken: tuple[int, int] | None = None
+        on_cuda = self.device is not None and self.device.type == "cuda"
+        options = {"pin_memory": on_cuda} | {name: value for name, value in options.items() if name not in _OURS}
+        super().__init__(numbered, batch_size=None, sampler=self._numbers, num_workers=num_workers, **options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Start a pass, and yield its batches."""
+        start = self._numbers.start = self._numbers.dataset.passes.enter()
+        self._numbers.dataset.batches.begin(start.epoch)
+        self._taken = start.epoch, start.batch
+        batches: Iterator[Any] = super().__iter__()
+        if self.device is not None:
+            batches = on_device(batches, self.device, self.ahead)
+        return self._counted(batches, start)
+
+    def _counted(self, batches: Iterator[Any], start: Start) -> Iterator[Any]:
+        try:
+            for number, batch in enumerate(batches, start.batch + 1):
+                self._taken = start.epoch, number
+                yield batch
+        except (ConnectionError, EOFError) as error:
+            raise WorkerDiedError(
+                "a worker of the loader died before its batch arrived", hint="it may have run out of memory"
+            ) from error
+        self._taken = start.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of an epoch, from its first batch on."""
+        self._numbers.dataset.set_epoch(epoch)
+        self._taken = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was taken: numbers and texts, few of them."""
+        dataset = self._numbers.dataset
+        start = dataset.passes.next
+        dataset.batches.seed = start.seed
+        return dataset.batches.state(*(self._taken or (start.epoch, start.batch)))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state with the next pass.
+
+        SchemaError (a RuntimeError), with nothing changed, for a state of other batches: of another dataset, batch
+        size, sampler or rank.
+        """
+        dataset = self._numbers.dataset
+        epoch, batch = dataset.batches.take_over(state_dict)
+        self._taken = None
+        dataset.passes.start_at(Start(dataset.batches.seed, epoch, batch))
+
+
+# Devices --------------------------------------------------------------------------------------------
+
+
+def on_device(batches: Iterator[Any], device: torch.device, ahead: int) -> Iterator[Any]:
+    """Yield batches on a device, of which `ahead` are on their way while one is used.
+
+    On a CUDA device, copies run in a stream of their own. A batch is yielded once the current stream waits for its
+    copy; its memory is recorded as used by that stream, so that it is not given to a later copy before the kernels that
+    read it are done. Pinned memory is not used again before its copy is done: torch's allocator of pinned memory
+    records the copies from it. So nothing waits on the CPU, and batches can be kept.
+    """
+    if device.type != "cuda":
+        for batch in batches:
+            yield _each(lambda tensor: tensor.to(device), batch, device)
+        return
+    stream = torch.cuda.Stream(device)
+    queue: deque[tuple[Any, torch.cuda.Event]] = deque()
+    for batch in batches:
+        queue.append(_copied(batch, device, stream))
+        if len(queue) > ahead:
+            yield _arrived(*queue.popleft(), device)
+    while queue:
+        yield _arrived(*queue.popleft(), device)
+
+
+def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
+    """Start the copy of a batch in a stream; return the copy, and the event of its end."""
+    with torch.cuda.stream(stream):
+        copy = _each(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch, device)
+        return copy, stream.record_event()
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+
+
+def _arrived(batch: Any, copied: torch.cuda.Event, device: torch.device) -> Any:
+    """Return a copy that the current stream may use."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(copied)
+
+    def used(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.record_stream(current)
+        return tensor
+
+    return _each(used, batch, device)
+
+
+def _each(function: Callable[[torch.Tensor], torch.Tensor], batch: Any, device: torch.device) -> Any:
+    """Apply a function to the tensors of a batch, also to those of tensordicts, which are then on a device."""
+
+    def applied(part: Any) -> Any:
+        return function(part) if isinstance(part, torch.Tensor) else part.apply(function, device=device)
+
+    return map_tensors(applied, batch)

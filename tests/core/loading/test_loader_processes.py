@@ -1,0 +1,238 @@
+"""Loaders with real workers: start methods, persistent ones, ranks of gloo, workers that die, Ctrl-C."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from forked_scripts import run_forked
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+from torch_streams import BATCH, SAMPLERS, contents, opened, rows
+
+import rbtool
+
+Walks = Callable[[str], Path]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def loader(dataset: Any, workers: int, **options: Any) -> Any:
+    return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        name if name in ("without replacement", "slices") else pytest.param(name, marks=pytest.mark.slow)
+        for name in SAMPLERS
+    ],
+)
+def test_batches_are_the_same_for_any_number_of_workers(walks: Walks, sampler: str) -> None:
+    alone = opened(walks("ragged"), sampler)
+    expected = [contents(loader(alone, 0)) for _ in range(2)]
+    made = loader(opened(walks("ragged"), sampler), 2)
+    assert [contents(made) for _ in range(2)] == expected
+    for workers in (1, 4):
+        assert contents(loader(opened(walks("ragged"), sampler), workers)) == expected[0]
+    by_number = opened(walks("ragged"), sampler, style="map")
+    assert contents(loader(by_number, 2)) == expected[0]
+    assert contents(rbtool.TorchLoader(by_number, num_workers=2)) == expected[0]
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("method", [pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver")])
+def test_start_methods_make_no_difference(walks: Walks, tmp_path: Path, method: str, layout: Any) -> None:
+    rbtool.convert(walks("ragged"), tmp_path / layout, layout=layout)
+    alone = opened(tmp_path / layout, "slices")
+    expected = [contents(alone) for _ in range(3)]
+    made = loader(opened(tmp_path / layout, "slices"), 2, multiprocessing_context=method)
+    assert [contents(made) for _ in range(2)] == expected[:2]
+    assert contents(made) == expected[2]
+    options: Any = {"multiprocessing_context": method, "persistent_workers": True}
+    kept = rbtool.TorchLoader(opened(tmp_path / layout, "slices"), num_workers=2, **options)
+    assert [contents(kept) for _ in range(2)] == expected[:2]
+
+
+@pytest.mark.parametrize("style", ["iterable", "map"])
+def test_persistent_workers_follow_the_epoch(walks: Walks, style: str) -> None:
+    alone = opened(walks("ragged"))
+    epochs = [contents(alone) for _ in range(5)]
+    dataset = opened(walks("ragged"), style=style)
+    made = loader(dataset, 2, persistent_workers=True)
+    for epoch in (0, 1, 4, 2):
+        dataset.set_epoch(epoch)
+        assert contents(made) == epochs[epoch]
+    if style == "iterable":
+        assert contents(made) == epochs[3]
+        dataset.load_state_dict(opened(walks("ragged")).state_dict() | {"epoch": 1, "batch": 2})
+        assert contents(made) == epochs[1][2:]
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["new", "persistent"])
+def test_a_pass_that_was_left_is_followed_by_the_next_epoch(walks: Walks, options: dict[str, Any]) -> None:
+    alone = opened(walks("ragged"))
+    epochs = [contents(alone) for _ in range(3)]
+    ours = rbtool.TorchLoader(opened(walks("ragged")), num_workers=2, **options)
+    for made in (loader(opened(walks("ragged")), 2, **options), ours):
+        assert contents([next(iter(made))]) == epochs[0][:1]
+        assert [contents(made) for _ in range(2)] == epochs[1:]
+
+
+def test_workers_send_batches_of_every_kind() -> None:
+    odd = TensorDict(
+        {
+            "a": torch.arange(12), "nothing": torch.zeros(12, 0), "flag": torch.arange(12) % 2 == 0,
+            "half": torch.arange(12).bfloat16(), "wave": torch.arange(12).to(torch.complex64),
+            "next": {"deep": {"b": torch.arange(24, dtype=torch.int16).reshape(12, 2)}},
+        },
+        [12],
+    )  # fmt: skip
+    for storage in (rbtool.TensorStorage(odd), rbtool.TensorStorage(torch.arange(12)), rbtool.ListStorage(12)):
+        if isinstance(storage, rbtool.ListStorage):
+            storage.set(range(12), [torch.full((3,), number) for number in range(12)])
+        buffer = rbtool.ReplayBuffer(storage=storage, sampler=rbtool.SamplerWithoutReplacement(), batch_size=5)
+        alone = list(rbtool.torch_dataset(buffer, seed=2))
+        for batch, other in zip(alone, loader(rbtool.torch_dataset(buffer, seed=2), 2), strict=True):
+            assert type(batch) is type(other)
+            assert bool((batch == other).all())
+            if isinstance(batch, TensorDict):
+                kinds = [{key: value.dtype for key, value in one.items(True, True)} for one in (batch, other)]
+                assert kinds[0] == kinds[1]
+                other["a"] += 1  # leaves are apart
+                assert (other["flag"] == batch["flag"]).all()
+
+
+# Ranks ----------------------------------------------------------------------------------------------
+
+
+def of_rank(path: Path, rank: int, ranks: int, meeting: Path, queue: Any) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    dataset = rbtool.torch_dataset(path, BATCH, seed=5)
+    found = rows(loader(dataset, 2))
+    together = torch.tensor([len(found)])
+    torch.distributed.all_reduce(together)
+    queue.put((found, int(together)))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_a_process_group_divide_an_epoch(walks: Walks, tmp_path: Path) -> None:
+    context, ranks = multiprocessing.get_context("fork"), 2
+    queue = context.SimpleQueue()
+    arguments = [(walks("ragged"), rank, ranks, tmp_path / "meeting", queue) for rank in range(ranks)]
+    processes = [context.Process(target=of_rank, args=one) for one in arguments]
+    for process in processes:
+        process.start()
+    answers = [queue.get() for _ in range(ranks)]
+    for process in processes:
+        process.join()
+    assert sorted(row for found, _ in answers for batch in found for row in batch) == list(range(33))
+    assert {together for _, together in answers} == {2 * len(answers[0][0])}
+
+
+# Ends -----------------------------------------------------------------------------------------------
+
+ENDED = """
+import multiprocessing, os, signal, sys
+import rbtool
+os.setsid()
+dataset = rbtool.torch_dataset(sys.argv[1], 4, sampler=rbtool.RandomSampler(), seed=1)
+
+def loop():
+    for number, batch in enumerate(rbtool.TorchLoader(dataset, num_workers=2)):
+        if number == 5:
+            workers = [child.pid for child in multiprocessing.active_children()]
+            print(*workers, flush=True)
+            os.killpg(0, signal.SIGINT) if sys.argv[2] == "ctrl-c" else os.kill(workers[0], signal.SIGKILL)
+
+try:
+    try:
+        loop()
+    except RuntimeError as error:
+        found = str(error)
+except RuntimeError as error:  # of torch's signal handler, at any moment
+    found = str(error)
+print(found)
+"""
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether processes end within some time."""
+    deadline = time.monotonic() + 30
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(psutil.pid_exists, pids))
+
+
+def test_a_worker_that_dies_is_an_error(walks: Walks) -> None:
+    done = run_forked(ENDED, walks("ragged"), "kill")
+    workers, error = done.stdout.splitlines()[:2]
+    assert "worker" in error
+    assert gone([int(pid) for pid in workers.split()])
+
+
+def test_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
+    done = run_forked(ENDED, walks("ragged"), "ctrl-c")
+    assert done.returncode == -signal.SIGINT
+    assert gone([int(pid) for pid in done.stdout.split()])
+
+
+def test_an_error_in_a_worker_keeps_its_type_and_its_words(walks: Walks) -> None:
+    def broken(batch: Any) -> Any:
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        list(loader(opened(walks("ragged"), transform=broken), 2))
+
+
+# What is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": True}, "shuffle"),
+        ({"batch_size": 4}, "batch_size"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"in_order": False}, "in_order"),
+    ],
+)
+def test_what_the_data_set_decides_is_refused(walks: Walks, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rbtool.TorchLoader(opened(walks("ragged")), **options)
+    with pytest.raises(ValueError, match="a torch dataset is expected"):
+        rbtool.TorchLoader(rbtool.load_dataset(walks("ragged"), BATCH))  # type: ignore[arg-type]
+
+
+def test_persistent_workers_with_a_copy_of_a_ring_are_refused() -> None:
+    buffer = rbtool.ReplayBuffer(
+        storage=rbtool.LazyTensorStorage(20), sampler=rbtool.SamplerWithoutReplacement(), batch_size=4
+    )
+    buffer.extend(torch.arange(20))
+    options: Any = {"num_workers": 1, "persistent_workers": True}
+    with pytest.raises(ValueError, match="copy of rows") as caught:
+        rbtool.TorchLoader(rbtool.torch_dataset(buffer, seed=1), **options)
+    assert "share" in caught.value.hint  # type: ignore[attr-defined]
+    made = loader(rbtool.torch_dataset(buffer, seed=1), workers=1, persistent_workers=True)
+    list(made)
+    with pytest.raises(RuntimeError, match="copy of rows"):
+        list(made)
+    buffer.share()
+    kept = rbtool.TorchLoader(rbtool.torch_dataset(buffer, seed=1), **options)
+    for number in (0, 100):
+        assert sorted(element for batch in kept for element in batch.tolist())[-1] == number + 19
+        buffer.extend(torch.arange(100, 120))
+
+
+def test_a_buffer_in_a_loader_says_what_to_write(walks: Walks) -> None:
+    buffer = rbtool.load_dataset(walks("ragged"), BATCH, sampler=rbtool.SamplerWithoutReplacement(), seed=0)
+    with pytest.raises(RuntimeError, match="whole epoch") as caught:
+        len(loader(buffer, 2))
+    assert "DataLoader(rbtool.torch_dataset(buffer), batch_size=None, num_workers=2)" in caught.value.hint  # type: ignore[attr-defined]

@@ -1,0 +1,308 @@
+"""Batches of torch datasets: the same for any number of workers, and each element once an epoch over all ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as torch_worker
+from torch_streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, contents, opened, rows
+
+import rbtool
+
+Walks = Callable[[str], Path]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+ALL = [(episodes, sampler) for episodes in EPISODES for sampler in SAMPLERS]
+
+
+@contextmanager
+def acting_as_worker(number: int, workers: int, seed: int = 77) -> Iterator[None]:
+    """Have this process pass for a worker."""
+    info: Any = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=seed + number, dataset=None)
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = None
+
+
+def of_workers(dataset: Any, workers: int, seed: int = 77) -> list[Any]:
+    """The batches of a pass of so many workers, in the order of a loader."""
+    if not workers:
+        return list(dataset)
+    found: list[list[Any]] = []
+    for number in range(workers):
+        with acting_as_worker(number, workers, seed):
+            found.append(list(dataset))
+    return [found[k % workers][k // workers] for k in range(sum(map(len, found)))]
+
+
+@pytest.mark.parametrize(("episodes", "sampler"), ALL)
+def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: str, sampler: str) -> None:
+    alone = opened(walks(episodes), sampler)
+    expected = [contents(alone) for _ in range(2)]
+    for workers in (1, 2, 4):
+        dataset = opened(walks(episodes), sampler)
+        assert [contents(of_workers(dataset, workers, seed)) for seed in (5, 900)] == expected
+    by_number = opened(walks(episodes), sampler, style="map")
+    assert contents(by_number[1, k] for k in range(len(by_number))) == expected[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("episodes", "sampler"), [one for one in ALL if one[1] in WITH_EPOCHS])
+def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(
+    walks: Walks, episodes: str, sampler: str, ranks: int
+) -> None:
+    entry = "episode" if "slices" in sampler else "index"
+    for workers in (0, 2):
+        parts = [opened(walks(episodes), sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
+        batches = [of_workers(part, workers) for part in parts]
+        assert {len(found) for found in batches} == {len(parts[0])}
+        seen = [batch[entry].unique() for found in batches for batch in found]
+        lengths = [length for length, _ in EPISODES[episodes]]
+        count = len(lengths) if entry == "episode" else sum(lengths)
+        assert sorted(torch.cat(seen).tolist()) == list(range(count))
+
+
+@settings(max_examples=40)
+@given(
+    size=st.integers(1, 60),
+    batch=st.integers(1, 9),
+    ranks=st.integers(1, 3),
+    workers=st.sampled_from([0, 1, 2, 4]),
+    drop_last=st.booleans(),
+)
+def test_any_size_is_divided_among_ranks_and_workers(
+    size: int, batch: int, ranks: int, workers: int, drop_last: bool
+) -> None:
+    buffer = rbtool.ReplayBuffer(
+        storage=rbtool.TensorStorage(torch.arange(size)), sampler=rbtool.SamplerWithoutReplacement()
+    )
+    if size < ranks * (batch if drop_last else 1):
+        return
+    options: Any = {"seed": 1, "world_size": ranks, "drop_last": drop_last}
+    found = [of_workers(rbtool.torch_dataset(buffer, batch, rank=rank, **options), workers) for rank in range(ranks)]
+    assert len({len(part) for part in found}) == 1
+    elements = [element for part in found for one in part for element in one.tolist()]
+    assert len(set(elements)) == len(elements)
+    assert len(elements) == size if not drop_last else {len(one) for part in found for one in part} == {batch}
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "slices"])
+def test_ranks_draw_apart_with_replacement(walks: Walks, sampler: str) -> None:
+    found = [rows(opened(walks("ragged"), sampler, rank=rank, world_size=2)) for rank in range(2)]
+    assert all(one != other for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("sampler", ["slices", "slices by steps", "slices without replacement"])
+@pytest.mark.parametrize("episodes", EPISODES)
+def test_slices_are_consecutive_steps_of_one_episode(walks: Walks, episodes: str, sampler: str) -> None:
+    for batch in of_workers(opened(walks(episodes), sampler), 2):
+        real = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+        index, episode = batch["index"].squeeze(-1)[real], batch["episode"][real]
+        ends = batch["next", "truncated"].squeeze(-1)[real]
+        assert ends[-1]
+        inside = ~ends[:-1]
+        assert (index.diff()[inside] == 1).all()
+        assert (episode.diff()[inside] == 0).all()
+        assert int(ends.sum()) <= 2
+        if sampler == "slices":
+            assert batch.shape == (2, BATCH // 2)
+
+
+def test_epochs_differ_and_a_seed_repeats_them(walks: Walks) -> None:
+    one, other = opened(walks("ragged")), opened(walks("ragged"))
+    epochs = [rows(one) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert [rows(other) for _ in range(3)] == epochs
+    other.set_epoch(1)
+    assert rows(other) == epochs[1]
+    assert rows(opened(walks("ragged"), seed=4)) != epochs[0]
+    assert rows(opened(walks("ragged"), seed=(1 << 64) - 1)) != epochs[0]
+
+
+def test_workers_that_come_twice_belong_to_the_next_pass(walks: Walks) -> None:
+    dataset = opened(walks("ragged"))
+    expected = [rows(opened_at) for opened_at in [opened(walks("ragged"))] for _ in range(3)]
+    assert [rows(of_workers(dataset, 2, seed=5)) for _ in range(3)] == expected
+
+
+def test_without_end_batches_differ(walks: Walks) -> None:
+    dataset = rbtool.torch_dataset(walks("ragged"), BATCH, sampler=rbtool.RandomSampler(), seed=1)
+    stream = iter(dataset)
+    found = [next(stream)["index"].tolist() for _ in range(30)]
+    assert len({tuple(batch) for batch in found}) == 30
+    with pytest.raises(TypeError, match="no len"):
+        len(dataset)
+
+
+def test_transforms_are_applied_and_draw_the_same(walks: Walks) -> None:
+    class Noise(rbtool.Transform):
+        draws = True
+
+        def forward(self, data: Any) -> Any:
+            return data.copy().set("noise", torch.rand(len(data), generator=self.generator))
+
+    options: Any = {"transform": Noise()}
+    alone = contents(opened(walks("ragged"), **options))
+    assert all("noise" in batch for batch in alone)
+    assert contents(of_workers(opened(walks("ragged"), **options), 2)) == alone
+
+
+def test_members_of_an_ensemble_with_seeds_of_their_own_draw_the_same(walks: Walks) -> None:
+    def made() -> Any:
+        members = [rbtool.load_dataset(walks(name), seed=5) for name in ("ragged", "truncated")]
+        ensemble = rbtool.ReplayBufferEnsemble(*members, p=[1, 2], batch="exact", batch_size=BATCH)
+        return rbtool.torch_dataset(ensemble, seed=1, batches=5)
+
+    alone = contents(made())
+    assert contents(of_workers(made(), 2)) == alone
+    assert len({str(batch) for batch in alone}) == 5
+
+
+def test_a_buffer_keeps_its_stream_and_its_epoch(walks: Walks) -> None:
+    for sampler in (rbtool.RandomSampler, rbtool.SamplerWithoutReplacement):
+        one, other = (rbtool.load_dataset(walks("ragged"), BATCH, sampler=sampler(), seed=1) for _ in range(2))
+        batches = {} if sampler is rbtool.SamplerWithoutReplacement else {"batches": 3}
+        assert one.sample()["index"].tolist() == other.sample()["index"].tolist()
+        list(rbtool.torch_dataset(one, seed=9, **batches))
+        assert one.sample()["index"].tolist() == other.sample()["index"].tolist()
+
+
+def ring(size: int) -> Any:
+    """A ring of 20 rows, to which so many were written."""
+    buffer = rbtool.TensorDictReplayBuffer(
+        storage=rbtool.LazyTensorStorage(20), batch_size=BATCH, sampler=rbtool.SamplerWithoutReplacement()
+    )
+    for first in range(0, size, 5):
+        buffer.extend(TensorDict({"a": torch.arange(first, first + 5)}, [5]))
+    return buffer
+
+
+@pytest.mark.parametrize("size", [5, 20, 30])
+def test_an_epoch_of_a_ring_is_of_what_it_has_at_the_start(size: int) -> None:
+    buffer = ring(size)
+    dataset = rbtool.torch_dataset(buffer, seed=1)
+    assert sorted(torch.cat([batch["a"] for batch in dataset]).tolist()) == list(range(max(0, size - 20), size))
+    buffer.extend(TensorDict({"a": torch.arange(100, 105)}, [5]))
+    assert len(dataset) == min(size + 5, 20) // BATCH + (min(size + 5, 20) % BATCH > 0)
+    stream = iter(dataset)
+    next(stream)
+    buffer.extend(TensorDict({"a": torch.arange(5)}, [5]))
+    with pytest.raises(RuntimeError, match="written to the buffer during an epoch"):
+        next(stream)
+
+
+def test_only_the_path_is_pickled(walks: Walks) -> None:
+    dataset = opened(walks("ragged"), "slices")
+    list(dataset)
+    small = len(pickle.dumps(dataset))
+    assert small < 20_000
+    again = pickle.loads(pickle.dumps(dataset))
+    assert rows(again) == rows(dataset)  # both go on with the second epoch
+
+
+# Refusals -------------------------------------------------------------------------------------------
+
+
+class Counting(rbtool.Sampler):
+    """Draws in an order of its own."""
+
+    def draw(self, storage: Any, batch_size: int) -> Any:
+        return torch.arange(batch_size), {}
+
+    def save_state(self) -> dict[str, Any]:
+        return {"count": 1}
+
+
+class Reversed(rbtool.SamplerWithoutReplacement):
+    """Draws otherwise than the class that numbers its elements."""
+
+    def draw(self, storage: Any, batch_size: int) -> Any:
+        index, info = super().draw(storage, batch_size)
+        return torch.flip(index, [0]), info  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": rbtool.PrioritizedSampler(100, 0.6, 0.4)}, "priorities of the training process"),
+        ({"sampler": Counting()}, "depend on those before"),
+        ({"sampler": Reversed()}, "depend on those before"),
+        ({"sampler": rbtool.RandomSampler(), "drop_last": True}, "drop_last"),
+        ({"batches": 3}, "epochs of its own"),
+        ({"batches": 0, "sampler": rbtool.RandomSampler()}, "batches is 0"),
+        ({"batch_size": None}, "no batch size"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"style": "list"}, "style is 'list'"),
+        ({"style": "map", "sampler": rbtool.RandomSampler()}, "needs epochs"),
+        ({"rank": 0, "world_size": 2, "seed": None}, "no seed in common"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"rank": 1}, "both or none"),
+        ({"seed": -1}, "the seed -1"),
+        ({"seed": 1 << 64}, "64 bits"),
+    ],
+)
+def test_what_makes_no_sense_is_a_value_error(walks: Walks, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rbtool.torch_dataset(walks("ragged"), **{"batch_size": BATCH, "seed": 0} | options)
+
+
+def test_a_sampler_with_epochs_in_an_ensemble_is_refused(walks: Walks) -> None:
+    member = rbtool.load_dataset(walks("ragged"), sampler=rbtool.SamplerWithoutReplacement(), seed=0)
+    with pytest.raises(ValueError, match="member 0"):
+        rbtool.torch_dataset(rbtool.ReplayBufferEnsemble(member), BATCH, seed=0)
+
+
+def test_arguments_of_the_dataset_are_refused_with_a_buffer(walks: Walks) -> None:
+    buffer = rbtool.load_dataset(walks("ragged"), BATCH, seed=0)
+    for options in ({"sampler": rbtool.RandomSampler()}, {"verify": True}, {"transform": rbtool.Compose()}):
+        with pytest.raises(ValueError, match="with a buffer"):
+            rbtool.torch_dataset(buffer, seed=0, batches=2, **options)
+
+
+def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
+    with pytest.raises(RuntimeError, match="there are 0 elements"):
+        list(rbtool.torch_dataset(ring(0), seed=0))
+    with pytest.raises(RuntimeError, match="there are 5 elements, at least 6"):
+        list(rbtool.torch_dataset(ring(5), seed=0, rank=0, world_size=6))
+    with pytest.raises(RuntimeError, match="at least 40"):
+        list(rbtool.torch_dataset(ring(20), 40, seed=0, drop_last=True))
+    sampler = rbtool.SliceSamplerWithoutReplacement(slice_len=50)
+    with pytest.raises(RuntimeError, match="there are 0 trajectories of the length of a slice"):
+        list(rbtool.torch_dataset(walks("ragged"), 50, sampler=sampler, seed=0))
+
+
+@pytest.mark.parametrize("style", ["iterable", "map"])
+def test_a_loader_that_batches_batches_is_refused(walks: Walks, style: str) -> None:
+    loader: Any = DataLoader(opened(walks("ragged"), style=style), batch_size=2)
+    with pytest.raises(RuntimeError, match="batches of the batches") as caught:
+        next(iter(loader))
+    assert "batch_size=None" in caught.value.hint  # type: ignore[attr-defined]
+
+
+def test_batches_by_number_end(walks: Walks) -> None:
+    dataset = opened(walks("ragged"), style="map")
+    assert contents([dataset[-1]]) == contents([dataset[len(dataset) - 1]])
+    with pytest.raises(IndexError, match="an epoch has"):
+        dataset[len(dataset)]
+    dataset.set_epoch(2)
+    assert contents([dataset[0]]) == contents([dataset[2, 0]])
+    with pytest.raises(ValueError, match="the epoch is -1"):
+        dataset.set_epoch(-1)
+
+
+def test_torchruns_variables_name_the_rank(walks: Walks, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rows(opened(walks("ragged"), rank=1, world_size=3))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert rows(opened(walks("ragged"))) == whole

@@ -1,0 +1,46 @@
+"""Datasets, samplers and streams for the tests of loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import rbtool
+from rbtool.core.testing.datasets import Ending
+
+EPISODES: dict[str, list[tuple[int, Ending]]] = {
+    "one step": [(1, "terminated")] * 7,
+    "ragged": [(13, "terminated"), (1, "truncated"), (9, "terminated"), (4, "both"), (6, "truncated")],
+    "truncated": [(10, "truncated"), (10, "truncated"), (11, "truncated")],
+    "unterminated tail": [(8, "terminated"), (3, "truncated"), (15, "open")],
+}
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "uniform": rbtool.RandomSampler,
+    "without replacement": rbtool.SamplerWithoutReplacement,
+    "in order": lambda: rbtool.SamplerWithoutReplacement(shuffle=False),
+    "slices": lambda: rbtool.SliceSampler(num_slices=2, strict_length=False, batched=True),
+    "slices by steps": lambda: rbtool.SliceSampler(num_slices=2, strict_length=False, weight="step"),
+    "slices without replacement": lambda: rbtool.SliceSamplerWithoutReplacement(num_slices=2, strict_length=False),
+}
+WITH_EPOCHS = [name for name in SAMPLERS if "without" in name or name == "in order"]
+BATCH = 4
+
+
+def opened(path: Any, sampler: str = "without replacement", seed: int = 3, **options: Any) -> Any:
+    """Open a torch dataset; without an end of its own an epoch has 6 batches."""
+    made = SAMPLERS[sampler]()
+    batches = None if sampler in WITH_EPOCHS else 6
+    return rbtool.torch_dataset(path, BATCH, sampler=made, seed=seed, batches=batches, **options)
+
+
+def contents(batches: Any) -> list[dict[Any, Any]]:
+    """All entries of batches, to be compared."""
+    return [
+        {key: (tuple(batch.shape), value.dtype, value.tolist()) for key, value in batch.items(True, True)}
+        for batch in batches
+    ]
+
+
+def rows(batches: Any) -> list[list[int]]:
+    """The numbers of the rows of batches."""
+    return [batch["index"].flatten().tolist() for batch in batches]
