@@ -15,7 +15,11 @@ from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.uniform import EpochSampler
+from ..storages.base import Storage
+from ..storages.ensemble import StorageEnsemble
 from ..storages.write_log import Written
+from ..writers.base import Writer
+from ..writers.ensemble import WriterEnsemble
 from .orders import KeyedOrder, Shard, seed_of
 
 _VERSION = 1
@@ -81,7 +85,7 @@ class NumberedBatches:
     @property
     def copied(self) -> bool:
         """Whether workers have a copy of rows that this process can write."""
-        return self.buffer.writer.writes and not self.buffer.storage.shared
+        return _copied(self.buffer.writer, self.buffer.storage)
 
     # Batches -----------------------------------------------------------------------------------------
 
@@ -180,6 +184,12 @@ def epoch_sampler_of(sampler: Sampler) -> EpochSampler | None:
             hint="take a SamplerWithoutReplacement, a SliceSamplerWithoutReplacement or a sampler with replacement",
         )
     return None
+
+
+def _copied(writer: Writer, storage: Storage) -> bool:
+    if isinstance(writer, WriterEnsemble) and isinstance(storage, StorageEnsemble):
+        return any(map(_copied, writer.members, storage.members))
+    return writer.writes and not storage.shared
 
 
 def _defines(sampler: Sampler, method: str, other: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def of_workers(dataset: Any, workers: int, seed: int = 77) -> list[Any]:
     found: list[list[Any]] = []
     for number in range(workers):
         with acting_as_worker(number, workers, seed):
-            found.append(list(dataset))
+            found.append([*copy.copy(dataset)])
     return [found[k % workers][k // workers] for k in range(sum(map(len, found)))]
 
 
