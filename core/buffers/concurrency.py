@@ -268,10 +268,10 @@ class Sharing:
             branch(generator, worker.id)
 
     @contextlib.contextmanager
-    def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
         """Draw from another generator inside the context; the buffer's own does not advance."""
         with self._sampling:
-            self._settle()
+            self.settle()
             own, self._rng = self._rng, generator
             self._set_generators(generator)
             try:

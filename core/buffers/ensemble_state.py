@@ -66,12 +66,12 @@ class EnsembleState(ReplayBuffer):
         self._lend(before)
 
     @contextlib.contextmanager
-    def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
         """Draw from another generator inside the context, in all members, also those with a seed of their own."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(super()._drawing_from(generator))
+            stack.enter_context(super().drawing_from(generator))
             for member in self._members:
-                stack.enter_context(member._drawing_from(generator))
+                stack.enter_context(member.drawing_from(generator))
             yield
 
     def _borrowers(self) -> list[bool]:

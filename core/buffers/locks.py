@@ -29,12 +29,8 @@ from ..storages.write_log import Counter
 _ATTEMPTS = 2
 # A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
 _COURTESY_SECONDS = 1e-4
-<<<<<<< HEAD
 _SEQUENCE, _WAITING, _JOURNAL = 0, 1, 2
-=======
-_SEQUENCE, _WAITING = 0, 1
-_FREE = 8
->>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
+_FREE = 64
 
 
 class Guard:

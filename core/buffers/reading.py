@@ -5,14 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-<<<<<<< HEAD
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, ClassVar
-=======
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
->>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,12 +73,12 @@ class Reading(BufferParts):
         """
         if choose is None and self._sampler.has_epochs:
             raise SchemaError(f"a {type(self._sampler).__name__} draws in epochs: its batches depend on those before")
-        with self._drawing_from(generator):
+        with self.drawing_from(generator):
             if choose is None:
-                return self._batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
+                return self.batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
-            return self._batch_of(self._drawn(index, info, False, rows))
+            return self.batch_of(self._drawn(index, info, False, rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
@@ -163,18 +157,12 @@ class Reading(BufferParts):
                 index, found = sampler.sample(storage, size)
                 last, rows = sampler.has_epochs and sampler.ran_out, None
         else:
-<<<<<<< HEAD
             index, found, rows, last = self._undisturbed(size) or self._locked(size)
-=======
-            with self._guard.hold(), self._sampling:
-                index, found, rows = sampler.sample_rows(storage, size)
-                last = sampler.has_epochs and sampler.ran_out
         return self._drawn(index, found, bool(last), rows)
 
     def _drawn(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
         """Complete the info of an index."""
         storage = self._storage
->>>>>>> 278a02c (torch_dataset and TorchLoader: the same batches for any number of workers, by rank, with a state in mid-epoch)
         info = dict(found)
         info["index"] = index
         if self._writer.tracks_generations:
