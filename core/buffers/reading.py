@@ -78,7 +78,7 @@ class Reading(BufferParts):
                 return self.batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
-            return self.batch_of(self._drawn(index, info, False, rows))
+            return self.batch_of(self._with_info(index, info, False, rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
@@ -158,9 +158,9 @@ class Reading(BufferParts):
                 last, rows = sampler.has_epochs and sampler.ran_out, None
         else:
             index, found, rows, last = self._undisturbed(size) or self._locked(size)
-        return self._drawn(index, found, bool(last), rows)
+        return self._with_info(index, found, bool(last), rows)
 
-    def _drawn(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
+    def _with_info(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
         """Complete the info of an index."""
         storage = self._storage
         info = dict(found)
