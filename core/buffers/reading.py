@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -124,7 +125,9 @@ class Reading(BufferParts):
         if prefetcher is None or size != self._batch_size:
             draw = self._draw(size)
             return draw, self._changed(self._rows_of(draw), draw)
-        with self._sampling:
+        # Writers take the guard before they notify the sampler: in the other order two threads wait for each other.
+        rows_are_read = self._guard.hold() if self._sampler.reads_rows else contextlib.nullcontext()
+        with rows_are_read, self._sampling:
             late = self._transform.draws
             newest = prefetcher.newest
             # One more than the capacity: the oldest is removed only after all draws succeeded.
@@ -147,7 +150,7 @@ class Reading(BufferParts):
         """
         with self._sampling:
             self.settle()
-            return self._draw(size, with_rows)
+        return self._draw(size, with_rows)
 
     def _draw(self, size: int, with_rows: bool = True) -> Draw:
         """Draw an index; for a sampler that reads rows, with the rows of the same instant."""

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.locks import Guard, SharedGuard
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -258,3 +259,34 @@ def test_a_draw_that_was_disturbed_is_made_again_under_the_lock() -> None:
     batch = buffer.sample()
     assert len(drawn) == 2
     assert torch.equal(batch["n"], drawn[1][2]["n"])
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_draws_and_writes_of_a_sampler_that_follows_both_end(prefetch: int | None) -> None:
+    # Draws held the sampler's lock while they waited for the rows', writes the other way round: both hung.
+    def rows(count: int) -> TensorDict:
+        done = (torch.arange(count) % 5 == 4)[:, None]
+        return TensorDict({"episode": torch.arange(count) // 5, "next": {"done": done}}, [count])
+
+    sampler = PrioritizedSliceSampler(200, 0.7, 0.5, slice_len=2)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), sampler=sampler, batch_size=8, prefetch=prefetch)
+    buffer.extend(rows(100))
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.is_set():
+            buffer.extend(rows(10))
+
+    def draw() -> None:
+        try:
+            for _ in range(300):
+                buffer.sample() if prefetch else buffer.draw(8)
+        finally:
+            ended.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (follow, draw)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
