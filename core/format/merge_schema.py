@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from ..errors import SchemaError, UsageError, did_you_mean
-from ..ted.schema import NEXT, Field, Key, key_name, state_keys
+from ..ted.schema import EPISODE, NEXT, Field, Key, key_name, state_keys
 from .contracts import StepReader
 from .manifest import Dropped, Manifest
 from .merged import MergedSchema, mask_key
@@ -65,11 +65,13 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     """Return the fields that the datasets are merged into.
 
     `error` takes datasets with the same fields only; `intersect` the fields that all have in one shape; `union` all
-    fields, with a mask for each that some dataset lacks. With `cast` fields of different element types get the one
-    that holds all values of each. SchemaError names every difference that the policy does not resolve.
+    fields, with a mask for each that some dataset lacks. The masks of an earlier union are continued. With `cast`
+    fields of different element types get the one that holds all values of each. SchemaError names every difference
+    that the policy does not resolve.
     """
     each = [reader.fields for reader in readers]
     differences = field_differences(each)
+    marked = _marked(readers)
     rewards = reward_meanings([reader.manifest for reader in readers], names)
     unresolved = [one for one in differences if not _resolved(one, policy, cast)]
     if unresolved or (rewards and policy == "error"):
@@ -82,6 +84,10 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     for key, found in _by_key(each):
         there = [one for one in found if one is not None]
         missing = [name for name, one in zip(names, found, strict=True) if one is None]
+        if missing and key in marked and (policy == "union" or _is_kept(marked[key], each)):
+            masks[key] = marked[key]  # no value is filled in where there is no mask
+            fields.append(there[0])
+            continue
         if policy == "intersect" and (missing or len({one.shape for one in there}) > 1):
             why = f"not in {' and '.join(missing)}" if missing else _shapes(found, names)
             dropped.append(Dropped(key_name(key), why))
@@ -90,16 +96,47 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
         if len(types) > 1:
             notes.append(f"{key_name(key)} becomes {_common_type(sorted(types))}: it is {_types(found, names)}")
         fields.append(replace(there[0], dtype=_common_type(sorted(types))))
-        if missing:
+        if missing and key == EPISODE:
+            notes.append(f"episode is not in {' and '.join(missing)}: the number of each episode there")
+        elif missing:
+            mask = key_name(mask_key(key))
+            notes.append(f"{key_name(key)} is not in {' and '.join(missing)}: zeros there, and {mask} is false")
+            if mask_key(key) not in marked:
+                _require_free(mask_key(key), each, names)
             masks[mask_key(key)] = key
-            marked = key_name(mask_key(key))
-            notes.append(f"{key_name(key)} is not in {' and '.join(missing)}: zeros there, and {marked} is false")
     if not fields:
         raise SchemaError(f"{' and '.join(names)} have no field in common: nothing is left to merge")
     _require_observation(each, fields, differences, names)
-    fields += [Field(key, "bool", (), "info") for key in masks]
+    known = {one.key for one in fields}
+    fields += [Field(key, "bool", (), "info") for key in masks if key not in known]
     _require_tree([one.key for one in fields])
     return MergedSchema(tuple(fields), masks, tuple(dropped), tuple(notes))
+
+
+def _marked(readers: Sequence[StepReader]) -> dict[Key, Key]:
+    """The masks that earlier merges with `union` made: of each the key whose values it marks."""
+    found: dict[Key, Key] = {}
+    for reader in readers:
+        steps = reader.manifest.provenance
+        if any(step.verb == "merge" and step.arguments.get("schema") == "union" for step in steps):
+            flags = {one.key for one in reader.fields if (one.dtype, one.shape) == ("bool", ())}
+            found |= {mask_key(one.key): one.key for one in reader.fields if mask_key(one.key) in flags}
+    return found
+
+
+def _is_kept(key: Key, each: Sequence[Sequence[Field]]) -> bool:
+    """Whether all datasets have the field in one shape."""
+    shapes = [one.shape for fields in each for one in fields if one.key == key]
+    return len(shapes) == len(each) and len(set(shapes)) == 1
+
+
+def _require_free(mask: Key, each: Sequence[Sequence[Field]], names: Sequence[str]) -> None:
+    for fields, name in zip(each, names, strict=True):
+        if any(one.key == mask for one in fields):
+            raise SchemaError(
+                f"{key_name(mask)} would be a mask, and it is a field of {name}",
+                hint="give that field another name: rbtool preprocess --rename",
+            )
 
 
 def _resolved(difference: FieldDifference, policy: Policy, cast: bool) -> bool:

@@ -30,8 +30,8 @@ def mask_key(key: Key) -> Key:
 class MergedSchema:
     """The fields of a merged dataset, and what of its sources they do not keep as it is.
 
-    `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks. `dropped` and `notes` name the
-    fields that are left out, converted or filled in.
+    `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks: a source without this mask has
+    all the values, or none. `dropped` and `notes` name the fields that are left out, converted or filled in.
     """
 
     fields: tuple[Field, ...]
@@ -122,7 +122,7 @@ class MergedSteps(StepReader):
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         leaf = self._leaf(key, start, stop)
-        if key == EPISODE and self._renumbered:
+        if key == EPISODE and (self._renumbered or not all(EPISODE in own for own in self._keys)):
             which = self._table.index_of_step(np.arange(start, stop))
             numbers = self._table.episode[which].astype(leaf.numpy)
             return np.broadcast_to(numbers.reshape(-1, *[1] * len(leaf.shape)), (stop - start, *leaf.shape)).copy()
@@ -138,9 +138,9 @@ class MergedSteps(StepReader):
     def _rows(self, member: int, leaf: Field, start: int, stop: int) -> Array:
         """Rows of one member as the merged field has them."""
         key = self.schema.masks.get(leaf.key)
-        if key is not None:
-            return np.full((stop - start, *leaf.shape), key in self._keys[member], leaf.numpy)
         own = self._keys[member].get(leaf.key)
+        if own is None and key is not None:
+            return np.full((stop - start, *leaf.shape), key in self._keys[member], leaf.numpy)
         if own is None:
             return np.zeros((stop - start, *leaf.shape), leaf.numpy)
         rows = self.members[member].read(leaf.key, start, stop)

@@ -56,6 +56,11 @@ def column(path: Path, name: str) -> np.ndarray:
         return reader.read(tuple(name.split(".")), 0, reader.manifest.steps).copy()
 
 
+def names(path: Path) -> set[str]:
+    with open_steps(path) as reader:
+        return {field.name for field in reader.fields}
+
+
 @pytest.mark.parametrize("layouts", [("ted", "ted"), ("packed", "ted"), ("packed", "packed")])
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 def test_rows_table_text_and_spaces_are_carried(two, tmp_path, layouts, layout):
@@ -170,6 +175,58 @@ def test_union_fills_with_zeros_and_marks_them(tmp_path, layout):
     assert column(tmp_path / "m", "next.info.y").tolist() == [[False, False]] * 5 + column(b, "next.info.y").tolist()
     assert column(tmp_path / "m", "next.mask.info.y").tolist() == [False] * 5 + [True] * 5
     assert any("zeros there, and mask.info.x is false" in note for note in merged.notes)
+
+
+@pytest.fixture
+def union(tmp_path) -> Path:
+    """Five rows with `x`, five without: a merge with the policy `union`."""
+    make(tmp_path / "with", {"y": ("int32", ()), "x": ("int32", ())})
+    make(tmp_path / "without", {"y": ("int32", ())}, numbers=(2, 3))
+    rbtool.merge([tmp_path / "with", tmp_path / "without"], tmp_path / "union", schema="union")
+    return tmp_path / "union"
+
+
+@pytest.mark.parametrize("policy", ["union", "intersect"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_mask_of_a_union_is_continued_where_values_are(union, tmp_path, policy, first):
+    more = make(tmp_path / "more", {"y": ("int32", ()), "x": ("int32", ())}, numbers=(4, 5), seed=1)
+    sources = [union, more] if first else [more, union]
+    rbtool.merge(sources, tmp_path / "m", schema=policy)
+    mask, values = column(tmp_path / "m", "mask.x"), column(tmp_path / "m", "x")
+    earlier, own = [True] * 5 + [False] * 5, [True] * 5
+    assert mask.tolist() == (earlier + own if first else own + earlier)
+    assert values[mask].tolist() == np.concatenate([column(one, "x")[:5] for one in sources]).tolist()
+    assert not values[~mask].any()
+    assert names(tmp_path / "m") == {"y", "x", "mask.x"}
+
+
+def test_the_mask_of_a_union_is_false_where_values_are_missing_again(union, tmp_path):
+    more = make(tmp_path / "more", {"y": ("int32", ())}, numbers=(4, 5), seed=1)
+    rbtool.merge([union, more], tmp_path / "m", schema="union")
+    assert column(tmp_path / "m", "mask.x").tolist() == [True] * 5 + [False] * 10
+    left = rbtool.merge([union, more], tmp_path / "left", schema="intersect")
+    assert [one["key"] for one in left.dropped_keys] == ["x", "mask.x"]
+    with pytest.raises(rbtool.SchemaError, match=r"mask.x: bool \[\] in"):
+        rbtool.merge([union, make(tmp_path / "x", {"y": ("int32", ()), "x": ("int32", ())})], tmp_path / "error")
+
+
+def test_a_field_in_the_place_of_a_mask_is_named(tmp_path):
+    a = make(tmp_path / "a", {"y": ("int32", ()), "x": ("int32", ()), "mask.x": ("bool", ())})
+    b = make(tmp_path / "b", {"y": ("int32", ())}, numbers=(2, 3))
+    with pytest.raises(rbtool.SchemaError, match=f"mask.x would be a mask, and it is a field of {a}") as caught:
+        rbtool.merge([a, b], tmp_path / "m", schema="union")
+    assert "--rename" in caught.value.hint
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("numbers", [(2, 3), (1, 2)])
+def test_episode_numbers_are_filled_in_where_a_dataset_has_no_field_of_them(tmp_path, layout, numbers):
+    a = make(tmp_path / "a", {"y": ("int32", ()), "episode": ("int64", ())})
+    b = make(tmp_path / "b", {"y": ("int32", ())}, numbers=numbers)
+    merged = rbtool.merge([a, b], tmp_path / "m", schema="union", layout=layout)
+    assert column(tmp_path / "m", "episode").tolist() == [0] * 3 + [1] * 2 + [2] * 3 + [3] * 2
+    assert f"episode is not in {b}: the number of each episode there" in merged.notes
+    assert not {name for name in names(tmp_path / "m") if "mask" in name}
 
 
 def test_a_type_that_holds_all_values_is_needed_to_cast(tmp_path):
