@@ -29,7 +29,7 @@ from .concurrency import Draw
 from .ensemble_state import EnsembleState
 from .locks import hold_all
 from .pytrees import ragged_elements
-from .schemas import MASK, Joiner, Schema, SchemaDifference, differences, schema_of
+from .schemas import Joiner, Schema, SchemaDifference, differences, joined_schema, schema_of
 
 
 class RowsDraw(Draw):
@@ -284,14 +284,7 @@ class EnsembleDraws(EnsembleState):
 
     def nested_schema(self) -> Schema:
         """Return the schema of the batches of this ensemble, which is a member of another."""
-        schemas = self._schemas()
-        different = {one.key for one in differences(schemas)}
-        found: Schema = {}
-        for schema in schemas.values():
-            found |= schema
-        if self._joiner.policy == "union":
-            return found | {(MASK, *key): ("torch.bool", ()) for key in found if ".".join(key) in different}
-        return {key: kind for key, kind in found.items() if ".".join(key) not in different}
+        return joined_schema(self._joiner.policy, self._schemas())
 
 
 def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -37,6 +37,9 @@ class SchemaDifference:
         )
 
 
+Differences: TypeAlias = tuple[SchemaDifference, ...]
+
+
 def checked_policy(policy: Any) -> Policy | None:
     """Return a schema policy; UsageError for another word."""
     if policy is not None and policy not in get_args(Policy):
@@ -68,7 +71,40 @@ def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
     return found
 
 
-def differences(schemas: Mapping[int, Schema]) -> tuple[SchemaDifference, ...]:
+def _masks(schema: Schema) -> list[Key]:
+    """The masks of entries that an ensemble with the policy `union` adds to its batches."""
+    return [key for key, kind in schema.items() if key[:1] == (MASK,) and kind == ("torch.bool", ()) and key[1:]]
+
+
+def _without_masks(schema: Schema) -> Schema:
+    masks = frozenset(_masks(schema))
+    return {key: kind for key, kind in schema.items() if key not in masks}
+
+
+def _compared(policy: Policy | None, schemas: Mapping[int, Schema]) -> tuple[frozenset[Key], Differences]:
+    """Return the entries that members have masks of, which the policy continues, and those that are not alike."""
+    if policy not in ("intersect", "union"):
+        return frozenset(), differences(schemas)
+    marked = frozenset(key[1:] for one in schemas.values() for key in _masks(one))
+    return marked, differences({number: _without_masks(one) for number, one in schemas.items()})
+
+
+def joined_schema(policy: Policy | None, schemas: Mapping[int, Schema]) -> Schema:
+    """Return the schema of the batches that a `Joiner` makes of members with these."""
+    marked, different = _compared(policy, schemas)
+    apart = {one.key for one in different}
+    found: Schema = {}
+    for schema in schemas.values():
+        found |= schema if policy not in ("intersect", "union") else _without_masks(schema)
+    if policy == "union":
+        masked = [key for key in found if ".".join(key) in apart or key in marked]
+    else:
+        found = {key: kind for key, kind in found.items() if ".".join(key) not in apart}
+        masked = [key for key in found if key in marked]
+    return found | {(MASK, *key): ("torch.bool", ()) for key in masked}
+
+
+def differences(schemas: Mapping[int, Schema]) -> Differences:
     """Compare the schemas of members; empty where they are alike."""
     keys: dict[Key, None] = {}
     for schema in schemas.values():
@@ -97,7 +133,7 @@ class Joiner:
     - `"error"`: SchemaError names them;
     - `"intersect"`: they are left out, and listed in `dropped_keys`;
     - `"union"`: zeros where they are not, and `("schema_mask", *key)`, bool of the shape of the batch, is True where
-      they are;
+      they are; a member that is such an ensemble has masks of its own, which are continued, also by `"intersect"`;
     - None: a lazy stack, whose keys are those of all its members, as TorchRL's; one behind the other, as `"error"`.
 
     Batches of different numbers of rows, or of row shapes, are stacked lazily with None, and refused by the policies.
@@ -108,7 +144,8 @@ class Joiner:
         self._stack = stack
         self._labels = labels
         self._known: dict[int, Schema] = {}
-        self._different: tuple[SchemaDifference, ...] = ()
+        self._different: Differences = ()
+        self._marked: frozenset[Key] = frozenset()  # entries that members have masks of
 
     @property
     def known(self) -> Mapping[int, Schema]:
@@ -119,7 +156,7 @@ class Joiner:
         """Take the schema of a member into account."""
         if self._known.get(member) != schema:
             self._known[member] = schema
-            self._different = differences(self._known)
+            self._marked, self._different = _compared(self.policy, self._known)
 
     @property
     def dropped_keys(self) -> tuple[str, ...]:
@@ -159,25 +196,33 @@ class Joiner:
     def _fitted(self, batch: Any, schema: Schema) -> Any:
         """Return a batch with the entries that the policy gives to all members."""
         batch = _without_empty_nests(batch)
-        if not is_tensor_collection(batch) or not self._different:
+        if not is_tensor_collection(batch) or not (self._different or self._marked):
             return batch
         if self.policy == "intersect":
-            everywhere = set(schema).intersection(*self._known.values())
-            return batch.select(*everywhere, *(name for name in self._labels if batch.get(name, None) is not None))
+            everywhere = set(_without_masks(schema)).intersection(*self._known.values())
+            labels = [name for name in self._labels if batch.get(name, None) is not None]
+            return self._with_masks(batch.select(*everywhere, *labels), batch, schema, self._marked & everywhere)
         fitted, wanted = batch.copy(), {one.key for one in self._different}
         kinds: Schema = {}
         for known in self._known.values():
-            kinds |= known
-        for key, (dtype, row) in kinds.items():
-            if ".".join(key) not in wanted:
-                continue
-            there = key in schema
-            if not there:
-                if dtype == "object":
-                    raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
-                kind = getattr(torch, dtype.removeprefix("torch."))
-                fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
-            fitted.set((MASK, *key), torch.full(tuple(batch.batch_size), there, device=batch.device))
+            kinds |= _without_masks(known)
+        missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and ".".join(key) in wanted]
+        for key, dtype, row in missing:
+            if dtype == "object":
+                raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
+        masked = [key for key in kinds if ".".join(key) in wanted or key in self._marked]
+        return self._with_masks(fitted, batch, schema, masked)
+
+    @staticmethod
+    def _with_masks(fitted: Any, batch: Any, schema: Schema, keys: Iterable[Key]) -> Any:
+        """Set the mask of each of these entries: that of the member itself, or whether it has the entry."""
+        for key in keys:
+            if (MASK, *key) in schema:
+                fitted.set((MASK, *key), batch.get((MASK, *key)))
+            else:
+                fitted.set((MASK, *key), torch.full(tuple(batch.batch_size), key in schema, device=batch.device))
         return fitted
 
     def _dense(self, batches: list[Any]) -> Any:

@@ -109,7 +109,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
     _require_observation(each, fields, differences, names)
     known = {one.key for one in fields}
     fields += [Field(key, "bool", (), "info") for key in masks if key not in known]
-    _require_tree([one.key for one in fields])
+    _require_tree(each, fields, names)
     return MergedSchema(tuple(fields), masks, tuple(dropped), tuple(notes))
 
 
@@ -246,8 +246,16 @@ def reward_meanings(manifests: Sequence[Manifest], names: Sequence[str]) -> list
     return [f"next.reward is a sum over n steps in {' and '.join(summed)}, and of one step in the others"]
 
 
-def _require_tree(keys: Sequence[Key]) -> None:
+def _require_tree(each: Sequence[Sequence[Field]], kept: Sequence[Field], names: Sequence[str]) -> None:
+    """Raise SchemaError for a name that would be a field and a group of fields."""
+    keys = [one.key for one in kept]
     groups = {key[:size] for key in keys for size in range(1, len(key))}
     for key in keys:
-        if key in groups or keys.count(key) > 1:
-            raise SchemaError(f"{key_name(key)!r} is a field in one place and a group of fields in another")
+        if key not in groups:
+            continue
+        places = [name for name, fields in zip(names, each, strict=True) if any(one.key == key for one in fields)]
+        others = [name for name in names if name not in places]
+        raise SchemaError(
+            f"{key_name(key)!r} is a field in {' and '.join(places)} and a group of fields in {' and '.join(others)}",
+            hint="rename or exclude it in one of them first: rbtool preprocess --rename, --exclude",
+        )

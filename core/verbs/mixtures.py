@@ -115,18 +115,23 @@ class OpenMixture(Generic[T]):
 
     @cached_property
     def differences(self) -> list[FieldDifference]:
-        """The fields that the members do not have alike."""
-        return field_differences([member.fields for member in self.members])
+        """The fields that the members do not have alike; masks of mixtures in it are continued, unless it refuses."""
+        if self.mixture.schema == "error":
+            return field_differences([member.fields for member in self.members])
+        return field_differences([_without_masks(member.fields) for member in self.members])
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The fields of batches: those that all members have, or with the policy `union` all, and masks."""
-        found = {one.key: one for member in self.members for one in member.fields}
+        known = {one.key: one for member in self.members for one in member.fields}
+        if self.mixture.schema == "error":
+            return tuple(known.values())
         different = {one.key for one in self.differences}
-        if self.mixture.schema == "union":
-            masks = [Field((_MASK, *key), "bool", (), "info") for key, one in found.items() if one.name in different]
-            return (*found.values(), *masks)
-        return tuple(one for one in found.values() if one.name not in different)
+        found = _without_masks(tuple(known.values()))
+        if self.mixture.schema == "intersect":
+            found = [one for one in found if one.name not in different]
+        masked = [one.key for one in found if one.name in different or (_MASK, *one.key) in known]
+        return (*found, *(Field((_MASK, *key), "bool", (), "info") for key in masked))
 
     @cached_property
     def content_digest(self) -> str:
@@ -160,6 +165,11 @@ class OpenMixture(Generic[T]):
             f"{'; '.join(lines[:_FEW])}{more}",
             hint=hint,
         )
+
+
+def _without_masks(fields: Sequence[Field]) -> list[Field]:
+    """The fields without the masks that a mixture with the policy `union` adds to its batches."""
+    return [one for one in fields if one.key[0] != _MASK or (one.dtype, one.shape) != ("bool", ())]
 
 
 def _clashes(difference: FieldDifference) -> bool:

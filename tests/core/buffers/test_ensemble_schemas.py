@@ -56,6 +56,32 @@ def test_union_fills_with_zeros_and_adds_a_mask(batch: Any, p: Any) -> None:
     assert "shared" not in found["schema_mask"]
 
 
+@pytest.mark.parametrize("policy", ["union", "intersect"])
+@pytest.mark.parametrize("batch", ["stack", "exact"])
+@pytest.mark.parametrize("first", [True, False])
+def test_masks_of_a_member_are_continued_where_values_are(policy: Any, batch: Any, first: bool) -> None:
+    inner = ReplayBufferEnsemble(buffer_of(64, x=torch.ones(3)), buffer_of(64), schema="union", batch=batch)
+    both = [inner, buffer_of(64, x=torch.ones(3))]
+    buffer = ReplayBufferEnsemble(*(both if first else both[::-1]), schema=policy, batch=batch)
+    for found in (buffer.sample(16), ReplayBufferEnsemble(buffer, schema="union", batch=batch).sample(16)):
+        assert torch.equal(found["schema_mask", "x"], found["x"].bool().all(-1))
+        assert torch.equal(found["schema_mask", "x"], found["source_id"] != (1 if first else 2))
+        assert set(found["schema_mask"].keys()) == {"x"}
+    assert buffer.dropped_keys == ()
+
+
+@pytest.mark.parametrize("batch", ["stack", "exact"])
+def test_masks_of_a_member_are_false_where_values_are_missing_again(batch: Any) -> None:
+    inner = ReplayBufferEnsemble(buffer_of(64, x=torch.ones(3)), buffer_of(64), schema="union", batch=batch)
+    found = ReplayBufferEnsemble(inner, buffer_of(64), schema="union", batch=batch).sample(16)
+    assert torch.equal(found["schema_mask", "x"], found["source_id"] == 0)
+    assert torch.equal(found["x"].bool().all(-1), found["source_id"] == 0)
+    assert set(found["schema_mask"].keys()) == {"x"}
+    left = ReplayBufferEnsemble(inner, buffer_of(64), schema="intersect", batch=batch)
+    assert "schema_mask" not in left.sample(16)
+    assert left.dropped_keys == ("x",)
+
+
 @pytest.mark.parametrize("p", [None, [1, 0]])
 def test_error_names_the_entry_whichever_members_are_drawn(p: Any) -> None:
     buffer = ReplayBufferEnsemble(*members(), schema="error", p=p)
@@ -99,7 +125,7 @@ def test_an_ensemble_with_a_policy_is_a_member() -> None:
     outer = ReplayBufferEnsemble(inner, buffer_of(4), schema="intersect", batch="exact")
     found = outer.sample(9)
     assert set(found.keys()) == {"shared", "index", "source_id"}
-    assert set(outer.dropped_keys) == {"next.goal", "only", "schema_mask.next.goal", "schema_mask.only"}
+    assert set(outer.dropped_keys) == {"next.goal", "only"}
 
 
 # Weights ---------------------------------------------------------------------------------------------
