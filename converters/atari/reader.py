@@ -24,7 +24,7 @@ from .checkpoints import (
     checkpoints_at,
     looks_like_run,
 )
-from .run import Run, RunEpisode, look_over
+from .run import RunEpisode, RunSurvey, look_over
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -63,12 +63,12 @@ class AtariReader(Reader):
         self._open: dict[int, CheckpointRows] = {}
         self._verdicts: dict[int, CorruptDataError | None] = {}
         self._touched: set[int] = set()
-        self._run: Run | None = None
+        self._run: RunSurvey | None = None
         if not looks_like_run(self.path):
             raise FormatError(f"{self.path} has no checkpoints, which are files like $store$_observation_ckpt.0.gz")
 
     @property
-    def _found(self) -> Run:
+    def _found(self) -> RunSurvey:
         if self._run is None:
             self._run = look_over(checkpoints_at(self.path), self.path, self._are_zero)
             self._touched.clear()
@@ -98,7 +98,7 @@ class AtariReader(Reader):
         )
 
     @staticmethod
-    def _fields(run: Run) -> tuple[tuple[Field, Timing], ...]:
+    def _fields(run: RunSurvey) -> tuple[tuple[Field, Timing], ...]:
         forms = {name: (dtype_name(dtype), shape) for name, (dtype, shape) in run.form.columns.items()}
         return (
             (Field(_KEYS[OBSERVATION], *forms[OBSERVATION], "observation"), "state"),
@@ -106,11 +106,11 @@ class AtariReader(Reader):
             (Field(_KEYS[REWARD], *forms[REWARD], "reward"), "result"),
         )
 
-    def survey_state(self) -> Run:
+    def survey_state(self) -> RunSurvey:
         """Return the time line."""
         return self._found
 
-    def take_survey(self, state: Run) -> None:
+    def take_survey(self, state: RunSurvey) -> None:
         """Take over the time line."""
         self._run = state
 
@@ -156,10 +156,10 @@ class AtariReader(Reader):
                 "other episodes"
             )
 
-    def _are_zero(self, run: Run, start: int, stop: int) -> bool:
+    def _are_zero(self, run: RunSurvey, start: int, stop: int) -> bool:
         return not self._read(run, OBSERVATION, start, stop).any()
 
-    def _read(self, run: Run, name: str, start: int, stop: int) -> Array:
+    def _read(self, run: RunSurvey, name: str, start: int, stop: int) -> Array:
         """Read rows of the run; none of them where the range is empty."""
         if start == stop:
             dtype, shape = run.form.columns[name]
@@ -167,7 +167,7 @@ class AtariReader(Reader):
         parts = [self._opened(run, place).read(name, *slots) for place, *slots in run.parts(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _opened(self, run: Run, place: int) -> CheckpointRows:
+    def _opened(self, run: RunSurvey, place: int) -> CheckpointRows:
         self._touched.add(place)
         found = self._open.pop(place, None)
         if found is None:

@@ -50,7 +50,7 @@ class RunEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSurvey:
     """What a look at all checkpoints found.
 
     `problems` has what is wrong with checkpoints that are left out, or missing; all others can be read. `stated` is
@@ -75,7 +75,9 @@ class Run:
             start, number = end, number + 1
 
 
-def look_over(files: Sequence[CheckpointFiles], path: Path, are_zero: Callable[[Run, int, int], bool]) -> Run:
+def look_over(
+    files: Sequence[CheckpointFiles], path: Path, are_zero: Callable[[RunSurvey, int, int], bool]
+) -> RunSurvey:
     """Look at the small arrays of all checkpoints and find the episodes.
 
     `are_zero` states whether the frames of rows `[start, stop)` of a run are zeros. Raises what is wrong with the
@@ -104,14 +106,14 @@ def look_over(files: Sequence[CheckpointFiles], path: Path, are_zero: Callable[[
         {"checkpoint": one.files.number, "rows": one.rows, "add_count": one.add_count, "invalid_range": one.invalid}
         for one in found
     )
-    run = Run(tuple(one.files for one in found), found[0].form, tuple(line.stretches), tuple(problems), stated)
+    run = RunSurvey(tuple(one.files for one in found), found[0].form, tuple(line.stretches), tuple(problems), stated)
     blanks = _blanks(run, line, found, are_zero)
     episodes = tuple(line.episodes(blanks))
     return replace(run, episodes=episodes, notes=tuple(_notes(parts, joined, line, episodes, blanks)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Slots:
     """The slots of a checkpoint in the order of time; `first` and `stop` count rows since the run began."""
 
     checkpoint: Checkpoint
@@ -124,19 +126,19 @@ class _Part:
         return self.checkpoint.files.number
 
 
-def _parts(found: Sequence[Checkpoint]) -> Iterator[_Part]:
+def _parts(found: Sequence[Checkpoint]) -> Iterator[_Slots]:
     is_ring = _are_rings([one for one in found if one.rows])
     for one in found:
         rows, count = one.rows, one.add_count
         if count is None:
-            yield _Part(one, ((0, rows),), None, None)
+            yield _Slots(one, ((0, rows),), None, None)
         elif not is_ring or not rows:
-            yield _Part(one, ((0, rows),), count - rows, count)
+            yield _Slots(one, ((0, rows),), count - rows, count)
         elif count < rows:  # the ring was not full yet: the other slots were never written
-            yield _Part(one, ((0, count),), 0, count)
+            yield _Slots(one, ((0, count),), 0, count)
         else:
             cursor = count % rows
-            yield _Part(one, ((cursor, rows), (0, cursor)), count - rows, count)
+            yield _Slots(one, ((cursor, rows), (0, cursor)), count - rows, count)
 
 
 def _are_rings(found: Sequence[Checkpoint]) -> bool:
@@ -155,7 +157,7 @@ def _are_rings(found: Sequence[Checkpoint]) -> bool:
     return True
 
 
-def _missing(parts: Sequence[_Part], joined: Sequence[bool], there: set[int], path: Path) -> Iterator[FormatError]:
+def _missing(parts: Sequence[_Slots], joined: Sequence[bool], there: set[int], path: Path) -> Iterator[FormatError]:
     """Yield an error for each gap in the numbers, unless the rows around it follow one another."""
     for (other, one), follows in zip(itertools.pairwise(parts), joined, strict=True):
         lacking = [number for number in range(other.number + 1, one.number) if number not in there]
@@ -174,7 +176,7 @@ class _TimeLine:
     out. `cuts` are rows that do not follow the one before, `resets` those of them with which the run begins.
     """
 
-    def __init__(self, parts: Sequence[_Part], joined: Sequence[bool]) -> None:
+    def __init__(self, parts: Sequence[_Slots], joined: Sequence[bool]) -> None:
         self.stretches: list[Stretch] = []
         self.cuts: set[int] = set()
         self.resets: set[int] = set()
@@ -200,7 +202,7 @@ class _TimeLine:
         after = set((self.terminal + 1).tolist()) - self.cuts
         return sorted(row for row in after | self.resets if row < self.rows)
 
-    def are_quiet(self, run: Run, start: int, stop: int) -> bool:
+    def are_quiet(self, run: RunSurvey, start: int, stop: int) -> bool:
         """Whether rows `[start, stop)`, as far as there are, have action 0, reward 0 and no terminal."""
         parts = run.parts(start, min(stop, self.rows))
         return all(self._checkpoints[place].are_quiet(*slots) for place, *slots in parts)
@@ -215,7 +217,7 @@ class _TimeLine:
                 yield RunEpisode(start + skipped, stop, stop in ends, start in resets, skipped)
 
 
-def _left_out(part: _Part, *, start: bool) -> Array:
+def _left_out(part: _Slots, *, start: bool) -> Array:
     """Return which rows of a part, in the order of time, `invalid_range` names and nothing makes valid.
 
     It names the newest row, since the next one is missing: `--final-step` decides about that, as of any episode. It
@@ -232,7 +234,9 @@ def _left_out(part: _Part, *, start: bool) -> Array:
     return np.flatnonzero(marks)
 
 
-def _blanks(run: Run, line: _TimeLine, found: Sequence[Checkpoint], are_zero: Callable[[Run, int, int], bool]) -> int:
+def _blanks(
+    run: RunSurvey, line: _TimeLine, found: Sequence[Checkpoint], are_zero: Callable[[RunSurvey, int, int], bool]
+) -> int:
     """Return how many blank rows each episode begins with: as many as Dopamine writes, or none.
 
     Blank rows have an action and a reward of 0 and frames of zeros; of the frames only the first episodes are read.
@@ -247,7 +251,7 @@ def _blanks(run: Run, line: _TimeLine, found: Sequence[Checkpoint], are_zero: Ca
 
 
 def _notes(
-    parts: Sequence[_Part], joined: Sequence[bool], line: _TimeLine, episodes: Sequence[RunEpisode], blanks: int
+    parts: Sequence[_Slots], joined: Sequence[bool], line: _TimeLine, episodes: Sequence[RunEpisode], blanks: int
 ) -> Iterator[str]:
     apart = [pair for pair, follows in zip(itertools.pairwise(parts), joined, strict=True) if not follows]
     for other, one in apart[:_NAMED]:
@@ -269,5 +273,5 @@ def _notes(
         yield f"{how} after a cut, in the middle of a game"
 
 
-def _stated(part: _Part) -> str:
+def _stated(part: _Slots) -> str:
     return "not stated" if part.checkpoint.add_count is None else f"{part.checkpoint.add_count:,}"

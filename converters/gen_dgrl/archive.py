@@ -36,7 +36,7 @@ class CutError(CorruptDataError):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A file in an archive: its name, where its bytes begin once all is unpacked, and how many there are."""
 
     name: str
@@ -81,7 +81,7 @@ class Archive(Closing):
             count -= len(parts[-1])
         return b"".join(parts)
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[ArchiveMember]:
         """Yield the regular files, in their order; at the end all checksums of the compressed stream were compared.
 
         FormatError for an archive that holds something else than files and folders below a folder; CutError, after the
@@ -110,7 +110,7 @@ class Archive(Closing):
                 name, long_name, long_size = long_name or header.name, "", -1
                 self._refuse_odd(header, name, size)
                 if header.isreg():
-                    yield Member(name, position, size)
+                    yield ArchiveMember(name, position, size)
             position += -(-size // _BLOCK) * _BLOCK
         raise self._damaged(f"it has more than {_MOST_MEMBERS:,} members")
 

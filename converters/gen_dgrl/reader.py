@@ -19,7 +19,7 @@ from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
-from .archive import Archive, CutError, Member, begins_as_archive
+from .archive import Archive, ArchiveMember, CutError, begins_as_archive
 from .datasets import id_of
 
 PIECE_BYTES = BLOCK_BYTES
@@ -43,13 +43,13 @@ _AFTER = (
 class ArchivedEpisode:
     """An episode of `length` steps in a member; `terminated` states that its last step is done."""
 
-    member: Member
+    member: ArchiveMember
     length: int = 0
     terminated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ArchiveSurvey:
     """What a pass over an archive found.
 
     `damaged` are the episodes that cannot be read, `problem` what ends the archive too early.
@@ -92,7 +92,7 @@ class GenDgrlReader(Reader):
 
     def on_open(self) -> None:
         """Open the archive."""
-        self._found: Found | None = None
+        self._found: ArchiveSurvey | None = None
         self._unpickler: PickleReader | None = None
         found = _archive_at(self.path)
         if found is None or not begins_as_archive(found):
@@ -107,7 +107,7 @@ class GenDgrlReader(Reader):
             raise
 
     @property
-    def _all(self) -> Found:
+    def _all(self) -> ArchiveSurvey:
         if self._found is None:
             self._found = self._look(lambda episodes: None)
         return self._found
@@ -131,7 +131,7 @@ class GenDgrlReader(Reader):
             lengths=lengths,
         )
 
-    def _look(self, progress: Callable[[int], None]) -> Found:
+    def _look(self, progress: Callable[[int], None]) -> ArchiveSurvey:
         forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         episodes: dict[int, ArchivedEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
@@ -165,11 +165,11 @@ class GenDgrlReader(Reader):
         )
         notes += [f"left out: what follows a cut: {problem.message}"] if problem is not None else []
         dropped = tuple(Dropped(name, "it is not part of the published layout") for name in sorted(others))
-        return Found(_fields(forms), episodes, damaged, problem, dropped, tuple(notes))
+        return ArchiveSurvey(_fields(forms), episodes, damaged, problem, dropped, tuple(notes))
 
     def _episode(
         self,
-        member: Member,
+        member: ArchiveMember,
         arrays: Mapping[str, PickledArray],
         forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]],
     ) -> ArchivedEpisode:
@@ -197,11 +197,11 @@ class GenDgrlReader(Reader):
             raise FormatError(f"{what}: dones are set before the last step, or have values other than 0 and 1")
         return ArchivedEpisode(member, steps, bool(dones[-1]))
 
-    def _load(self, member: Member) -> tuple[dict[str, PickledArray], set[str]]:
+    def _load(self, member: ArchiveMember) -> tuple[dict[str, PickledArray], set[str]]:
         """Unpickle an episode in the process of its own; return its arrays, and the names of what else it has."""
         what = f"{self.path}: {member.name}"
         head = self._archive.read(member.start, min(member.size, _HEAD))
-        header = read_header(_Held(head, member.size), what)
+        header = read_header(_Head(head, member.size), what)
         if not header.stored.hasobject or header.shape:
             raise FormatError(f"{what} is an array of {header.stored}, a pickled dictionary is expected")
         body = _Body(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
@@ -230,11 +230,11 @@ class GenDgrlReader(Reader):
     def _rows(self, array: PickledArray, start: int, stop: int) -> Array:
         return self._reader().rows(array, start, stop)
 
-    def survey_state(self) -> Found:
+    def survey_state(self) -> ArchiveSurvey:
         """Return what the archive holds."""
         return self._all
 
-    def take_survey(self, state: Found) -> None:
+    def take_survey(self, state: ArchiveSurvey) -> None:
         """Take over what the archive holds."""
         self._found = state
 
@@ -324,7 +324,7 @@ def _archive_at(path: Path) -> Path | None:
     return files[0] if len(files) == 1 and files[0].is_file() else None
 
 
-def _is_episode(member: Member) -> bool:
+def _is_episode(member: ArchiveMember) -> bool:
     name = Path(member.name).name
     return name.endswith(_SUFFIX) and not name.startswith(".")
 
@@ -346,7 +346,7 @@ def _has_episode(path: Path) -> bool:
     return False
 
 
-class _Held(ByteRange):
+class _Head(ByteRange):
     """The first bytes of `size`."""
 
     def __init__(self, head: bytes, size: int) -> None:

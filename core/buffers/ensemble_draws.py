@@ -24,7 +24,7 @@ from ..samplers.ensemble_index import (
     rows_of,
 )
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, IndexPart, StorageEnsemble
-from ..storages.gathering import Gatherer, Rows
+from ..storages.gathering import Gatherer, MemberRows
 from .concurrency import Draw
 from .ensemble_state import EnsembleState
 from .locks import hold_all
@@ -37,7 +37,7 @@ class RowsDraw(Draw):
 
     __slots__ = ("_source_key", "labels", "of_members")
 
-    def __init__(self, rows: Rows, labels: Sequence[torch.Tensor], source_key: str | None) -> None:
+    def __init__(self, rows: MemberRows, labels: Sequence[torch.Tensor], source_key: str | None) -> None:
         self.last, self.rows = False, None
         self.of_members = rows
         self.labels = labels
@@ -118,7 +118,7 @@ class EnsembleDraws(EnsembleState):
                 draw = self._drawn(counts, with_rows=True)
             return self._completed_in_turn(draw)
 
-    def _draw_rows(self, rows: Rows) -> Draw:
+    def _draw_rows(self, rows: MemberRows) -> Draw:
         """Make a draw of rows that were drawn at once."""
         self._learn_schemas()
         return self._completed_in_turn(RowsDraw(rows, labels_of(rows, self._storage, self.batch), self.source_key))
@@ -132,7 +132,7 @@ class EnsembleDraws(EnsembleState):
                     break
         return draw
 
-    def _uniform_rows(self, size: int, counts: Sequence[tuple[int, int]] | None = None) -> Rows | None:
+    def _uniform_rows(self, size: int, counts: Sequence[tuple[int, int]] | None = None) -> MemberRows | None:
         for member in self._members:
             if member.writer.tracks_generations:
                 return None  # the info of each has them
@@ -195,7 +195,7 @@ class EnsembleDraws(EnsembleState):
                 batch.set(key, value)
         return batch
 
-    def _rows_and_info(self, draw: Draw) -> tuple[Rows, Mapping[Any, Any]] | None:
+    def _rows_and_info(self, draw: Draw) -> tuple[MemberRows, Mapping[Any, Any]] | None:
         """Return the rows of a draw, and the info that is in its batch; None where members differ in these."""
         if isinstance(draw, RowsDraw):
             return draw.of_members, {}

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from ..storages.base import Storage
-from ..storages.journal import Journal
+from ..storages.journal import WriteJournal
 from ..storages.write_log import Counter
 
 # After so many failed reads a reader takes the lock, so that every read ends.
@@ -167,7 +167,7 @@ class SharedGuard(Guard):
         super().__init__()
         self._descriptor = _anonymous_file() if descriptor is None else descriptor
         self._cells = memoryview(mmap.mmap(self._descriptor, mmap.PAGESIZE)).cast("q")
-        self._journal: Journal | None = None
+        self._journal: WriteJournal | None = None
         self._storage: Storage | None = None
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -191,7 +191,7 @@ class SharedGuard(Guard):
         """Have the next process undo a write to this storage, and to the counters, if the writing one is killed."""
         counters = [counter for counter in counters if counter.shared]
         cells = self._cells[_JOURNAL : _JOURNAL + 1 + len(counters)]
-        self._journal = storage.journal = Journal(self._descriptor, mmap.PAGESIZE, cells, counters)
+        self._journal = storage.journal = WriteJournal(self._descriptor, mmap.PAGESIZE, cells, counters)
         self._storage = storage
 
     def _begin(self) -> None:

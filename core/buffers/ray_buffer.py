@@ -35,8 +35,8 @@ class _Host:
 
     def __init__(self, path: Sequence[str]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
-        self._buffer: Any = None
-        self._iterators: dict[str, Iterator[Any]] = {}
+        self.buffer: Any = None
+        self.iterators: dict[str, Iterator[Any]] = {}
 
     def answer(self, work: Any) -> Any:
         """Call a function with the buffer; return a parcel of what it returns, or of the error that it raises."""
@@ -58,11 +58,11 @@ class _Host:
 
 
 def _build(host: Any, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    host._buffer = kind(**arguments)
+    host.buffer = kind(**arguments)
 
 
 def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    buffer = host._buffer
+    buffer = host.buffer
     if getattr(buffer.storage, "returns_objects", False):  # it keeps what it is given: no memory of the object store
         arguments = tuple(map_tensors(_copy, argument) for argument in arguments)
     found = getattr(buffer, name)(*arguments, **options)
@@ -74,7 +74,7 @@ def _copy(value: Any) -> Any:
 
 
 def _attribute(host: Any, path: Sequence[str]) -> Any:
-    found = host._buffer
+    found = host.buffer
     for name in path:
         found = getattr(found, name)
     return _Method(tuple(path)) if callable(found) and not isinstance(found, torch.nn.Module) else found
@@ -82,33 +82,33 @@ def _attribute(host: Any, path: Sequence[str]) -> Any:
 
 def _set_attribute(host: Any, path: Sequence[str], value: Any) -> None:
     *parents, name = path
-    owner = host._buffer
+    owner = host.buffer
     for parent in parents:
         owner = getattr(owner, parent)
     setattr(owner, name, value)
 
 
 def _method_of(host: Any, path: Sequence[str], *arguments: Any, **options: Any) -> Any:
-    found = host._buffer
+    found = host.buffer
     for name in path:
         found = getattr(found, name)
     return found(*arguments, **options)
 
 
 def _call(host: Any, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    return function(host._buffer, *arguments, **options)
+    return function(host.buffer, *arguments, **options)
 
 
 def _iterate(host: Any, name: str) -> None:
-    host._iterators[name] = iter(host._buffer)
+    host.iterators[name] = iter(host.buffer)
 
 
 def _next(host: Any, name: str) -> Any:
-    return next(host._iterators[name])
+    return next(host.iterators[name])
 
 
 def _stop(host: Any, name: str) -> None:
-    host._iterators.pop(name, None)
+    host.iterators.pop(name, None)
 
 
 class _Method:

@@ -56,7 +56,7 @@ def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]
     """Yield type and data of each message that is in a header itself; none from damage on."""
     head = read(at, 32)
     if head[:4] == b"OHDR":
-        form = _Form.of(head[5])
+        form = _MessageForm.of(head[5])
         place = 6 + (16 if head[5] & 0x20 else 0) + (4 if head[5] & 0x10 else 0)
         wide = 1 << (head[5] & 3)
         blocks = [(at + place + wide, int.from_bytes(head[place : place + wide], "little"))]
@@ -77,7 +77,7 @@ def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]
                 yield kind, body
 
 
-class _Form(NamedTuple):
+class _MessageForm(NamedTuple):
     """How messages begin: the bytes of their type, and all; what comes before and after them in later blocks."""
 
     type_bytes: int
@@ -86,7 +86,7 @@ class _Form(NamedTuple):
     end: int = 0
 
     @classmethod
-    def of(cls, flags: int) -> _Form:
+    def of(cls, flags: int) -> _MessageForm:
         """The form in a header of version 2 with these flags: the order of creation may be with each message."""
         return cls(1, 6 if flags & 4 else 4, 4, 4)
 
@@ -102,4 +102,4 @@ class _Form(NamedTuple):
             place += length
 
 
-_OLD = _Form(2, 8)
+_OLD = _MessageForm(2, 8)

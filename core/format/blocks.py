@@ -11,7 +11,7 @@ from ..errors import FormatError
 from ..ted.episodes import Final, rows_equal
 from ..ted.schema import Field, Key, Timing, key_name
 from .contracts import Array, SourceFacts
-from .row_runs import Rows, Runs, as_array
+from .row_runs import Rows, RowSpans, as_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def completed_block(block: EpisodeBlock, keep: Array, fields: Sequence[tuple[Fie
     left_out = missing & ~keep
     absent = [key for key in _states(fields) if key not in block.next]
     starts, stops = block.starts, block.stops - left_out
-    rows = Runs(starts, stops) if left_out.any() else None
+    rows = RowSpans(starts, stops) if left_out.any() else None
     if rows is not None and not len(rows):
         return None
     # What came after the steps of an episode: its rows from the second on, and the last one again where that is kept.
-    after = Runs(*np.stack((starts + 1, block.stops, block.stops - 1, stops), axis=1).reshape(-1, 2).T)
+    after = RowSpans(*np.stack((starts + 1, block.stops, block.stops - 1, stops), axis=1).reshape(-1, 2).T)
 
     def kept(array: Rows) -> Rows:
         return array if rows is None else rows.of(as_array(array))

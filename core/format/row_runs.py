@@ -15,7 +15,7 @@ _WIDE = 16
 """Bytes of the widest rows that are copied at once: those of flags and rewards."""
 
 
-class Runs:
+class RowSpans:
     """Runs of row numbers, `[start, stop)` each, one after the other; empty ones are left out."""
 
     def __init__(self, starts: _Array, stops: _Array) -> None:
@@ -44,7 +44,7 @@ class RowRuns:
     """The rows of `array` that are in `runs`, with what an array has of shape and type; `whole` makes one of them."""
 
     array: _Array
-    runs: Runs
+    runs: RowSpans
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from ..storages.ensemble import (
     chosen_members,
     load_members,
 )
-from ..storages.gathering import Rows
+from ..storages.gathering import MemberRows
 from .base import Sampler
 from .ensemble_index import BatchForm, compose, draw_fully, index_of
 from .uniform import RandomSampler
@@ -186,7 +186,7 @@ class SamplerEnsemble(Sampler):
 
     def draw_uniform(
         self, storage: StorageEnsemble, batch_size: int, counts: Sequence[tuple[int, int]] | None = None
-    ) -> Rows | None:
+    ) -> MemberRows | None:
         """Draw members, and rows of them, at once; None where that is not possible.
 
         It is not for members with another sampler than a `RandomSampler`, nor for storages of several dimensions.
@@ -213,9 +213,9 @@ class SamplerEnsemble(Sampler):
         members = [member for member, _ in counts]
         numbers, ends, lengths = np.array([members, stops, [sizes[member] for member in members]], np.int64)
         if alike:
-            return Rows(numbers, ends, scaled_parts(chances[first:], ends, lengths))
+            return MemberRows(numbers, ends, scaled_parts(chances[first:], ends, lengths))
         drawn = [self.members[member].sample(storage.members[member], count)[0] for member, count in counts]
-        return Rows(numbers, ends, np.concatenate([index.numpy(force=True) for index in drawn]))  # type: ignore[union-attr]
+        return MemberRows(numbers, ends, np.concatenate([index.numpy(force=True) for index in drawn]))  # type: ignore[union-attr]
 
     @property
     def unit(self) -> int:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from ..errors import SchemaError
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, StorageEnsemble
-from ..storages.gathering import Rows
+from ..storages.gathering import MemberRows
 from ..storages.pytree import TensorDictNode, TensorNode
 
 _INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
@@ -45,7 +45,7 @@ def count_of(index: Any) -> int:
     return flattened(first).get(SOURCE_ID).numel() if isinstance(first, TensorDict) else int(first.numel())
 
 
-def rows_of(parts: Sequence[Any]) -> Rows | None:
+def rows_of(parts: Sequence[Any]) -> MemberRows | None:
     """Return the rows of drawn parts, each `(member, index, …)`; None for other indices than row numbers."""
     numbers = []
     for part in parts:
@@ -56,10 +56,12 @@ def rows_of(parts: Sequence[Any]) -> Rows | None:
             return None
         numbers.append(index.numpy())
     stops = np.cumsum([len(one) for one in numbers])
-    return Rows(np.array([part[0] for part in parts], np.int64), stops, np.concatenate(numbers))
+    return MemberRows(np.array([part[0] for part in parts], np.int64), stops, np.concatenate(numbers))
 
 
-def labels_of(rows: Rows, storage: StorageEnsemble, form: BatchForm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def labels_of(
+    rows: MemberRows, storage: StorageEnsemble, form: BatchForm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of rows; with `"stack"` of parts of one length."""
     numbers, sources = torch.from_numpy(rows.numbers), rows.repeated(storage.sources[rows.members])
     if form == "exact":
@@ -68,7 +70,7 @@ def labels_of(rows: Rows, storage: StorageEnsemble, form: BatchForm) -> tuple[to
     return torch.from_numpy(rows.members.copy()), numbers.view(draws, -1), sources.view(draws, -1)
 
 
-def index_of(rows: Rows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
+def index_of(rows: MemberRows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
     """Make the index of an ensemble of rows."""
     return index_with(labels_of(rows, storage, form))
 

@@ -23,7 +23,7 @@ from .tensor import TensorStorage
 _PATIENCE = 50
 
 
-class Rows(NamedTuple):
+class MemberRows(NamedTuple):
     """Rows of several storages: those before `stops[0]` are of the storage `members[0]`, and so on; all int64."""
 
     members: Numbers
@@ -146,7 +146,7 @@ class Gatherer:
         self,
         storages: Sequence[Storage],
         guards: Sequence[Guarding],
-        rows: Rows,
+        rows: MemberRows,
         labels: Sequence[torch.Tensor],
         *,
         draws: int,
@@ -174,7 +174,7 @@ class Gatherer:
         plan: _Plan,
         storages: Sequence[Any],
         guards: Sequence[Guarding],
-        rows: Rows,
+        rows: MemberRows,
         members: Sequence[int],
         targets: Sequence[torch.Tensor],
     ) -> None:
@@ -203,7 +203,7 @@ class Gatherer:
             guards[member].read(get, index)
 
 
-def _parts(members: Sequence[int], rows: Rows) -> Iterator[tuple[int, slice]]:
+def _parts(members: Sequence[int], rows: MemberRows) -> Iterator[tuple[int, slice]]:
     """Yield each member, and where its rows are in the batch."""
     start = 0
     for member, stop in zip(members, rows.stops.tolist(), strict=True):

@@ -27,7 +27,7 @@ _WHOLE_NUMBERS = np.dtype(np.int64)
 _NAME = Path("rbtool-guard")
 
 
-class Journal:
+class WriteJournal:
     """The old contents of the rows of one write, and the counters before it.
 
     `descriptor` is a file that all processes have; its bytes from `start` on are used. `cells` are int64 in memory that

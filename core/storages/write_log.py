@@ -17,7 +17,7 @@ import torch
 from ..errors import SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from .journal import Journal
+    from .journal import WriteJournal
 
 
 class Counter:
@@ -253,7 +253,7 @@ class Reports:
         """The entry in which a writer keeps the number of every row, where one does."""
         self.rotated: int | None = None
         """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
-        self.journal: Journal | None = None
+        self.journal: WriteJournal | None = None
         """Keeps what is replaced, where another process may have to undo a write."""
         self.log = WriteLog()
         """Which rows were written and changed; samplers read it."""

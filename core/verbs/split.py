@@ -28,7 +28,7 @@ from ..format.packed.builder import row_builder
 from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema, RecordNumbers
 from ..format.returns import return_field_of, table_with_returns
-from ..format.row_runs import Runs
+from ..format.row_runs import RowSpans
 from ..format.staging import PARTS_FILE, Staging, mend
 from ..format.ted.builder import Origin, RowBuilder, provenance_step
 from ..opening import finished_manifest
@@ -367,5 +367,5 @@ def _route(columns: Mapping[Key, Array], last: Array, parts: Array, builders: Se
             builder.append_fresh(columns, last)
         elif len(rows):
             gaps = np.diff(rows) != 1
-            runs = Runs(rows[np.append(True, gaps)], rows[np.append(gaps, True)] + 1)
+            runs = RowSpans(rows[np.append(True, gaps)], rows[np.append(gaps, True)] + 1)
             builder.append_fresh({key: runs.of(values) for key, values in columns.items()}, last[rows])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.format import fs
 from rbtool.core.format.digest import digest_file
-from rbtool.core.format.row_runs import RowRuns, Runs, as_array
+from rbtool.core.format.row_runs import RowRuns, RowSpans, as_array
 from rbtool.core.format.ted import tree
 from rbtool.core.format.ted.tree import LeafWriter, range_of
 from rbtool.core.ted.schema import Field
@@ -24,7 +24,7 @@ def test_runs_take_the_rows_that_are_in_them(lengths: list[int], width: tuple[in
     starts = stops - np.array(lengths) // 2
     array = np.arange(int(stops[-1]) * 2 * int(np.prod(width)), dtype=np.int32).reshape(-1, *width)
     expected = [array[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True) if b > a]
-    runs = Runs(starts, stops)
+    runs = RowSpans(starts, stops)
     if not expected:
         assert len(runs) == 0
         return
@@ -37,9 +37,9 @@ def test_runs_take_the_rows_that_are_in_them(lengths: list[int], width: tuple[in
 
 def test_only_long_runs_of_wide_rows_are_put_off() -> None:
     wide, narrow, some = np.zeros((400, 5)), np.zeros(400), np.array([1, 200])
-    assert isinstance(Runs(some, some + 100).of(wide), RowRuns)
-    assert isinstance(Runs(some, some + 100).of(narrow), np.ndarray)
-    assert isinstance(Runs(some, some + 10).of(wide), np.ndarray)
+    assert isinstance(RowSpans(some, some + 100).of(wide), RowRuns)
+    assert isinstance(RowSpans(some, some + 100).of(narrow), np.ndarray)
+    assert isinstance(RowSpans(some, some + 10).of(wide), np.ndarray)
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,7 +59,7 @@ def test_a_leaf_is_what_was_appended_however_it_was_cut(
         for size in sizes:
             parts.append(draw.integers(-99, 99, (size, 3)).astype(field.numpy))
             here = np.array([0, size // 3, size // 2])
-            cut = Runs(here, np.array([size // 3, size // 2, size]))
+            cut = RowSpans(here, np.array([size // 3, size // 2, size]))
             writer.append(RowRuns(parts[-1], cut) if runs and size else parts[-1])
         writer.finish()
     whole = np.concatenate([np.zeros((0, 3), field.numpy), *parts])
