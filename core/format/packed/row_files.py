@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,22 +56,19 @@ class RowCodec:
         """Rows of one chunk, about 16 KiB: a random row costs little more than itself, and small rows share a chunk."""
         return max(1, _CHUNK_BYTES // max(1, field.row_bytes))
 
-    @cached_property
-    def _compressor(self) -> Callable[[Any], bytes]:
+    def compressor(self) -> Callable[[memoryview], bytes]:
+        """Return what compresses one chunk after the other; not by several threads at a time, so each makes its own."""
         if self.name == "zstd":
             import zstandard
 
-            return zstandard.ZstdCompressor(level=self.level or _DEFAULT_LEVEL).compress
+            engine = zstandard.ZstdCompressor(level=self.level or _DEFAULT_LEVEL)
+            return lambda data: engine.compress(data)
         import pyarrow  # half a second, which only those wait for who chose it
 
         return lambda data: pyarrow.Codec("lz4_raw").compress(data, asbytes=True)
 
-    def compress(self, data: memoryview) -> bytes:
-        """Compress one chunk."""
-        return self._compressor(data)
-
     def decompress(self, chunks: Sequence[memoryview], sizes: Sequence[int], origin: str) -> Array:
-        """Undo it for some chunks, whose original `sizes` in bytes are known; uint8, one after the other.
+        """Undo the compression of some chunks, whose original `sizes` in bytes are known; uint8, one after the other.
 
         Raises CorruptDataError for chunks that cannot be read, or have another size; no more memory is taken than for
         the sizes, and those must be such as the chunks can stand for.
@@ -264,6 +260,7 @@ class ChunkedRows(RowStore):
     def __init__(self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int) -> None:
         super().__init__(width)
         self._codec = codec
+        self._compress = codec.compressor()
         self._per = per
         self._data = AppendedFile(folder, name)
         self._index = AppendedFile(folder, index)
@@ -289,7 +286,7 @@ class ChunkedRows(RowStore):
             self._pending, self._held = [held[whole:]], len(held) - whole
 
     def _put(self, rows: Array) -> None:
-        data = self._codec.compress(memoryview(rows.reshape(-1).data))
+        data = self._compress(memoryview(rows.reshape(-1).data))
         self._data.append(memoryview(data))
         self._offsets.append(self._data.size)
         self._index.append(_offset(self._data.size))

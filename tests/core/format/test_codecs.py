@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 
 from rbtool import CorruptDataError
-from rbtool.core.format.packed.row_files import RowCodec
+from rbtool.core.format.packed.row_files import ChunkedRows, RowCodec
 
 ROWS = b"rows" * 4
 
@@ -56,4 +59,23 @@ def test_a_size_that_no_chunk_can_stand_for_is_refused(codec: str) -> None:
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_sound_chunks_are_read(codec: str, count: int) -> None:
-    assert _unpack(*[RowCodec.parse(codec).compress(memoryview(ROWS))] * count, codec=codec) == ROWS * count
+    assert _unpack(*[RowCodec.parse(codec).compressor()(memoryview(ROWS))] * count, codec=codec) == ROWS * count
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_files_of_one_codec_are_written_by_several_threads(tmp_path: Path, codec: str) -> None:
+    """The parts of a split are; a compressor that two threads use at a time writes damaged chunks, or crashes."""
+    shared = RowCodec.parse(codec)
+
+    def write_and_read(number: int) -> bool:
+        rows = np.random.default_rng(number).integers(0, 8, (1 << 17, 32), np.uint8)
+        store = ChunkedRows(tmp_path / str(number), "rows", "index", 32, shared, 512)
+        for start in range(0, len(rows), 1 << 13):
+            store.append(rows[start : start + (1 << 13)])
+        store.flush()
+        same = np.array_equal(store.read(0, len(rows)), rows)
+        store.close()
+        return same
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(write_and_read, range(6)))
