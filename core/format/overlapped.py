@@ -53,6 +53,7 @@ class OverlappedBuilder(RowBuilder):
                     self._builder.append_fresh(*rows)
                 except BaseException as error:
                     self._error = error
+            del rows  # while the next ones are awaited
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
@@ -16,12 +17,15 @@ from . import fs
 from .digest import Hasher, open_regular
 
 _MOST_HELD = 128
-"""Descriptors that are held; files beyond those are synced at once."""
-_TOGETHER = 128
-"""So many files are open at a time while they are synced."""
+"""Descriptors that are held, as far as a quarter of the process's limit allows; files beyond are synced at once."""
 _AT_ONCE = 16
 """Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
 _staged: list[Unsynced] = []
+
+
+def _most_held() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_HELD if limit == resource.RLIM_INFINITY else min(_MOST_HELD, max(1, limit // 4))
 
 
 def sync_file(descriptor: int, path: Path) -> None:
@@ -90,10 +94,13 @@ class Unsynced:
 
     def hold(self, descriptor: int) -> bool:
         """Let the system begin with a file; False where too many wait already."""
-        if len(self._held) >= _MOST_HELD:
+        if len(self._held) >= _most_held():
+            return False
+        try:
+            kept = os.dup(descriptor)
+        except OSError:  # no more may be open
             return False
         fs.start_syncing(descriptor)
-        kept = os.dup(descriptor)
         before = self._held.setdefault(_identity(kept), kept)
         if before != kept:
             os.close(kept)
@@ -106,11 +113,16 @@ class Unsynced:
             files = [Path(folder, name) for folder, _, names in found for name in names]
         else:
             found, files = [], [built]
+        files.sort(key=lambda path: not self._holds(path))  # their descriptors make room for those of the others
+        together = _most_held()
         with ThreadPoolExecutor(_AT_ONCE, "rbtool-syncs") as threads:
-            for start in range(0, len(files), _TOGETHER):
-                self._sync_together(files[start : start + _TOGETHER], threads)
-            for done in [threads.submit(fs.sync_folder, Path(folder)) for folder, _, _ in found]:
-                done.result()
+            for start in range(0, len(files), together):
+                self._sync_together(files[start : start + together], threads)
+            _wait_for([threads.submit(fs.sync_folder, Path(folder)) for folder, _, _ in found])
+
+    def _holds(self, path: Path) -> bool:
+        here = path.lstat()
+        return (here.st_dev, here.st_ino) in self._held
 
     def _sync_together(self, files: list[Path], threads: ThreadPoolExecutor) -> None:
         with contextlib.ExitStack() as stack:
@@ -119,10 +131,7 @@ class Unsynced:
                 fs.start_syncing(descriptor)
             for descriptor, path in opened:
                 fs.wait_for_writes(descriptor, path)
-            waiting = [threads.submit(fs.fsync, descriptor, path) for descriptor, path in opened]
-            wait(waiting)  # before a descriptor is closed
-            for done in waiting:
-                done.result()
+            _wait_for([threads.submit(fs.fsync, descriptor, path) for descriptor, path in opened])
 
     @contextlib.contextmanager
     def _descriptor(self, path: Path) -> Iterator[int]:
@@ -144,6 +153,19 @@ class Unsynced:
         _staged.remove(self)
         while self._held:
             os.close(self._held.popitem()[1])
+
+
+def _wait_for(syncs: list[Future[None]]) -> None:
+    """Wait until no sync is under way, then raise what failed. Interrupted, it gives up those that were not started."""
+    try:
+        wait(syncs)
+    except BaseException:
+        for one in syncs:
+            one.cancel()
+        wait(syncs)  # before a descriptor is closed
+        raise
+    for one in syncs:
+        one.result()
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,3 +87,17 @@ def test_leaving_early_ends_the_thread_and_closes() -> None:
         builder.append_fresh(rows(0), np.ones(1, bool))
     assert (inner.finished, inner.closed) == (0, 1)
     assert not [thread for thread in threading.enumerate() if thread.name == "rbtool-writer"]
+
+
+def test_rows_that_are_written_are_not_kept() -> None:
+    """A part of a split may wait long for its next rows."""
+    inner, given = Recorder(), rows(0)
+    left = weakref.ref(given[("a",)])
+    with OverlappedBuilder(inner) as builder:
+        builder.append_fresh(given, np.ones(1, bool))
+        del given
+        until = time.monotonic() + 20
+        while left() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert inner.seen == [0]
+        assert left() is None

@@ -1,8 +1,13 @@
 """What is published is on the disk before: every file and folder of it, whichever verb wrote it."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +103,41 @@ def _open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """A limit that leaves room for about 64 more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _open_files() + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_descriptors_are_enough_for_many_files(
+    tmp_path: Path, synced: dict[int, tuple[int, int]], few_descriptors: int
+) -> None:
+    with Staging(tmp_path / "made") as staging:
+        for number in range(200):
+            write_file(staging.path / f"{199 - number:03}", b"x")
+        assert _open_files() < few_descriptors - 16
+        staging.publish()
+    assert _unsynced(tmp_path / "made", synced) == []
+
+
+def test_where_no_more_may_be_open_a_file_is_synced_at_once(
+    tmp_path: Path, synced: dict[int, tuple[int, int]], few_descriptors: int
+) -> None:
+    with Staging(tmp_path / "made") as staging, contextlib.ExitStack() as others:
+        file = NewFile(staging.path / "inside")
+        with contextlib.suppress(OSError):
+            while True:
+                others.callback(os.close, os.dup(file.descriptor))
+        file.append(memoryview(b"abc"))
+        file.sync()
+        file.close()
+        assert _unsynced(staging.path / "inside", synced) == []
+
+
 @pytest.mark.parametrize("published", [True, False])
 def test_no_descriptor_is_left_open(tmp_path: Path, published: bool) -> None:
     before = _open_files()
@@ -121,6 +161,31 @@ def test_a_file_that_the_disk_does_not_take_is_not_published(tmp_path: Path, mon
         write_file(staging.path / "inside", b"y")
         with pytest.raises(OutOfSpaceError):
             staging.publish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def slow(descriptor: int, path: Path) -> None:
+        asked.append(path)
+        time.sleep(0.3)
+
+    def interrupted(syncs: Sequence[Future[None]]) -> object:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Staging(tmp_path / "made") as staging:
+        for number in range(100):
+            write_file(staging.path / str(number), b"y")
+        monkeypatch.setattr(fs, "fsync", slow)
+        monkeypatch.setattr(syncing, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            staging.publish()
+    assert len(asked) < 100
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rbtool-syncs")]
     assert list(tmp_path.iterdir()) == []
 
 
