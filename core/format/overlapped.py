@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ..ted.schema import Key
@@ -39,12 +39,14 @@ class OverlappedBuilder(RowBuilder):
         self._builder.append(columns, last)
 
     def append_fresh(self, columns: Mapping[Key, Rows], last: Array) -> None:
-        """Append rows in the thread; wait for it where a block is waiting."""
+        """Append rows in the thread, and wait for it where a block is waiting; at once where none can be started."""
         self._raise_error()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="rbtool-writer", daemon=True)
-            self._thread.start()
-        self._waiting.put((columns, last))
+            self._thread = _started(self._write)
+        if self._thread is None:
+            self._builder.append_fresh(columns, last)
+        else:
+            self._waiting.put((columns, last))
 
     def _write(self) -> None:
         while (rows := self._waiting.get()) is not None:
@@ -81,3 +83,13 @@ class OverlappedBuilder(RowBuilder):
                 self._thread = None
         finally:
             self._builder.close()
+
+
+def _started(work: Callable[[], None]) -> threading.Thread | None:
+    """A thread at work; None where a limit on threads, or on memory, which counts their stacks, allows no more."""
+    thread = threading.Thread(target=work, name="rbtool-writer", daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return None
+    return thread

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Self
 
 from . import fs
@@ -115,23 +117,22 @@ class Unsynced:
             found, files = [], [built]
         files.sort(key=lambda path: not self._holds(path))  # their descriptors make room for those of the others
         together = _most_held()
-        with ThreadPoolExecutor(_AT_ONCE, "rbtool-syncs") as threads:
-            for start in range(0, len(files), together):
-                self._sync_together(files[start : start + together], threads)
-            _wait_for([threads.submit(fs.sync_folder, Path(folder)) for folder, _, _ in found])
+        for start in range(0, len(files), together):
+            self._sync_together(files[start : start + together])
+        _run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found])
 
     def _holds(self, path: Path) -> bool:
         here = path.lstat()
         return (here.st_dev, here.st_ino) in self._held
 
-    def _sync_together(self, files: list[Path], threads: ThreadPoolExecutor) -> None:
+    def _sync_together(self, files: list[Path]) -> None:
         with contextlib.ExitStack() as stack:
             opened = [(stack.enter_context(self._descriptor(path)), path) for path in files if not path.is_symlink()]
             for descriptor, _ in opened:
                 fs.start_syncing(descriptor)
             for descriptor, path in opened:
                 fs.wait_for_writes(descriptor, path)
-            _wait_for([threads.submit(fs.fsync, descriptor, path) for descriptor, path in opened])
+            _run_together([partial(fs.fsync, descriptor, path) for descriptor, path in opened])
 
     @contextlib.contextmanager
     def _descriptor(self, path: Path) -> Iterator[int]:
@@ -155,17 +156,39 @@ class Unsynced:
             os.close(self._held.popitem()[1])
 
 
-def _wait_for(syncs: list[Future[None]]) -> None:
-    """Wait until no sync is under way, then raise what failed. Interrupted, it gives up those that were not started."""
+def _run_together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make all calls in this thread and, where they can be started, some others; raise what one of them raises.
+
+    No call is under way afterwards. Interrupted, or after an error, it makes no more of them.
+    """
+    waiting, errors, threads = deque(calls), list[BaseException](), list[Thread]()
+
+    def work() -> None:
+        while not errors:
+            try:
+                call = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                call()
+            except BaseException as error:
+                errors.append(error)
+
     try:
-        wait(syncs)
-    except BaseException:
-        for one in syncs:
-            one.cancel()
-        wait(syncs)  # before a descriptor is closed
-        raise
-    for one in syncs:
-        one.result()
+        for _ in range(min(_AT_ONCE, len(calls)) - 1):
+            thread = Thread(target=work, name="rbtool-syncs")
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # a limit on threads, or on memory, which counts their stacks
+                break
+            threads.append(thread)
+        work()
+    finally:
+        waiting.clear()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

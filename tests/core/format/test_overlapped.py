@@ -101,3 +101,21 @@ def test_rows_that_are_written_are_not_kept() -> None:
             time.sleep(0.01)
         assert inner.seen == [0]
         assert left() is None
+
+
+def test_without_a_thread_rows_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on memory counts the stack of a thread, 8 MB."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    inner = Recorder()
+    with OverlappedBuilder(inner) as builder:
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        for number in range(3):
+            builder.append_fresh(rows(number), np.ones(1, bool))
+        monkeypatch.undo()
+        builder.append_fresh(rows(3), np.ones(1, bool))
+        builder.finish(EpisodeTable.from_rows([]), ORIGIN)
+    assert inner.seen == [0, 1, 2, 3]
+    assert inner.threads == {"MainThread", "rbtool-writer"}

@@ -6,8 +6,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,21 +170,62 @@ def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
 
     def slow(descriptor: int, path: Path) -> None:
         asked.append(path)
-        time.sleep(0.3)
-
-    def interrupted(syncs: Sequence[Future[None]]) -> object:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        time.sleep(0.1)
 
     with Staging(tmp_path / "made") as staging:
         for number in range(100):
             write_file(staging.path / str(number), b"y")
         monkeypatch.setattr(fs, "fsync", slow)
-        monkeypatch.setattr(syncing, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             staging.publish()
     assert len(asked) < 100
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rbtool-syncs")]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_threads_that_cannot_be_started_are_not_needed(
+    tmp_path: Path, synced: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """A limit on memory counts their stacks, 8 MB each."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with Staging(tmp_path / "made") as staging:
+        for number in range(50):
+            (staging.path / str(number)).mkdir()
+            write_file(staging.path / str(number) / "file", b"y")
+        staging.publish()
+    assert len(started) == allowed
+    assert _unsynced(tmp_path / "made", synced) == []
+
+
+@pytest.mark.parametrize("place", ["3", "file 3"])
+def test_a_sync_that_fails_in_some_thread_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    fsync, sync_folder = fs.fsync, fs.sync_folder
+
+    def failing(path: Path) -> None:
+        if path.name == place:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(fs, "fsync", lambda descriptor, path: (fsync(descriptor, path), failing(path)))
+    monkeypatch.setattr(fs, "sync_folder", lambda path: (sync_folder(path), failing(path)))
+    with Staging(tmp_path / "made") as staging:
+        for number in range(40):
+            (staging.path / str(number)).mkdir()
+            write_file(staging.path / str(number) / f"file {number}", b"y")
+        with pytest.raises(OSError, match="Input/output error"):
+            staging.publish()
     assert list(tmp_path.iterdir()) == []
 
 
