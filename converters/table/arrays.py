@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,28 @@ _MOST_FILES = 1000
 
 
 class NpzTable(TableFile):
-    """A npz file, of which each array is a column. Rows that are read forward are unpacked once."""
+    """A npz file, of which each array is a column. Rows that are read forward are unpacked once.
+
+    `trusted` allows arrays of Python objects to be read, which are pickles.
+    """
 
     kind = "npz file"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, trusted: bool = False) -> None:
         self.path = path
         self._file = NpzFile(path)
         try:
             with self._file.damage_first():
-                self.columns = {name: _column(name, *self._file.form(name)) for name in self._file.names}
+                self.columns = {name: self._column(name, trusted) for name in self._file.names}
         except BaseException:
             self.close()
             raise
+
+    def _column(self, name: str, trusted: bool) -> TableColumn:
+        why = ""
+        if trusted and self._file.is_pickled(name) and self._file.form(name)[1]:
+            why = _why_not(partial(self._file.unpickle, name), f"{self.path}: {name!r}")
+        return _column(name, *self._file.form(name), pickled=self._file.is_pickled(name), why=why)
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
         return {name: self._file.read(name, start, stop) for name in names}
@@ -44,19 +54,21 @@ class NpzTable(TableFile):
 
 
 class NpyFolder(TableFile):
-    """A folder of `.npy` files, each a column; those in folders inside it are in groups."""
+    """A folder of `.npy` files, each a column; those in folders inside it are in groups.
+
+    `trusted` allows arrays of Python objects to be read, which are pickles.
+    """
 
     kind = "folder of npy files"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, trusted: bool = False) -> None:
         self.path = path
         self._arrays: dict[str, NpyFile] = {}
         self._files = [file for _, file in npy_files(path)]
         try:
             for name, file in npy_files(path):
                 self._arrays[name] = NpyFile(file)
-            headers = {name: array.header for name, array in self._arrays.items()}
-            self.columns = {name: _column(name, header.dtype, header.shape) for name, header in headers.items()}
+            self.columns = {name: _npy_column(name, array, trusted) for name, array in self._arrays.items()}
         except BaseException:
             self.close()
             raise
@@ -72,8 +84,27 @@ class NpyFolder(TableFile):
             array.close()
 
 
-def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> TableColumn:
-    if dtype.kind in "US" and shape:
+def _npy_column(name: str, array: NpyFile, trusted: bool) -> TableColumn:
+    why = ""
+    if trusted and array.is_pickled and array.header.shape:
+        why = _why_not(array.unpickle, str(array.path))
+    return _column(name, array.header.dtype, array.header.shape, pickled=array.is_pickled, why=why)
+
+
+def _why_not(unpickle: Callable[[], None], what: str) -> str:
+    """Read a pickle; return why it has no rows of one type, empty where it has."""
+    try:
+        unpickle()
+    except FormatError as error:
+        return f"it{error.message.removeprefix(what)}"
+    return ""
+
+
+def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, pickled: bool, why: str) -> TableColumn:
+    if pickled and shape:
+        untrusted = "its elements are Python objects, a pickle, which --trust-pickle reads"
+        return TableColumn(name, str(dtype), shape[1:], shape[0], why or untrusted, pickled=not why)
+    if dtype.kind in "USO" and shape:
         return TableColumn(name, TEXT, shape[1:], shape[0])
     return array_column(name, dtype, shape)
 

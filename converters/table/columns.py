@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.ted.schema import dtype_name
@@ -22,7 +23,8 @@ TEXT = "text"
 class TableColumn:
     """A column: `name` with the groups that it is in, the element type, the shape of a row, the number of rows.
 
-    The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can.
+    The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can. `pickled`
+    states that it is a pickle, which only a user who trusts it can have read.
     """
 
     name: str
@@ -30,6 +32,7 @@ class TableColumn:
     shape: tuple[int, ...]
     rows: int
     why: str = ""
+    pickled: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -69,14 +72,25 @@ class TableFile(Closing, ABC):
         """Raise CorruptDataError if what was read has another checksum than is stated of it, where there is one."""
 
     def require_numbers(self, column: TableColumn) -> None:
-        """Raise FormatError, which names the row, for a column that cannot be mapped as numbers."""
+        """Raise FormatError, which names the row, for a column that cannot be mapped as numbers.
+
+        UsageError for a pickle that is not trusted, as `require_key` raises it.
+        """
+        self._require_trust(column)
         if column.why or column.is_text:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {column.why or 'it is text'}")
 
     def require_key(self, column: TableColumn) -> None:
         """Raise FormatError for a column that cannot be the episode key."""
+        self._require_trust(column)
         if column.why:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be the episode key: {column.why}")
+
+    def _require_trust(self, column: TableColumn) -> None:
+        if column.pickled:
+            require_trust(
+                self.path, False, f"column {column.name!r} is a pickle of Python objects, which can run anything"
+            )
 
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
         """Read rows of a column to compare them: text where numbers would not be exact."""

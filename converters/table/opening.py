@@ -48,8 +48,11 @@ def _is_csv(path: Path) -> bool:
     )
 
 
-def open_table(path: Path) -> TableFile:
-    """Open the table at a path. FormatError for what is none, and CorruptDataError for a damaged one."""
+def open_table(path: Path, *, trusted: bool = False) -> TableFile:
+    """Open the table at a path; `trusted` allows pickles in its arrays to be read.
+
+    FormatError for what is none, and CorruptDataError for a damaged one.
+    """
     kind = kind_of(path)
     if kind == "hdf5":
         from .hdf5 import Hdf5File
@@ -62,13 +65,13 @@ def open_table(path: Path) -> TableFile:
     if kind == "npy":
         from .arrays import NpyFolder
 
-        return NpyFolder(path)
+        return NpyFolder(path, trusted=trusted)
     if path.is_dir():
         raise FormatError(f"{path} is a folder without npy files", hint=_KNOWN)
     if kind == "npz":
         from .arrays import NpzTable
 
-        return NpzTable(path)
+        return NpzTable(path, trusted=trusted)
     from .text import CsvFile
 
     return CsvFile(path)

@@ -32,14 +32,15 @@ class TableReader(Reader):
     """A table with a row a step, in which options state what each column is. Never detected: choose it by name.
 
     Options: `map` has pairs of a TED key and columns, `ends` the columns of termination and time limit, `episode_key`
-    the column that states the episode of a row. The rule is in docs/reference/table.md.
+    the column that states the episode of a row. `trust_pickle` allows arrays of Python objects in npz and npy files to
+    be read. The rule is in docs/reference/table.md.
 
     Raises UsageError for options that name what is not there, FormatError for columns that cannot be mapped and for an
     episode key that comes again, CorruptDataError for damaged files.
     """
 
     piece_bytes = PIECE_BYTES
-    option_names = frozenset({"map", "ends", "episode_key"})
+    option_names = frozenset({"map", "ends", "episode_key", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -48,7 +49,7 @@ class TableReader(Reader):
 
     def on_open(self) -> None:
         """Open the file and look the columns up."""
-        self._file: TableFile = open_table(self.path)
+        self._file: TableFile = open_table(self.path, trusted=bool(self.options.get("trust_pickle")))
         try:
             self._map = TableMapping(self._file, parse_map(self.options.get("map") or ()))
             self._ends = EndColumns.of(self._file, self.options.get("ends"), self.options.get("episode_key"))

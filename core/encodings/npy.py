@@ -1,6 +1,6 @@
 """NumPy arrays in bytes of the `.npy` form, read in rows: the header, the rows after it, and files of one array.
 
-No pickle is ever unpacked: an array of Python objects is recognised by its header, and refused.
+An array of Python objects is a pickle: it is recognised by its header, and refused unless `unpickle` is asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array, Closing
 from ..format.digest import bytes_of, open_regular
+from .object_arrays import MOST_BYTES, array_of_objects
 
 MAGIC = b"\x93NUMPY"
 """What every `.npy` file begins with."""
@@ -134,12 +135,22 @@ class ArrayRows(Closing):
         self._data = data
         self._what = what
         self._kept: Array | None = None
+        self._unpickled: Array | None = None
         self.header = read_header(data, what)
 
     @property
     def is_pickled(self) -> bool:
-        """Whether its elements are Python objects, in a pickle."""
-        return bool(self.header.stored.hasobject)
+        """Whether its elements are Python objects, in a pickle that was not read."""
+        return self._unpickled is None and bool(self.header.stored.hasobject)
+
+    def unpickle(self) -> None:
+        """Read the pickle of an array of Python objects, which a user trusts: its rows are then those of any array.
+
+        `header` then states the elements in memory, numbers or `str` objects. Raises what `array_of_objects` raises.
+        """
+        found = array_of_objects(self.raw(MOST_BYTES), self.header.shape, self._what)
+        self._unpickled = found
+        self.header = replace(self.header, stored=found.dtype, shape=found.shape, fortran=False)
 
     def read(self, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` as a fresh array `[stop - start, *shape[1:]]` in the machine's byte order.
@@ -152,6 +163,8 @@ class ArrayRows(Closing):
             raise FormatError(f"{self._what} is a single value, rows are expected")
         if not 0 <= start <= stop <= header.shape[0]:
             raise SchemaError(f"rows {start}:{stop} of {self._what} asked for, there are {header.shape[0]}")
+        if self._unpickled is not None:
+            return self._unpickled[start:stop].copy()
         if header.fortran and len(header.shape) > 1:
             return self._whole_fortran()[start:stop].copy()
         return self._elements((stop - start, *header.shape[1:]), header.size + start * header.row_bytes)
@@ -161,6 +174,8 @@ class ArrayRows(Closing):
         header = self.header
         if header.data_bytes > most_bytes:
             raise FormatError(f"{self._what} has {header.data_bytes:,} bytes, at most {most_bytes:,} are read at once")
+        if self._unpickled is not None:
+            return self._unpickled.copy()
         shape = header.shape[::-1] if header.fortran else header.shape
         found = self._elements(shape, header.size)
         return np.ascontiguousarray(found.T) if header.fortran and len(shape) > 1 else found

@@ -106,6 +106,14 @@ class NpzFile(Closing):
         """Return whether an array has Python objects as elements, in a pickle: `read` and `whole` refuse it."""
         return self._array(name).is_pickled
 
+    def unpickle(self, name: str) -> None:
+        """Read the pickle of an array, which a user trusts: `form`, `read` and `whole` then have its elements.
+
+        FormatError for elements that no array holds, CorruptDataError for a damaged pickle.
+        """
+        self._read.add(name)
+        self._array(name).unpickle()
+
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` along the first axis as a fresh array in the byte order of this machine.
 

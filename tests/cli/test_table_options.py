@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rbtool.cli.help import _with_map_spread
@@ -35,6 +36,19 @@ def test_a_table_is_converted_with_one_map(shell: Any, tmp_path: Any) -> None:
     table.write_text(ROWS)
     line = "--from table --map observation=obs_0,obs_1 action=act reward=r --ends terminals,timeouts -q"
     made = shell(f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} {line}")
+    assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
+
+
+def test_a_table_of_objects_is_converted_with_trust(shell: Any, tmp_path: Any) -> None:
+    table, dest = tmp_path / "steps.npz", tmp_path / "made"
+    np.savez(table, obs=np.array([1, 2, 3], object), act=np.arange(3.0))
+    line = f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} --from table --ends - -q"
+    line += " --map observation=obs action=act"
+    refused = shell(line)
+    assert (refused.returncode, dest.exists()) == (2, False)
+    assert "column 'obs' is a pickle of Python objects" in refused.stderr
+    assert "--trust-pickle" in refused.stderr
+    made = shell(f"{line} --trust-pickle")
     assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
 
 

@@ -388,8 +388,9 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     np.savez(path, obs=np.arange(3.0), info=np.array([{}, {}, {}], object), end=np.array([0, 0, 1]))
     result = rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs"], ends="end")
     assert [item["key"] for item in result.dropped_keys] == ["info"]
-    with pytest.raises(FormatError, match="only unpickling would read"):
+    with pytest.raises(UsageError, match="column 'info' is a pickle of Python objects") as caught:
         rbtool.convert(path, tmp_path / "b", format="table", map=["observation=obs action=info"], ends="end")
+    assert "--trust-pickle" in str(caught.value.hint)
 
 
 def test_whole_numbers_that_floats_do_not_hold_are_refused(tmp_path: Path) -> None:
