@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from ..errors import FormatError, RbtoolError, SchemaError
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import compose
 from ..state_folder import load_module_state
-from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, require_members
+from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, held_state, require_members
 from .base import ReplayBuffer, as_draw
 from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
 from .concurrency import Draw, Place
@@ -33,6 +34,8 @@ class EnsembleState(ReplayBuffer):
     _sampler: SamplerEnsemble
     source_key: str | None
     """The entry of the number of the member in batches; None for none."""
+    _replaced: list[tuple[ReplayBuffer, dict[str, Any], torch.Generator | None]]
+    """During a load, the members that are loaded, with their state and generator of before."""
 
     def _refresh(self) -> None:
         """Follow members whose parts were exchanged."""
@@ -146,8 +149,7 @@ class EnsembleState(ReplayBuffer):
             for number, (member, state) in enumerate(zip(self._members, states, strict=True)):
                 storage, sampler, writer = (part[str(number)] for part in parts)
                 whole = {**state, "_storage": storage, "_sampler": sampler, "_writer": writer}
-                with self._naming(number):
-                    member.load_state_dict(whole)
+                self._load_member(number, partial(member.load_state_dict, whole))
             if state_dict.get("_rng") is not None:
                 self._restore_rng(*state_dict["_rng"])
             self._batch_size = batch_size
@@ -188,34 +190,43 @@ class EnsembleState(ReplayBuffer):
         if saved.sampler is not None:
             self._sampler.load_weights(self._sampler.read_weights(saved.sampler))
         for number, (member, one) in enumerate(zip(self._members, members, strict=True)):
-            with self._naming(number):
-                member.load_saved(one)
+            self._load_member(number, partial(member.load_saved, one))
         if saved.generator is not None:
             self._restore_rng(*saved.generator)
         self._batch_size = saved.batch_size
 
-    @contextlib.contextmanager
-    def _naming(self, number: int) -> Iterator[None]:
-        """Name the member in the errors of a load."""
+    def _load_member(self, number: int, load: Callable[[], None]) -> None:
+        """Load a member inside `_all_or_nothing`, and name it in errors."""
+        member = self._members[number]
+        generator, borrows = member.generator, self._borrowers()[number]
+        before = held_state(member.state_dict()) | ({"_rng": None} if borrows else {})
         try:
-            yield
+            load()
         except RbtoolError as error:
-            loaded = f"members 0 to {number - 1} are loaded" if number else "nothing is loaded"
-            error.hint = f"this is member {number} of the ensemble; {loaded}"
+            error.hint = f"this is member {number} of the ensemble; nothing is loaded"
             raise
+        self._replaced.append((member, before, generator))
+
+    def _restore_members(self) -> None:
+        """Give the members that were loaded the state and the generator of before."""
+        for member, before, generator in reversed(self._replaced):
+            member.draw_from(generator)
+            member.load_state_dict(before)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Load inside the context; on failure restore everything but the members, which restore themselves."""
+        """Load inside the context; on failure restore everything, members included."""
         with self._guard, self._sampling:
             self.settle()
             self._refresh()
             rng, batch_size, weights = self._rng, self._batch_size, self._sampler.weights_state()
             rng_state = None if rng is None else rng.get_state()
             transforms = copy.deepcopy(self._transform.state_dict())
+            self._replaced = []
             try:
                 yield
             except BaseException:
+                self._restore_members()
                 self._transform.load_state_dict(transforms)
                 self._sampler.load_weights(weights)
                 if rng is not None and rng_state is not None:
@@ -223,6 +234,8 @@ class EnsembleState(ReplayBuffer):
                 self._batch_size = batch_size
                 self.draw_from(rng)
                 raise
+            finally:
+                self._replaced = []
 
     # Batches made ahead ----------------------------------------------------------------------------
 

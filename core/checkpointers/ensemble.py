@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..encodings.layout import ENSEMBLE_FILE
@@ -12,7 +13,7 @@ from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
-from ..storages.ensemble import StorageEnsemble
+from ..storages.ensemble import StorageEnsemble, all_or_none
 from .base import StorageCheckpointerBase
 from .folders import CheckpointStaging, open_folder
 
@@ -52,20 +53,19 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         """Load all members and the states of their transforms.
 
         DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError for
-        a damaged one, SchemaError for that of another number of members, each before anything is changed. If a member
-        refuses its rows, those before it are loaded.
+        a damaged one, SchemaError for that of another number of members or of rows that a member refuses: each with
+        nothing changed, for which rows that are replaced are kept until all members are loaded.
         """
         ensemble = self._checked(storage)
         folder = open_folder(path, "StorageEnsembleCheckpointer")
         saved = saved_members(folder, len(ensemble))
-        for number, member in enumerate(ensemble.members):
-            state = load_module_state(transform_file(folder, number))
-            if state is not None:
-                ensemble.transforms[number].load_state_dict(state)  # type: ignore[union-attr]
-            if number in saved:
-                member.loads(folder / str(number))
-            else:
-                member.empty()
+        states = [load_module_state(transform_file(folder, number)) for number in range(len(ensemble))]
+        with all_or_none() as load:
+            for transform, state in zip(ensemble.transforms, states, strict=True):
+                if state is not None:
+                    load(transform, partial(transform.load_state_dict, state))  # type: ignore[union-attr]
+            for number, member in enumerate(ensemble.members):
+                load(member, partial(member.loads, folder / str(number)) if number in saved else member.empty)
 
     def _checked(self, storage: Storage) -> StorageEnsemble:
         if not isinstance(storage, StorageEnsemble):

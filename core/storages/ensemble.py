@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -19,6 +21,9 @@ BUFFER_IDS, INDEX, SOURCE_ID = "buffer_ids", "index", "source_id"
 
 Drawn: TypeAlias = list[tuple[int, Any]]
 """Rows with the number of their member."""
+
+LoadPart: TypeAlias = Callable[[Any, Callable[[], Any]], None]
+"""Loads a part, as `all_or_none` has it: the part, and what loads it."""
 
 
 class EnsembleKindError(UsageError, TypeError):
@@ -234,10 +239,11 @@ class StorageEnsemble(Storage):
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load the state of each member; SchemaError, with nothing changed, for that of another number of members."""
-        require_members(state, len(self))
-        for number, member in enumerate(self.members):
-            member.load_state_dict(state[str(number)])
+        """Load the state of each member; if one refuses its own, all have their rows of before.
+
+        SchemaError, with nothing changed, for the state of another number of members.
+        """
+        load_members(self.members, state)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{type(one).__name__}(len={len(one)})" for one in self.members)
@@ -251,22 +257,58 @@ def require_members(state: Mapping[str, Any], count: int) -> None:
         raise SchemaError(f"the state is that of {len(numbers)} members, this ensemble has {count}")
 
 
+@contextlib.contextmanager
+def all_or_none() -> Iterator[LoadPart]:
+    """Yield `load(part, act)`, which calls `act()` to load one of several parts.
+
+    If that or anything else inside the context fails, the parts that are loaded get their state of before: until then a
+    copy of it is kept, rows included. A part that fails restores itself.
+    """
+    done: list[tuple[Any, Any]] = []
+
+    def load(part: Any, act: Callable[[], Any]) -> None:
+        before = held_state(part.state_dict())
+        act()
+        done.append((part, before))
+
+    try:
+        yield load
+    except BaseException:
+        for part, before in reversed(done):
+            part.load_state_dict(before)
+        raise
+
+
+def held_state(state: Any) -> Any:
+    """Copy a state; of tensors with room for more elements than there are, only the valid rows take memory."""
+    if not isinstance(state, dict):
+        return copy.deepcopy(state)
+    if "_storage" in state and isinstance(length := state.get("_len"), int):
+        tensors = state["_storage"]
+        if isinstance(tensors, torch.Tensor):
+            return {**state, "_storage": _held_rows(tensors, length)}
+        if isinstance(tensors, dict) and all(isinstance(one, torch.Tensor) for one in tensors.values()):
+            return {**state, "_storage": {name: _held_rows(one, length) for name, one in tensors.items()}}
+    return {name: held_state(value) for name, value in state.items()}
+
+
+def _held_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    if not tensor.dim() or not 0 < count < len(tensor) or tensor.device.type != "cpu":
+        return tensor.clone()
+    held = torch.empty_like(tensor)  # a page that nothing is put into takes no memory
+    held[:count] = tensor[:count]
+    return held
+
+
 def load_members(members: Sequence[Any], state: Mapping[str, Any]) -> None:
-    """Load the state of each of the samplers or writers of an ensemble; on failure all have their state of before.
+    """Load the state of each of the parts of an ensemble; on failure all have their state of before.
 
     SchemaError, with nothing changed, for a state of another number of members.
     """
     require_members(state, len(members))
-    done: list[tuple[Any, Any]] = []
-    try:
+    with all_or_none() as load:
         for number, member in enumerate(members):
-            before = copy.deepcopy(member.state_dict())
-            member.load_state_dict(state[str(number)])
-            done.append((member, before))
-    except BaseException:
-        for member, before in done:
-            member.load_state_dict(before)
-        raise
+            load(member, partial(member.load_state_dict, state[str(number)]))
 
 
 class IndexPart:

@@ -169,27 +169,76 @@ def test_a_checkpoint_of_another_set_of_members_is_refused_with_nothing_changed(
     assert three.p is None
 
 
-def test_a_member_that_refuses_its_rows_is_named(tmp_path: Path) -> None:
+def test_a_member_that_refuses_its_rows_is_named_and_all_stay_as_they_were(tmp_path: Path) -> None:
     two = ReplayBufferEnsemble(*rings(5, 6), batch_size=4, p=[1, 3])
     two.dumps(tmp_path / "two")
-    lists = ReplayBufferEnsemble(ring(0, 3), ReplayBuffer(storage=ListStorage(4)), batch_size=4)
-    with pytest.raises(rbtool.RbtoolError) as raised:
-        lists.loads(tmp_path / "two")
-    assert "member 1 of the ensemble; members 0 to 0 are loaded" in raised.value.hint
-    assert lists.p is None
+    state = copy.deepcopy(two.state_dict())
+    lists = ReplayBufferEnsemble(ring(70, 3), ReplayBuffer(storage=ListStorage(4)), batch_size=4)
+    lists[1].extend(["a", "b"])
+    for load in (lambda: lists.loads(tmp_path / "two"), lambda: lists.load_state_dict(state)):
+        with pytest.raises(rbtool.RbtoolError) as raised:
+            load()
+        assert "member 1 of the ensemble; nothing is loaded" in raised.value.hint
+        assert lists.p is None
+        assert lists[0][:]["a"].tolist() == [70, 71, 72]
+        assert lists[1][:] == ["a", "b"]
 
 
-def test_a_changed_byte_of_a_member_is_found_and_the_member_is_named(tmp_path: Path) -> None:
-    ReplayBufferEnsemble(*rings(5, 6), batch_size=4).dumps(tmp_path / "two")
-    file = tmp_path / "two" / "storage" / "1" / "a.memmap"
+def test_a_changed_byte_of_a_member_is_found_and_all_stay_as_they_were(tmp_path: Path) -> None:
+    saved, other = make(True), make(True, generator=seeded(7))
+    saved.dumps(tmp_path / "saved")
+    spoil(tmp_path / "saved" / "storage" / "4" / "a.memmap")
+    other.sample()
+    other[0].extend(numbers(4, 90))
+    unharmed = copy.deepcopy(other)
+    with pytest.raises(rbtool.FormatError, match=r"changed|differ|digest") as raised:
+        other.loads(tmp_path / "saved")
+    assert "member 4 of the ensemble; nothing is loaded" in raised.value.hint
+    require_alike(other, unharmed)
+
+
+def spoil(file: Path) -> None:
+    """Change a byte."""
     data = bytearray(file.read_bytes())
     data[0] ^= 1
     file.write_bytes(data)
-    other = ReplayBufferEnsemble(*rings(1, 2), batch_size=4)
-    with pytest.raises(rbtool.FormatError, match=r"changed|differ|digest") as raised:
-        other.loads(tmp_path / "two")
-    assert "members 0 to 0 are loaded" in raised.value.hint
-    assert other.storage.sizes == [5, 2]
+
+
+def require_alike(buffer: ReplayBufferEnsemble, other: ReplayBufferEnsemble) -> None:
+    """Both have the same rows, and sample and write the same from now on."""
+    assert drawn(buffer) == drawn(other)
+    for each in (buffer, other):
+        each[0].extend(numbers(2, 800))
+    for one, same in zip(buffer.storage.leaves, other.storage.leaves, strict=True):
+        assert torch.equal(one[:]["a"], same[:]["a"])
+    assert buffer.write_count == other.write_count
+
+
+@pytest.mark.parametrize("entry", ["_rng", "_prefetch_state", "_members"])
+def test_a_dictionary_that_is_refused_at_its_end_leaves_all_as_they_were(entry: str) -> None:
+    buffer, state = make(True, generator=seeded(7)), copy.deepcopy(make(True, p=[5, 4, 3, 2, 1]).state_dict())
+    wrong: dict[str, Any] = {"_rng": ("x", "cpu"), "_prefetch_state": {"capacity": 0, "queue": ({"index": 1},)}}
+    state[entry] = wrong.get(entry, [*state["_members"][:-1], {}])
+    unharmed = copy.deepcopy(buffer)
+    with pytest.raises(rbtool.RbtoolError):
+        buffer.load_state_dict(state)
+    assert torch.equal(buffer.p, unharmed.p)
+    require_alike(buffer, unharmed)
+
+
+def test_a_storage_ensemble_is_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    storage = StorageEnsemble(*(one.storage for one in rings(5, 6, 7)))
+    storage.dumps(tmp_path / "saved")
+    state = storage.state_dict() | {"2": ListStorage(3).state_dict()}
+    other = StorageEnsemble(*(one.storage for one in rings(3, 0, 2)))
+    before = copy.deepcopy([leaf[:]["a"] if len(leaf) else None for leaf in other.leaves])
+    spoil(tmp_path / "saved" / "2" / "a.memmap")
+    for load in (lambda: other.loads(tmp_path / "saved"), lambda: other.load_state_dict(state)):
+        with pytest.raises((rbtool.RbtoolError, KeyError)):
+            load()
+        assert other.sizes == [3, 0, 2]
+        assert torch.equal(other[0][:]["a"], before[0])
+        assert torch.equal(other[2][:]["a"], before[2])
 
 
 def test_a_dataset_in_an_ensemble_is_saved_and_never_emptied(tmp_path: Path) -> None:
