@@ -229,6 +229,11 @@ class StorageEnsemble(Storage):
 
     add = extend
 
+    def _refuse_hook(self, hook: Callable[..., Any]) -> NoReturn:
+        raise UsageError("an ensemble has no rows of its own that hooks change", hint="register them on its members")
+
+    register_save_hook = register_load_hook = _refuse_hook
+
     def clear_rows(self) -> None:
         """Remove the elements of all members."""
         for member in self.members:

@@ -319,3 +319,15 @@ def test_states_of_samplers_are_loaded_all_or_none() -> None:
     with pytest.raises(rbtool.SchemaError):
         buffer.sampler.load_state_dict(state)
     assert [member.state_dict()["_sample_list"].tolist() for member in buffer.sampler.members] == before
+
+
+def test_hooks_are_refused_when_they_are_registered_and_members_take_them(tmp_path: Path) -> None:
+    buffer = ReplayBufferEnsemble(*rings(5, 6), batch_size=4)
+    for register in (buffer.register_save_hook, buffer.register_load_hook, buffer.storage.register_save_hook):
+        with pytest.raises(ValueError, match="hooks") as raised:
+            register(lambda data, **_: data)
+        assert "members" in raised.value.hint  # type: ignore[attr-defined]
+    paths: list[Path] = []
+    buffer[1].register_save_hook(lambda data, path: paths.append(path) or data)
+    buffer.dumps(tmp_path / "saved")
+    assert len(paths) == 1
