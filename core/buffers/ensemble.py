@@ -153,6 +153,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             collate_fns=[self._collates[member] for member in chosen] if self._collates else None,
             p=part.p,
             sample_from_all=part.sample_from_all,
+            num_buffer_sampled=part.num_buffer_sampled,
             generator=self._rng,
             temperature=part.temperature,
             batch=part.batch,

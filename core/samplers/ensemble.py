@@ -252,12 +252,13 @@ class SamplerEnsemble(Sampler):
         return self if chosen == list(range(len(self))) else self.part(chosen)
 
     def part(self, chosen: Sequence[int]) -> SamplerEnsemble:
-        """Return the ensemble of some members, with their weights."""
+        """Return the ensemble of some members, with their weights and as many draws as `num_buffer_sampled` names."""
         some_weights = self._p if self._p is None or _is_size(self._p) else self._p[list(chosen)]
         found = type(self)(
             *(self.members[member] for member in chosen),
             p=some_weights,
             sample_from_all=self.sample_from_all,
+            num_buffer_sampled=self.num_buffer_sampled,
             temperature=self._temperature,
             batch=self.batch,
         )

@@ -236,6 +236,13 @@ def test_an_index_returns_a_member_or_an_ensemble_of_some() -> None:
         assert kind[0] is kind.members[0]
 
 
+def test_an_ensemble_of_some_draws_as_often_as_that_of_all() -> None:
+    buffer = ReplayBufferEnsemble(*rings(10, 5, 7), num_buffer_sampled=4)
+    assert buffer[1:].sample(12).shape == (4, 3)
+    assert buffer.sampler[1:].sample(buffer.storage[1:], 12)[0]["index"].shape == (4, 3)
+    assert ReplayBufferEnsemble(*rings(10, 5, 7))[1:].sample(12).shape == (2, 6)
+
+
 def test_rows_of_all_members_are_stacked_without_transforms() -> None:
     def negative(batch: TensorDict) -> TensorDict:
         return batch.set("a", -batch["a"])
