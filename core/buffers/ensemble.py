@@ -225,6 +225,11 @@ class ReplayBufferEnsemble(EnsembleDraws):
     def temperature(self, value: float) -> None:
         self._sampler.temperature = value
 
+    @property
+    def schema(self) -> Policy | None:
+        """The policy about entries that only some members have."""
+        return self._joiner.policy
+
     # Priorities ------------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:

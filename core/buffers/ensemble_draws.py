@@ -142,7 +142,8 @@ class EnsembleDraws(EnsembleState):
     def _drawn(self, counts: Sequence[tuple[int, int]], *, with_rows: bool) -> Draw:
         found: list[Any] = []
         for number, count in counts:
-            found += draw_fully(number, count, self.batch, partial(self._drawn_of, number, with_rows))
+            unit = unit_of(self._members[number].sampler)
+            found += draw_fully(number, count, self.batch, unit, partial(self._drawn_of, number, with_rows))
         return self._composed(found)
 
     def _drawn_of(self, number: int, with_rows: bool, count: int) -> tuple[Any, Mapping[Any, Any], Draw]:

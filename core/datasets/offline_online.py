@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch
 from ..buffers.base import ReplayBuffer
 from ..buffers.checkpoint import SavedParts
 from ..buffers.ensemble import ReplayBufferEnsemble
+from ..buffers.ensemble_draws import part_of_index
 from ..buffers.pytrees import checked_batch_size
-from ..buffers.schemas import Policy
+from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import FormatError, SchemaError, UsageError
 from ..storages.base import Storage
@@ -43,16 +45,16 @@ class _Mixture(ReplayBufferEnsemble):
 class OfflineToOnlineReplayBuffer:
     """Batches of which a fraction is of a dataset, and the rest of a ring that `extend` writes to.
 
-    - `offline_dataset`: a buffer, or the path or name of a dataset, which is opened with `dataset_kwargs`, as
-      `load_dataset` takes them; then `batch_size` is needed.
+    - `offline_dataset`: a buffer, also an ensemble, or the path or name of a dataset, which is opened with
+      `dataset_kwargs`, as `load_dataset` takes them; then `batch_size` is needed.
     - `online_storage`, `online_capacity`: one of them: the storage of the ring, or how many elements it has.
     - `offline_fraction`: above 0 and below 1; `anneal(step, total)` lets it fall to 0.
     - `transform`: applied to whole batches.
     - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
 
     A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then those of the ring; while
-    the ring is empty, all are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for others. `len` is the
-    number of elements of both.
+    the ring is empty, all are of the dataset. `"source_id"` is 0 for rows of the dataset and 1 for others; with an
+    ensemble of k datasets it is k for the others. `len` is the number of elements of both.
 
     UsageError (a ValueError) for arguments that contradict each other, and for a batch without a size. Names are those
     of TorchRL.
@@ -132,7 +134,7 @@ class OfflineToOnlineReplayBuffer:
         return self._mixture.sample_counts([offline, size - offline], return_info=return_info)
 
     def __len__(self) -> int:
-        return len(self.offline_buffer) + len(self.online_buffer)
+        return _elements_of(self.offline_buffer) + len(self.online_buffer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both sides and the fraction."""
@@ -162,8 +164,9 @@ class OfflineToOnlineReplayBuffer:
     load = loads
 
     def __repr__(self) -> str:
+        offline = _elements_of(self.offline_buffer)
         return (
-            f"{type(self).__name__}(offline_fraction={self.offline_fraction}, offline={len(self.offline_buffer)}, "
+            f"{type(self).__name__}(offline_fraction={self.offline_fraction}, offline={offline}, "
             f"online={len(self.online_buffer)})"
         )
 
@@ -185,19 +188,59 @@ def prefill_replay_buffer(
 
     Without `n_samples`, or with as many as the dataset has, all of them are written, each once and in order; with
     fewer, that many are drawn by the sampler of the dataset. Entries that the sampler of the dataset adds to batches,
-    such as `"index"`, are not written.
+    such as `"index"`, are not written. Of an ensemble, such as a mixture, all elements of its members are written, one
+    member after the other, or elements drawn by its weights; its `schema` applies to entries that members do not have
+    alike, and without one they are refused.
 
-    UsageError (a ValueError) for numbers below 1.
+    UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ.
     """
     for name, value in (("n_samples", n_samples), ("chunk_size", chunk_size)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value!r}, a number from 1 is expected")
-    total = len(dataset) if n_samples is None else min(n_samples, len(dataset))
-    for start in range(0, total, chunk_size):
-        count = min(chunk_size, total - start)
-        if total == len(dataset):
-            rows = dataset[torch.arange(start, start + count)]
-        else:
-            rows = dataset[dataset.sample(count, return_info=True)[1]["index"]]
-        rb.extend(rows.exclude("index") if hasattr(rows, "exclude") else rows)
+    size = _elements_of(dataset)
+    if n_samples is None or n_samples >= size:
+        for rows in _all_rows(dataset, chunk_size):
+            rb.extend(rows)
+        return rb
+    missing = n_samples
+    while missing:
+        index = dataset.sample(min(chunk_size, missing), return_info=True)[1]["index"]
+        rows = _picked(dataset, index)
+        rb.extend(rows)
+        missing -= len(rows)
     return rb
+
+
+def _elements_of(buffer: ReplayBuffer) -> int:
+    """How many elements a buffer has, or all members of an ensemble."""
+    return sum(buffer.storage.sizes) if isinstance(buffer, ReplayBufferEnsemble) else len(buffer)
+
+
+def _all_rows(buffer: ReplayBuffer, chunk_size: int) -> Iterator[Any]:
+    """Yield the elements of a buffer in order, those of an ensemble by member."""
+    if isinstance(buffer, ReplayBufferEnsemble):
+        joiner = _joiner_of(buffer)
+        for number in range(len(buffer)):
+            yield from (joiner.join([(number, rows)]) for rows in _all_rows(buffer[number], chunk_size))
+        return
+    for start in range(0, len(buffer), chunk_size):
+        yield _picked(buffer, torch.arange(start, min(start + chunk_size, len(buffer))))
+
+
+def _picked(buffer: ReplayBuffer, index: Any) -> Any:
+    """Return these elements as they are stored; of an ensemble by the index of a batch, by member."""
+    if isinstance(buffer, ReplayBufferEnsemble):
+        parts = part_of_index(index, buffer.storage)
+        return _joiner_of(buffer).join([(number, _picked(buffer[number], rows)) for number, _, rows, _ in parts])
+    rows = buffer[index]
+    return rows.exclude("index") if hasattr(rows, "exclude") else rows
+
+
+def _joiner_of(buffer: ReplayBufferEnsemble) -> Joiner:
+    """Return what joins the elements of members; it has the schemas of all."""
+    joiner = Joiner(buffer.schema or "error", stack=False)
+    for number in range(len(buffer)):
+        first = next(_all_rows(buffer[number], 1), None)
+        if first is not None:
+            joiner.learn(number, schema_of(first))
+    return joiner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -242,7 +243,7 @@ class SamplerEnsemble(Sampler):
         parts = []
         for member, count in self.counts(storage.sizes, batch_size):
             sampler, leaf = self.members[member], storage.members[member]
-            parts += draw_fully(member, count, self.batch, lambda n, s=sampler, r=leaf: s.sample(r, n))  # type: ignore[misc]
+            parts += draw_fully(member, count, self.batch, unit_of(sampler), partial(sampler.sample, leaf))
         return compose(parts, storage, self.batch)
 
     def _chosen(self, index: Any) -> Any:

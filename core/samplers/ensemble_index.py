@@ -20,11 +20,12 @@ BatchForm: TypeAlias = Literal["stack", "exact"]
 """`stack`: `[k, batch // k]`, one row for each of k draws of a member; `exact`: `[batch]`."""
 
 
-def draw_fully(member: int, count: int, form: BatchForm, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
+def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
     """Draw `count` elements of a member, in exact batches with as many draws as it takes.
 
     A sampler without replacement returns fewer at the end of an epoch. SchemaError (a RuntimeError) for one that
-    returns more than it was asked for, or nothing.
+    returns more than it was asked for, or nothing, and for one whose slices are shorter than asked for, if the rest is
+    no multiple of its `unit`: a part of a slice would end without a mark.
     """
     found, missing = [], count
     while missing:
@@ -34,6 +35,12 @@ def draw_fully(member: int, count: int, form: BatchForm, draw: Callable[[int], S
         if form == "stack":
             break
         missing -= got
+        if missing % unit and got and missing > 0:
+            raise SchemaError(
+                f"member {member} drew {got} of {missing + got} elements, and the other {missing} are no whole slice: "
+                "it has trajectories shorter than its slices",
+                hint="give it a sampler with strict_length=True, or shorter slices",
+            )
         if missing < 0 or not got:
             raise SchemaError(f"the sampler of member {member} returned {got} elements, {missing + got} are expected")
     return found

@@ -235,9 +235,10 @@ class _ContentComparison:
         if not one.size:
             return 0
         left, right = _wide(one, x), _wide(other, y)
+        whole = {x.numpy.kind, y.numpy.kind} <= set("iu") and "bfloat16" not in {x.dtype, y.dtype}
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.abs(left - right)
-            equal = (left == right) | (np.isnan(left) & np.isnan(right))
+            apart = _whole_distance(one, other) if whole else np.abs(left - right)
+            equal = (apart == 0 if whole else left == right) | (np.isnan(left) & np.isnan(right))
             equal |= apart <= self._atol + self._rtol * np.abs(right)
         if x.dtype == y.dtype and not self._rtol and not self._atol:
             equal[:] = False  # their bits differ
@@ -283,6 +284,15 @@ class _ContentComparison:
 
 def _episodes(count: int) -> str:
     return f"{count:,} episode{'' if count == 1 else 's'}"
+
+
+def _whole_distance(one: Array, other: Array) -> Array:
+    """The distance of whole numbers, float64, above 0 where they differ: as float64 large neighbours are equal."""
+    if one.dtype == other.dtype:
+        low, high = np.minimum(one, other).astype(np.uint64), np.maximum(one, other).astype(np.uint64)
+        return (high - low).astype(np.float64)  # modulo 2^64, which a distance stays below
+    apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    return np.where(one == other, 0.0, np.maximum(apart, 1.0))
 
 
 def _wide(array: Array, field: Field) -> Array:

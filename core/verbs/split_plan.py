@@ -77,8 +77,8 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     if by == "seed" and table.has_seed.any():
         _require_all(table.has_seed.tolist(), table.episode, "no seed")
         return Groups(_numbered(table.seed.tolist()), by)
-    known = [*fields, *dict.fromkeys(name for text in texts for name in text), "episode", "content"]
-    known += ["seed"] if table.has_seed.any() else []
+    known = list(dict.fromkeys([*fields, *(name for text in texts for name in text), "episode", "content"]))
+    known += ["seed"] if table.has_seed.any() and "seed" not in known else []
     raise UsageError(
         f"--by {by!r} names no field, no text of the episodes and no entry of the episode table"
         f"{did_you_mean(by, known)}",
@@ -138,7 +138,7 @@ def targets(shares: Shares, episodes: int) -> list[int]:
         if not count:
             raise UsageError(
                 f"the part {name} would be empty: {share:g} of {episodes} episode{'' if episodes == 1 else 's'}",
-                hint="give it a larger fraction",
+                hint="give it a larger fraction" if episodes >= len(counts) else "split into fewer parts",
             )
     return counts
 

@@ -106,6 +106,68 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
         prefill_replay_buffer(few, dataset, 0)
 
 
+def mixture(walks: Path, count: int = 2, **arguments: Any) -> ReplayBufferEnsemble:
+    """An ensemble of the dataset, and of rings whose rows have other actions."""
+    dataset = load_dataset(walks, seed=0)
+    rings = [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(count - 1)]
+    for number, ring in enumerate(rings, 1):
+        rows = dataset[:5].exclude("index")
+        rows["action"] = rows["action"] + 100 * number
+        ring.extend(rows)
+    return ReplayBufferEnsemble(dataset, *rings, batch="exact", **arguments)
+
+
+def test_the_length_counts_the_elements_of_a_mixture(walks: Path) -> None:
+    buffer = OfflineToOnlineReplayBuffer(mixture(walks), online_capacity=50, batch_size=8, offline_fraction=0.5)
+    assert len(buffer) == 18
+    buffer.extend(buffer.offline_buffer[0][:4].exclude("index"))
+    assert len(buffer) == 22
+    assert "offline=18, online=4" in repr(buffer)
+    assert buffer.sample()["source_id"].tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_mixture_fills_a_buffer_with_every_row_of_each_member_in_order(walks: Path, nested: bool) -> None:
+    dataset = mixture(walks)
+    members = [dataset[0], dataset[1]]
+    if nested:
+        dataset = ReplayBufferEnsemble(dataset, load_dataset(walks), batch="exact")
+        members.append(dataset[1])
+    for count in (None, 31, 10_000):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
+        prefill_replay_buffer(rb, dataset, count, chunk_size=4)
+        assert torch.equal(rb[:]["action"], torch.cat([member[:]["action"] for member in members]))
+        assert "source_id" not in rb[:]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_few_rows_of_a_mixture_are_drawn_by_its_weights(walks: Path, nested: bool) -> None:
+    dataset = mixture(walks, p=[1, 3])
+    whole = ReplayBufferEnsemble(dataset, mixture(walks, 3)[2], p=[1, 0], batch="exact") if nested else dataset
+    rb = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(50)), whole, 16, chunk_size=8)
+    flat = rb[:]["action"].reshape(16, -1)[:, 0]
+    assert len(rb) == 16
+    assert int((flat > 50).sum()) == 12
+    known = torch.cat([dataset[0][:]["observation"], dataset[1][:]["observation"]])
+    assert all((row == known).all(-1).any() for row in rb[:]["observation"])
+
+
+def test_a_mixture_of_other_entries_fills_a_buffer_by_its_policy(walks: Path) -> None:
+    dataset = load_dataset(walks)
+    ring = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+    ring.extend(dataset[:5].exclude("index").set("extra", torch.ones(5)))
+    found = {}
+    for schema in ("union", "intersect"):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
+        both = ReplayBufferEnsemble(dataset, ring, batch="exact", schema=schema)  # type: ignore[arg-type]
+        found[schema] = prefill_replay_buffer(rb, both)[:]
+    assert found["union"]["extra"].tolist() == [0.0] * 13 + [1.0] * 5
+    assert found["union"]["schema_mask", "extra"].tolist() == [False] * 13 + [True] * 5
+    assert "extra" not in found["intersect"]
+    with pytest.raises(rbtool.SchemaError, match="'extra': member 0 has none"):
+        prefill_replay_buffer(rb, ReplayBufferEnsemble(dataset, ring, batch="exact"))
+
+
 def test_a_checkpoint_continues_with_the_same_batches_and_fraction(walks: Path, tmp_path: Path) -> None:
     buffer = mixed(walks, generator=torch.Generator().manual_seed(1))
     buffer.extend(buffer.offline_buffer[:8].exclude("index"))

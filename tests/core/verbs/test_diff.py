@@ -12,11 +12,14 @@ import pytest
 import rbtool
 from rbtool.core.format.checks import SoundSteps
 from rbtool.core.format.contracts import PassedSteps
-from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.format.episodes import EpisodeRow, EpisodeTable
+from rbtool.core.format.manifest import Request
 from rbtool.core.format.merged import MergedSchema, MergedSteps
 from rbtool.core.format.packed.builder import write_dataset
-from rbtool.core.format.ted.builder import Origin
+from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.opening import open_steps
+from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 
 WALKS = [(4, "open"), (3, "terminated"), (1, "both"), (2, "truncated"), (5, "terminated")]
@@ -164,3 +167,16 @@ def test_text_and_spaces_are_compared(walks, tmp_path):
 def test_tolerances_are_finite_numbers(walks, tolerance):
     with pytest.raises(rbtool.UsageError, match="--rtol is"):
         rbtool.diff(walks, walks, rtol=tolerance)
+
+
+@pytest.mark.parametrize("types", [("int64", "int64"), ("uint64", "uint64"), ("uint64", "int64")])
+def test_large_whole_numbers_are_not_within_a_tolerance_of_their_neighbours(tmp_path, types):
+    for name, dtype, ids in (("a", types[0], [2**60, 5]), ("b", types[1], [2**60 + 1, 5])):
+        with DatasetBuilder(tmp_path / name, [Field(("id",), dtype, (), "info")]) as builder:
+            builder.append({("id",): np.array(ids, dtype)})
+            row = EpisodeRow(0, 2, 0.0, True, False, EndReason.TERMINATED)
+            builder.finish([row], Origin(Request("test", "test", "odd")))
+    result = rbtool.diff(tmp_path / "a", tmp_path / "b", atol=0.5)
+    assert not result.equal
+    assert [(one.steps, one.largest) for one in result.values] == [(1, 1.0)]
+    assert not rbtool.diff(tmp_path / "a", tmp_path / "b", atol=1).values
