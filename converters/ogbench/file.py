@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...core.encodings.npz import NpzFile, array_names, first_name_of_cut
+from ...core.encodings.pickles import require_trust
 from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
@@ -56,14 +57,18 @@ class OgbenchFile(Closing):
 
     `rows` counts the rows, `columns` lists observation, action and further columns with a row each, which are states;
     `dropped` names what is none of these. `starts` and `stops` have the first row of each trajectory and the one after
-    its last; `unfinished` states that the last of them ends without `terminals`.
+    its last; `unfinished` states that the last of them ends without `terminals`. `trusted` allows arrays of Python
+    objects to be read, which are pickles; without it UsageError for a column that has to be there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, trusted: bool = False) -> None:
         self.path = path
+        self._trusted = trusted
+        self._unread: dict[str, str] = {}
         self._file = NpzFile(path)
         try:
             with self._file.damage_first():
+                self._unpickle()
                 self._require_layout()
                 self.rows = self._file.form(OBSERVATIONS)[1][0]
                 self.columns, self.dropped = self._look_around()
@@ -89,6 +94,15 @@ class OgbenchFile(Closing):
         """Close the file."""
         self._file.close()
 
+    def _unpickle(self) -> None:
+        """Read the arrays of Python objects, where they are trusted, and note why one has no rows of one type."""
+        for name in self._file.names if self._trusted else ():
+            if self._file.is_pickled(name) and self._file.form(name)[1]:
+                try:
+                    self._file.unpickle(name)
+                except FormatError as error:
+                    self._unread[name] = f"it{error.message.removeprefix(f'{self.path}: {name!r}')}"
+
     def _require_layout(self) -> None:
         names = self._file.names
         for name, why in _OTHERS.items():
@@ -97,6 +111,10 @@ class OgbenchFile(Closing):
         for name in REQUIRED:
             if name not in names:
                 raise FormatError(f"{self.path} has no {name!r}; OGBench's files have {', '.join(REQUIRED)}")
+            if self._file.is_pickled(name):
+                require_trust(
+                    self.path, self._trusted, f"{name!r} is a pickle of Python objects, which can run anything"
+                )
             if why := self._not_rows(name):
                 raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
         lengths = {name: self._file.form(name)[1][0] for name in REQUIRED}
@@ -113,7 +131,9 @@ class OgbenchFile(Closing):
         """Return why an array cannot be rows of numbers; empty where it can."""
         dtype, shape = self._file.form(name)
         if self._file.is_pickled(name):
-            return "it is a pickle of Python objects"
+            return self._unread.get(name) or "it is a pickle of Python objects, which --trust-pickle reads"
+        if dtype.hasobject:
+            return "it is text"
         try:
             dtype_name(dtype)
         except SchemaError as error:
@@ -171,12 +191,15 @@ class OgbenchFile(Closing):
         return rows
 
 
-def opened(paths: list[Path]) -> list[OgbenchFile]:
-    """Open files that have the same columns; FormatError where they differ. Closes all of them if one is refused."""
+def opened(paths: list[Path], *, trusted: bool) -> list[OgbenchFile]:
+    """Open files that have the same columns; FormatError where they differ. Closes all of them if one is refused.
+
+    `trusted` is that of `OgbenchFile`.
+    """
     files: list[OgbenchFile] = []
     try:
         for path in paths:
-            files.append(OgbenchFile(path))
+            files.append(OgbenchFile(path, trusted=trusted))
             if files[-1].columns != files[0].columns:
                 raise FormatError(
                     f"{path} has other columns than {paths[0].name}: {_listed(files[-1])}, and {_listed(files[0])}",

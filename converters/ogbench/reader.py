@@ -46,13 +46,14 @@ class OgbenchReader(Reader):
     split (`train` or `val`) as text.
 
     Options: `reward` `zero` adds rewards of 0, which the files do not have; `filter_key` chooses a split; `id` is the
-    published dataset that the files are: a file is then read with its `-val` file.
+    published dataset that the files are: a file is then read with its `-val` file. `trust_pickle` allows arrays of
+    Python objects to be read.
 
     Raises FormatError for columns that contradict each other, and CorruptDataError for damaged files.
     """
 
     piece_bytes = PIECE_BYTES
-    option_names = frozenset({"reward", "filter_key", "id"})
+    option_names = frozenset({"reward", "filter_key", "id", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -72,7 +73,7 @@ class OgbenchReader(Reader):
         if reward not in (None, _ZERO):
             raise UsageError(f"--reward is {reward!r}, zero is expected: OGBench's files have no rewards")
         self._zeros = reward == _ZERO
-        self._files = opened(files)
+        self._files = opened(files, trusted=bool(self.options.get("trust_pickle")))
         self._all = _trajectories(self._files)
         self._episodes = {one.number: one for one in self._chosen() if len(one)}
         if not self._episodes:

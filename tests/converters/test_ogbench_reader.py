@@ -194,7 +194,8 @@ def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path
     assert found["info.extra.touch"].shape == (5, 2)
     assert {entry["key"]: entry["why"].partition(";")[0] for entry in result.dropped_keys} == {
         "short": "it has 3 rows, and the observations 7", "one": "it is a single value",
-        "names": "element type <U1 cannot be stored", "objects": "it is a pickle of Python objects",
+        "names": "element type <U1 cannot be stored",
+        "objects": "it is a pickle of Python objects, which --trust-pickle reads",
     }  # fmt: skip
     reader.close()
 
