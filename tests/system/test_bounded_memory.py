@@ -98,6 +98,18 @@ def test_saving_verifying_and_loading_a_checkpoint(big: Path, tmp_path: Path, fo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [("ted",), ("packed", "--compress", "observation=zstd:1")])
+def test_splitting_and_merging(big: Path, tmp_path: Path, layout: tuple[str, ...]) -> None:
+    """A thread writes each part: what waits for them is bounded, too."""
+    parts, merged = tmp_path / "parts", tmp_path / "merged"
+    shares = ("--train", "0.4", "--val", "0.3", "--test", "0.3", "--in-order", "--layout", *layout)
+    _run(CAP, "split", big, "--dest", parts, *shares, "-q")
+    _run(CAP, "merge", *(parts / name for name in ("train", "val", "test")), merged, "--layout", "ted", "-q")
+    assert TedReader(merged).manifest.content_digest == TedReader(big).manifest.content_digest
+    subprocess.run(["rm", "-rf", tmp_path], check=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_preprocessing(tmp_path: Path, workers: int) -> None:
     _write_minari(tmp_path / "source", 3 * TORCH_CAP // (3 * WIDTH * 16))
