@@ -101,7 +101,7 @@ def _require_readable(path: Path) -> None:
 
     try:
         root_members(path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise CorruptDataError(f"{path}: HDF5 cannot read the file: {error}") from error
 
 

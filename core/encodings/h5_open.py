@@ -164,7 +164,8 @@ def _checked(file: h5f.FileID) -> Iterator[Checked]:
 
 
 _data_of: weakref.WeakValueDictionary[bytes, CheckedFile] = weakref.WeakValueDictionary()
-_opened: weakref.WeakSet[h5f.FileID] = weakref.WeakSet()
+_opened: weakref.WeakValueDictionary[bytes, h5f.FileID] = weakref.WeakValueDictionary()
+"""By name: h5py hashes a file by its root group, which a damaged one may not have."""
 
 
 def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
@@ -180,14 +181,14 @@ def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
         data.close()
         raise
     _data_of[name] = data
-    _opened.add(file)
+    _opened[name] = file
     return file
 
 
 @atexit.register
 def _close_all() -> None:
     """Close what Python reads: libhdf5 would close it when there is no Python left."""
-    for file in list(_opened):
+    for file in list(_opened.values()):
         if file.valid:
             file.close()
 

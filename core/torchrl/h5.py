@@ -40,7 +40,7 @@ def looks_like_torchrl(path: Path) -> bool:
 
     try:
         return STORAGE_SHAPE in root_members(path)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return False
 
 

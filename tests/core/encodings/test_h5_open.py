@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import source_tree
 
+import rbtool
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.encodings.h5_open import open_h5
+from rbtool.core.format.understood import understood
 
 
 def _external_storage(h5: h5py.File) -> None:
@@ -122,6 +124,22 @@ def test_a_group_that_cannot_be_listed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.h5").write_bytes(data.replace(b"SNOD", b"????", 1))
     with pytest.raises(CorruptDataError, match="the group / cannot be listed"):
         open_h5(tmp_path / "odd.h5")
+
+
+def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w", libver="earliest") as h5:
+        h5["plain"], h5["text"] = np.arange(3.0), ["a", "b", "c"]
+    data = bytearray(path.read_bytes())
+    assert data[112:114] == b"\x11\0"  # the message of the root that makes it a group
+    data[112:114] = b"\0\0"
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError, match="unable to determine object type"), understood(path):
+        open_h5(path)
+    with pytest.raises(CorruptDataError, match="unable to determine object type"):
+        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=plain"], ends="-")
+    with pytest.raises(CorruptDataError):
+        rbtool.inspect(path)
 
 
 def test_plain_files_are_opened(tmp_path: Path) -> None:
