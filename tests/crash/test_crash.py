@@ -59,7 +59,7 @@ def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str) 
 @pytest.mark.parametrize("job", JOBS)
 def test_killed_where_nothing_was_before(strike: Strike, work: Path, job: str) -> None:
     counts = strike(work, job, "--strikes", "30")
-    assert counts["old"] + counts["new"] == 30
+    assert counts["old"] + counts["new"] == min(30, counts["operations"])  # mix has fewer
     assert counts["new"] >= 1
 
 
