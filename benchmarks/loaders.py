@@ -1,11 +1,11 @@
-"""Time the loader of torch datasets beside HuggingFace `datasets` and a plain `Dataset`, and how soon it resumes.
+"""Time the loader of torch datasets against HuggingFace `datasets` and a plain `Dataset`, and how soon it resumes.
 
     python benchmarks/loaders.py [--rows 300000] [--resume-rows 10000000] [--rounds 9] [--only PART] [--cpu]
 
 What is compared has two workers, takes turns in one run, and reads the same rows: those of packed.py, 755 bytes, at
 random, 256 a batch. HuggingFace's dataset is memory-mapped too, in torch format; it is asked for single rows that
 torch collates, and for whole batches, which is faster. Without it that part is left out. Two readers are two processes
-that each read their rank's half, beside one that reads all. `--cpu` counts the time of the processor, of the process
+that each read their rank's half, against one that reads all. `--cpu` counts the time of the processor, of the process
 and its workers, which others who work on the machine disturb less (Linux only).
 """
 
@@ -102,11 +102,11 @@ def throughput(path: Path, folder: Path, rounds: int, clock: Clock) -> None:
     for number in range(rounds + 1):
         for name, stream in streams.items():
             calls = 400 if name == "torch_dataset" else 50
-            begun = clock()
+            started = clock()
             for _ in range(calls):
                 next(stream)
             if number:
-                taken[name].append((clock() - begun) / calls)
+                taken[name].append((clock() - started) / calls)
     medians = {name: statistics.median(times) for name, times in taken.items()}
     for name, median in medians.items():
         print(f"{name:24} {median * 1e6:9.0f} µs a batch  {median / medians['torch_dataset']:6.1f} ×", flush=True)
@@ -131,13 +131,14 @@ def resume(folder: Path, rows: int) -> None:
         ):
             dataset = rbtool.torch_dataset(folder / "narrow", BATCH, sampler=sampler, seed=0)
             state = rbtool.TorchLoader(dataset).state_dict() | {"batch": len(dataset) // 2}
-            begun = time.perf_counter()
+            started = time.perf_counter()
             again = rbtool.torch_dataset(folder / "narrow", BATCH, sampler=sampler, seed=0)
             loader = rbtool.TorchLoader(again, num_workers=workers)
             loader.load_state_dict(state)
             next(iter(loader))
             print(
-                f"resume at {rows:,} steps, {name}, {workers} workers  {time.perf_counter() - begun:6.2f} s", flush=True
+                f"resume at {rows:,} steps, {name}, {workers} workers  {time.perf_counter() - started:6.2f} s",
+                flush=True,
             )
 
 
@@ -148,10 +149,10 @@ def read(path: Path, rank: int, ranks: int, start: Any, taken: Any, clock: Clock
     for _ in range(20):
         next(stream)
     start.wait()
-    begun = clock()
+    started = clock()
     for _ in range(READ):
         next(stream)
-    taken.put(clock() - begun)
+    taken.put(clock() - started)
 
 
 def readers(path: Path, rounds: int, clock: Clock) -> None:

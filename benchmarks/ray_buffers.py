@@ -1,4 +1,4 @@
-"""Time the samples of a buffer in a Ray actor, beside TorchRL's in an actor of the same Ray.
+"""Time the samples of a buffer in a Ray actor, against TorchRL's in an actor of the same Ray.
 
     python benchmarks/ray_buffers.py [--rows 100000] [--rounds 15]
 
@@ -55,9 +55,9 @@ def measured(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     for _ in range(rounds):
         for name, job in jobs.items():
             for _ in range(10):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 job()
-                taken[name].append((time.perf_counter() - begun) * 1e3)
+                taken[name].append((time.perf_counter() - started) * 1e3)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

@@ -41,11 +41,11 @@ def read(buffer: Any, start: Any, seconds: float, found: Any) -> None:
     torch.set_num_threads(1)
     buffer.sample()
     start.wait()
-    begun, used, batches = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - begun < seconds:
+    started, used, batches = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - started < seconds:
         buffer.sample()
         batches += 1
-    found.put((batches / (time.perf_counter() - begun), batches / (time.process_time() - used)))
+    found.put((batches / (time.perf_counter() - started), batches / (time.process_time() - used)))
 
 
 def write(buffer: Any, stop: Any) -> None:

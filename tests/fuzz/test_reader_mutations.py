@@ -18,29 +18,35 @@ from rbtool.core.format.reader import Reader
 
 DATA = Path(__file__).parents[1] / "data"
 TRUST = {"trust_pickle": True}
-FILES: list[tuple[type[Reader], str, dict[str, Any], int]] = [
-    (RllibReader, "rllib/cartpole_small.json", {}, 40),
-    (RllibReader, "rllib/cartpole-v1.jsonl", {}, 40),
-    (RllibReader, "rllib/cartpole-v1_large/1_000000_000000.parquet", {}, 40),
-    (RllibReader, "rllib/pendulum_expert_sac_3eps.zip", TRUST, 10),
-    (ImitationReader, "imitation/cartpole_expert_4.npz", TRUST, 15),
-    (D3rlpyReader, "d3rlpy/vector.h5", {}, 40),
-    (D3rlpyReader, "d3rlpy/tuple.h5", {}, 40),
-    (Sb3Reader, "sb3/partial.npz", {}, 40),
-    (Sb3Reader, "sb3/memory.npz", {}, 40),
-    (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15),
+FILES: list[tuple[type[Reader], str, dict[str, Any], int, int]] = [
+    (RllibReader, "rllib/cartpole_small.json", {}, 40, 5_000),
+    (RllibReader, "rllib/cartpole-v1.jsonl", {}, 40, 5_000),
+    (RllibReader, "rllib/cartpole-v1_large/1_000000_000000.parquet", {}, 40, 5_000),
+    (RllibReader, "rllib/pendulum_expert_sac_3eps.zip", TRUST, 10, 1_250),
+    (ImitationReader, "imitation/cartpole_expert_4.npz", TRUST, 15, 5_000),
+    (D3rlpyReader, "d3rlpy/vector.h5", {}, 40, 5_000),
+    (D3rlpyReader, "d3rlpy/tuple.h5", {}, 40, 5_000),
+    (Sb3Reader, "sb3/partial.npz", {}, 40, 5_000),
+    (Sb3Reader, "sb3/memory.npz", {}, 40, 5_000),
+    (DapgReader, "dapg/door-v0_demos_3.pickle", TRUST, 15, 10_000),
 ]  # fmt: skip
+"""A reader, a file, its options, and how many mutations: in `make test`, and in `make test-all`, 10,000 a reader."""
+IDS = [name for _, name, *_ in FILES]
 
 
-@pytest.mark.parametrize(("kind", "name", "options", "count"), FILES, ids=[name for _, name, _, _ in FILES])
-def test_a_few_mutations(kind: type[Reader], name: str, options: dict[str, Any], count: int, tmp_path: Path) -> None:
-    strike(kind, DATA / name, tmp_path, count, options)
+@pytest.mark.parametrize(("kind", "name", "options", "few", "many"), FILES, ids=IDS)
+def test_a_few_mutations(
+    kind: type[Reader], name: str, options: dict[str, Any], few: int, many: int, tmp_path: Path
+) -> None:
+    strike(kind, DATA / name, tmp_path, few, options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name", "options", "count"), FILES, ids=[name for _, name, _, _ in FILES])
-def test_many_mutations(kind: type[Reader], name: str, options: dict[str, Any], count: int, tmp_path: Path) -> None:
-    strike(kind, DATA / name, tmp_path, 125 * count, options)
+@pytest.mark.parametrize(("kind", "name", "options", "few", "many"), FILES, ids=IDS)
+def test_many_mutations(
+    kind: type[Reader], name: str, options: dict[str, Any], few: int, many: int, tmp_path: Path
+) -> None:
+    strike(kind, DATA / name, tmp_path, many, options)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(5_000, marks=pytest.mark.slow)])
