@@ -264,10 +264,10 @@ def torch_dataset(
     without a seed, and for arguments that make no sense; the errors of `load_dataset` for what cannot be opened.
 
     >>> import rbtool
-    >>> from torch.utils.data import DataLoader
     >>> storage = rbtool.TensorStorage(torch.arange(10))
-    >>> batches = torch_dataset(rbtool.ReplayBuffer(storage=storage), 4, seed=0)
-    >>> [len(batch) for batch in DataLoader(batches, batch_size=None)]
+    >>> buffer = rbtool.ReplayBuffer(storage=storage, sampler=rbtool.SamplerWithoutReplacement())
+    >>> batches = torch_dataset(buffer, 4, seed=0)
+    >>> [len(batch) for batch in batches]
     [4, 4, 2]
     """
     if style not in ("iterable", "map"):

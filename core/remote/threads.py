@@ -16,6 +16,8 @@ from .transport import Transport
 T = TypeVar("T")
 
 _GRACE_SECONDS = 2.0
+_WAIT_SECONDS = 0.5
+"""A signal that arrives just before the wait for a message is handled after it, so that the wait has an end."""
 
 
 class Cancelled(Exception):
@@ -86,7 +88,11 @@ class _Workers:
             for thread in threads:
                 thread.start()
             while self._left:
-                self._handle(self._messages.get())
+                try:
+                    message = self._messages.get(timeout=_WAIT_SECONDS)
+                except queue.Empty:
+                    continue
+                self._handle(message)
         finally:
             self._stopped.set()
             self._end(threads)

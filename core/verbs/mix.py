@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 
 from ..errors import RbtoolError, UsageError
 from ..format import fs
+from ..format.digest import read_regular
 from ..format.locate import find_dataset
 from ..format.manifest import has_manifest
 from ..format.merge_schema import FieldDifference, require_policy
@@ -177,7 +178,7 @@ def _written(opened: OpenMixture[None], force: bool, dry_run: bool, started: flo
 
 
 def _same(destination: Path, text: str) -> bool:
-    return is_mixture(destination) and destination.read_bytes() == text.encode()
+    return is_mixture(destination) and read_regular(destination) == text.encode()
 
 
 class _MixStaging(Staging):
