@@ -129,6 +129,11 @@ READER_OPTIONS = (
         "trust-pickle", bool, None,
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
     ),
+    ReaderOption(
+        "rlds-last", str, "HOW",
+        "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else) or "
+        "step. By default, auto, the actions and rewards of all last steps decide.",
+    ),
 )  # fmt: skip
 
 
@@ -142,6 +147,7 @@ class ReaderOptions(TypedDict, total=False):
     map: Mapping[str, Any] | list[str] | str | None
     episode_key: str | None
     trust_pickle: bool
+    rlds_last: str | None
 
 
 @dataclass(frozen=True, slots=True)
