@@ -126,6 +126,11 @@ READER_OPTIONS = (
     ),
     ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
     ReaderOption(
+        "images", str, "HOW",
+        "What becomes of images and video: decode (pixels), keep (the files as they are, where the format allows it) "
+        "or skip.",
+    ),
+    ReaderOption(
         "trust-pickle", bool, None,
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
     ),
@@ -146,6 +151,7 @@ class ReaderOptions(TypedDict, total=False):
     reward: str | None
     map: Mapping[str, Any] | list[str] | str | None
     episode_key: str | None
+    images: str | None
     trust_pickle: bool
     rlds_last: str | None
 

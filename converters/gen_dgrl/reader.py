@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from ...core.encodings.archives import Archive, ArchiveMember, CutError, begins_as_archive
 from ...core.encodings.npy import MAGIC, ByteRange, read_header
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
@@ -19,7 +20,6 @@ from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
-from .archive import Archive, ArchiveMember, CutError, begins_as_archive
 from .datasets import id_of
 
 PIECE_BYTES = BLOCK_BYTES

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from ..errors import FormatError
+from ..errors import CorruptDataError, FormatError
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -60,6 +60,21 @@ def _require(path: str | os.PathLike[str], mode: int) -> None:
     kind = _KINDS.get(stat.S_IFMT(mode))
     if kind is not None:
         raise FormatError(f"{os.fspath(path)} is {kind}, a regular file is expected", hint="put the file itself there")
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LONGEST_POINTER = 1024
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CorruptDataError for a file that git-lfs left in place of the one that it points to."""
+    if path.stat().st_size > _LONGEST_POINTER:
+        return
+    if read_regular(path).startswith(_POINTER):
+        raise CorruptDataError(
+            f"{path} is a git-lfs pointer: the file itself is not here",
+            hint="fetch the files themselves: git lfs pull, or rbtool download",
+        )
 
 
 PREFIX = "xxh3-128:"

@@ -19,6 +19,7 @@ from platformdirs import user_cache_path
 from ..declarations import declared, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
+from .digest import refuse_pointer
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
 from .reader import Reader
@@ -258,6 +259,7 @@ def open_source(
     name = recognised(path)
     if name is None:
         refuse_empty(path)
+        refuse_pointers(path)
         raise FormatError(
             f"{path} is in no format that is known here ({', '.join(reader_names())})",
             hint=inside_hint(path) or _named_hint(options or {}) or conversion_hint(path),
@@ -280,6 +282,15 @@ def refuse_empty(path: Path) -> None:
     """Raise CorruptDataError for a file without a byte: a download or a copy that failed."""
     if path.is_file() and not path.stat().st_size:
         raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
+
+
+def refuse_pointers(path: Path) -> None:
+    """Raise CorruptDataError for a file that git-lfs left in place of another one, or a folder with such files."""
+    with contextlib.suppress(OSError):
+        files = [path] if path.is_file() else itertools.islice(sorted(path.iterdir()), _LOOKED_AT)
+        for file in files:
+            if file.is_file():
+                refuse_pointer(file)
 
 
 def dataset_around(file: Path) -> tuple[str, Path] | None:

@@ -7,7 +7,15 @@ import pytest
 
 import rbtool
 from rbtool import DatasetNotFoundError, UsageError
-from rbtool.core.format.locate import dataset_folder, find_dataset, source_names, storage_root, stored_datasets
+from rbtool.core.errors import CorruptDataError
+from rbtool.core.format.locate import (
+    dataset_folder,
+    find_dataset,
+    open_source,
+    source_names,
+    storage_root,
+    stored_datasets,
+)
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.sources import safe_id
 from rbtool.core.testing.datasets import write_walks
@@ -126,3 +134,13 @@ def test_what_needs_a_home_says_so(ask: Callable[[], object], hint: str) -> None
     with pytest.raises(UsageError, match="HOME is not set, and the system has no home folder") as caught:
         ask()
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, inside: bool) -> None:
+    file = tmp_path / "folder" / "a_00000.tar"
+    file.parent.mkdir()
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CorruptDataError, match="is a git-lfs pointer") as caught:
+        open_source(file.parent if inside else file)
+    assert "git lfs pull" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Tar archives, compressed by xz or not, read as a stream: their members, and the bytes of each in ascending order.
+"""Tar archives, compressed by xz or not: their members, and the bytes of each. A compressed one is read as a stream.
 
 Nothing is extracted. All of an archive is taken as untrusted: names that lead out of a folder, links, devices, and
 members and headers of impossible sizes are refused.
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.errors import CorruptDataError, FormatError
-from ...core.format.contracts import Closing
-from ...core.format.digest import open_regular
-from ...core.format.manifest import is_inside
+from ..errors import CorruptDataError, FormatError
+from ..format.contracts import Closing
+from ..format.digest import open_regular
+from ..format.manifest import is_inside
 
 XZ = b"\xfd7zXZ\x00"
 _USTAR, _USTAR_AT = b"ustar", 257
@@ -55,13 +55,15 @@ def begins_as_archive(path: Path) -> bool:
 
 
 class Archive(Closing):
-    """An archive, open for reading; ascending positions are unpacked once. Not for several threads."""
+    """An archive, open for reading; a compressed one is unpacked once for ascending reads. Not for several threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = open_regular(path)
         self._size = os.fstat(self._descriptor).st_size
         self._is_packed = os.pread(self._descriptor, len(XZ), 0) == XZ
+        self._position = self._taken = 0
+        self._inflate: lzma.LZMADecompressor | None = None
         self._restart()
 
     def close(self) -> None:
@@ -73,6 +75,8 @@ class Archive(Closing):
         """Return `count` bytes from a position of what is unpacked; CutError where the archive ends before."""
         if position < self._position:
             self._restart()
+        if self._inflate is None:
+            self._position = self._taken = position
         while position > self._position:
             self._take(min(position - self._position, _UNPACKED_BLOCK))
         parts = []

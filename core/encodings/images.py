@@ -1,0 +1,104 @@
+"""PNG and JPEG images of datasets: their form from the header alone, and their pixels, `[height, width, channels]`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, UsageError
+from ..format.contracts import Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Images: TypeAlias = Literal["decode", "keep", "skip"]
+"""What becomes of images and video: pixels, the files as they are, or nothing."""
+_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+_KINDS = ("PNG", "JPEG")
+_MOST_PIXELS = 1 << 26
+_MODES = {
+    "1": ("L", "uint8", 1), "L": ("L", "uint8", 1), "LA": ("LA", "uint8", 2), "RGB": ("RGB", "uint8", 3),
+    "RGBA": ("RGBA", "uint8", 4), "P": ("RGB", "uint8", 3), "PA": ("RGBA", "uint8", 4), "CMYK": ("RGB", "uint8", 3),
+    "I;16": ("I;16", "uint16", 1), "I;16B": ("I;16", "uint16", 1), "I": ("I", "uint16", 1),
+}  # fmt: skip
+"""The mode to decode to, the element type and the number of channels, by Pillow's mode of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageForm:
+    """Element type and shape of the pixels of an image: `[height, width, channels]`."""
+
+    dtype: str
+    shape: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)) -> Images:
+    """Return the choice of that name, `decode` for None; UsageError for any other than those in `known`."""
+    names = tuple(known)
+    for name in names:
+        if choice in (name, None):
+            return name
+    raise UsageError(f"--images is {str(choice)!r}, {' or '.join(names)} is expected")
+
+
+def is_image(data: bytes) -> bool:
+    """Whether bytes begin as PNG or JPEG do."""
+    return data.startswith(_SIGNATURES)
+
+
+def image_form(data: bytes, what: str) -> ImageForm:
+    """Return the form of an image from its header; `what` names it. CorruptDataError for one that cannot be read."""
+    try:
+        with _opened(data) as image:
+            return _form(image, what)
+    except (CorruptDataError, FormatError):
+        raise
+    except Exception as error:  # Pillow's decoders raise all kinds for damaged files
+        raise _damaged(error, what) from error
+
+
+def decode_image(data: bytes, form: ImageForm, what: str) -> Array:
+    """Return the pixels of an image of this form, fresh and in C order; `what` names it.
+
+    FormatError for an image of another form, before memory is taken for it; CorruptDataError for one that is damaged
+    or cut.
+    """
+    try:
+        with _opened(data) as image:
+            found = _form(image, what)
+            if found != form:
+                raise FormatError(f"{what}: the image is {found}, {form} is expected")
+            mode = _MODES[image.mode][0]
+            pixels = np.array(image if image.mode == mode else image.convert(mode))
+    except (CorruptDataError, FormatError):
+        raise
+    except Exception as error:  # as above
+        raise _damaged(error, what) from error
+    return pixels.astype(form.dtype, copy=False).reshape(form.shape)
+
+
+def _opened(data: bytes) -> Image:
+    from PIL import Image  # needed only where there are images
+
+    return Image.open(io.BytesIO(data), formats=_KINDS)
+
+
+def _form(image: Image, what: str) -> ImageForm:
+    if image.width * image.height > _MOST_PIXELS:
+        raise CorruptDataError(f"{what}: the image has {image.width:,} x {image.height:,} pixels, which is too many")
+    if image.mode not in _MODES:
+        raise FormatError(f"{what}: the image has pixels of the kind {image.mode!r}, which is not supported")
+    _, dtype, channels = _MODES[image.mode]
+    return ImageForm(dtype, (image.height, image.width, channels))
+
+
+def _damaged(error: Any, what: str) -> CorruptDataError:
+    reason = " ".join(str(error).partition("<")[0].split())[:100] or type(error).__name__
+    return CorruptDataError(f"{what}: the image is damaged or was cut: {reason}")
