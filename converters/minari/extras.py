@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.encodings.text_rows import LONGEST_ROW, length_key
 from ...core.errors import FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import ENV_METADATA, HIDDEN, Dropped
 from ...core.ted.schema import Key, file_stem, key_name, safe_part
-from .store import DERIVED, LONGEST_ROW, StoredEpisode, look_at_text
+from .store import DERIVED, StoredEpisode, look_at_text
 
 _LONGEST_NAME = 240
 """Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""
@@ -196,11 +197,6 @@ _TAKEN_AT_TOP = frozenset(
     {"action", "done", "episode", "index", "info", "next", "observation", "reward", "terminated", "truncated"}
 )
 _FILES = frozenset({"meta.json", ENV_METADATA, HIDDEN})
-
-
-def length_key(key: Key) -> Key:
-    """Key of the lengths of a text."""
-    return (*key[:-1], key[-1] + "_length")
 
 
 def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:

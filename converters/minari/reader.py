@@ -17,15 +17,16 @@ from typing import Any, Literal
 import numpy as np
 
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
+from ...core.encodings.text_rows import encode_text, length_key, text_fields
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
 from ...core.ted.schema import REWARD, Field, Key, Role, Timing, key_name, row_bytes, ted_fields
-from .extras import EpisodeTexts, Extra, ExtraRows, extra_keys, free_keys, length_key, renamed, seed_of
+from .extras import EpisodeTexts, Extra, ExtraRows, extra_keys, free_keys, renamed, seed_of
 from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari
 from .spaces import strict_space
-from .store import EpisodeStore, StoredEpisode, encode_text
+from .store import EpisodeStore, StoredEpisode
 from .survey import FLAGS, REWARDS, Survey, survey
 
 
@@ -46,7 +47,7 @@ class SourceColumn:
     def fields(self) -> list[Field]:
         """The TED source fields: one, or two for text."""
         if self.kind == "text":
-            return [Field(self.key, "uint8", self.shape, "text"), Field(length_key(self.key), "int32", (), "text")]
+            return text_fields(self.key, self.shape[0])
         return [Field(self.key, self.dtype, self.shape, self.role)]
 
     def rows(self, index: int) -> ExtraRows:

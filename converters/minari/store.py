@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from .spaces import SpacePath
@@ -71,8 +70,6 @@ class EpisodeStore(ABC):
         """Close the files."""
 
 
-LONGEST_ROW = 64 << 10
-"""Largest row of text in bytes; every row of the dataset takes the space of the longest."""
 _ROWS_AT_ONCE = 64
 """Rows of text read at a time: 4 MB at most."""
 
@@ -115,10 +112,3 @@ def _require_utf8(strings: list[bytes], what: str) -> None:
         b"\0".join(strings).decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{what} is not UTF-8 text: {error.reason}") from error
-
-
-def encode_text(strings: list[bytes], width: int) -> tuple[Array, Array]:
-    """Return the strings as uint8 `[n, width]` and their lengths in bytes as int32 `[n]`."""
-    lengths = np.fromiter(map(len, strings), np.int32, len(strings))
-    characters = np.array(strings, f"S{width}").view(np.uint8).reshape(len(strings), width)
-    return characters, lengths

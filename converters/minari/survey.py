@@ -13,13 +13,14 @@ from typing import Literal
 import numpy as np
 
 from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.episodes import normal_form
 from ...core.ted.schema import Key, Role
 from .extras import ExtraColumns
 from .metadata import MinariMetadata
 from .spaces import space_leaves
-from .store import LONGEST_ROW, EpisodeStore, StoredEpisode, look_at_text
+from .store import EpisodeStore, StoredEpisode, look_at_text
 
 CONTRADICTION = "metadata.json contradicts the data: correct it, or copy or fetch the dataset again"
 REWARDS: ColumnPath = ("rewards",)
