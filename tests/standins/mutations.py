@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,34 @@ def strike(kind: type[Reader], source: Path, folder: Path, count: int, options: 
     whole = 0
     for number in range(count):
         path.write_bytes(mutated(data, chance))
-        started, said = time.monotonic(), ""
-        try:
-            whole += _read(kind, path, options)
-        except RbtoolError as error:
-            said = error.message
-        except Exception as error:
-            raise AssertionError(f"{source.name}, mutation {number}: {error!r}") from error
-        assert "\n" not in said, (source.name, number)
-        assert time.monotonic() - started < LONGEST, (source.name, number)
+        whole += _outcome(kind, path, options, f"{source.name}, mutation {number}")
+    return whole
+
+
+def strike_in_folder(kind: type[Reader], source: Path, names: Sequence[str], folder: Path, count: int) -> int:
+    """Read `count` mutations of each of these files of a dataset; return how many datasets were read to the end."""
+    copy, whole = folder / "d", 0
+    shutil.copytree(source, copy)
+    for name in names:
+        data, chance = (source / name).read_bytes(), random.Random(f"{name} {count}")
+        for number in range(count):
+            (copy / name).write_bytes(mutated(data, chance))
+            whole += _outcome(kind, copy, {}, f"{name}, mutation {number}")
+        (copy / name).write_bytes(data)
+    return whole
+
+
+def _outcome(kind: type[Reader], path: Path, options: Mapping[str, Any], what: str) -> bool:
+    """Read a mutation; return whether it was read to the end, and fail for anything but our errors in bounded time."""
+    started, said, whole = time.monotonic(), "", False
+    try:
+        whole = _read(kind, path, options)
+    except RbtoolError as error:
+        said = error.message
+    except Exception as error:
+        raise AssertionError(f"{what}: {error!r}") from error
+    assert "\n" not in said, what
+    assert time.monotonic() - started < LONGEST, what
     return whole
 
 

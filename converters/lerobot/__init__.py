@@ -1,0 +1,22 @@
+"""LeRobot's datasets, v2.0, v2.1 and v3.0: Parquet files of frames, with videos."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="lerobot",
+        package=__name__,
+        order=18,
+        reader="reader:LerobotReader",
+        title="LeRobot",
+        found="a folder with meta/info.json that states a codebase_version",
+        layout="packed",
+        ends="episode_index; next.done or next.success make it a termination, --ends, else it is truncated",
+        final="no",
+        extra="video",
+    ),
+)

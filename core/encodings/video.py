@@ -1,0 +1,220 @@
+"""Frames of video files by their number, decoded by PyAV: exactly the frames that decoding from the start gives.
+
+Imports PyAV where a video is opened and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from ..format.contracts import Array, Closing
+from ..format.digest import require_regular
+from .stored_columns import FETCH_AGAIN
+
+CHANNELS = 3
+_MOST_PIXELS = 1 << 26
+
+
+def require_pyav() -> Any:
+    """Import PyAV; RbtoolError where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise RbtoolError(
+            f"video needs PyAV, which is not installed here ({error})", hint="pip install 'rbtool[video]'"
+        ) from error
+    return av
+
+
+class VideoFile(Closing):
+    """One video file. Its frames are numbered from 0 in the order in which they are shown; `read` takes any numbers.
+
+    Frames are RGB, `[height, width, 3]` of uint8, as PyAV's `to_ndarray(format="rgb24")` gives them. A frame is sought
+    by the time stamp that the container has for it, and compared with the time stamp of what was decoded. Not for use
+    by several threads at once.
+
+    DatasetNotFoundError or FormatError for what is no file, CorruptDataError for one that cannot be decoded, and
+    RbtoolError where PyAV or the codec is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._av = require_pyav()
+        require_regular(path)
+        self._container: Any = None
+        self._decoded: Iterator[Any] = iter(())
+        self._place = -1  # the frame that was decoded last
+        self._frame: Any = None
+        self._rewound = False  # whether decoding is at `_place`
+        with self._damage():
+            self._open()
+
+    def _open(self) -> None:
+        self._container = self._av.open(str(self.path), mode="r", metadata_errors="ignore")
+        streams = self._container.streams.video
+        if not streams:
+            self.close()
+            raise FormatError(f"{self.path} has no video")
+        self._stream = streams[0]
+        context = self._stream.codec_context
+        if context is None:
+            self.close()
+            raise RbtoolError(
+                f"{self.path} is in a codec that this PyAV {self._av.__version__} has no decoder of",
+                hint="pip install --upgrade av",
+            )
+        self.shape = (int(context.height), int(context.width), CHANNELS)
+        if not 0 < self.shape[0] * self.shape[1] <= _MOST_PIXELS:
+            self.close()
+            raise CorruptDataError(f"{self.path} states images of {self.shape[1]} x {self.shape[0]} pixels")
+
+    @property
+    def stated_frames(self) -> int:
+        """The number of frames that the header states, 0 where it states none; nothing else is read for it."""
+        return int(self._stream.frames)
+
+    @cached_property
+    def _index(self) -> tuple[Array, Array, Array]:
+        """Time stamps of all frames, ascending; frames from which decoding can start, and their decoding times."""
+        stamps, keys = [], []
+        with self._damage():
+            for packet in self._container.demux(self._stream):
+                if not packet.size or packet.is_discard:
+                    continue
+                if packet.pts is None:
+                    raise CorruptDataError(f"{self.path} has frames without a time")
+                stamps.append(packet.pts)
+                if packet.is_keyframe:
+                    keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
+        self._rewound = False
+        times = np.unique(np.array(stamps, np.int64))
+        if len(times) != len(stamps) or not keys:
+            raise CorruptDataError(f"{self.path} has several frames of one time, or no key frame")
+        pairs = np.array(sorted(keys), np.int64)
+        starts = np.searchsorted(times, pairs[:, 0])
+        if starts[0]:  # frames before the first key frame cannot be decoded
+            raise CorruptDataError(f"{self.path} does not begin with a key frame")
+        return times, starts, pairs[:, 1]
+
+    def __len__(self) -> int:
+        return len(self._index[0])
+
+    @property
+    def times(self) -> Array:
+        """The times of all frames in seconds after the first one, float64 `[frames]`."""
+        stamps = self._index[0]
+        times: Array = (stamps - stamps[0]) * float(self._stream.time_base)
+        return times
+
+    def frames_at(self, times: Array, fps: float) -> Array:
+        """Return the frames that are shown at these ascending times, in seconds: int64 `[n]`.
+
+        FormatError for a time of which no frame is within half a frame, and where two times have one frame.
+        """
+        known = self.times
+        after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
+        before = after - 1
+        after = np.minimum(after, len(known) - 1)
+        found = np.where(np.abs(known[after] - times) < np.abs(known[before] - times), after, before)
+        apart = np.abs(known[found] - times)
+        bad = ~(apart < 0.5 / fps)
+        bad[1:] |= found[1:] <= found[:-1]
+        if bad.any():
+            at = int(bad.argmax())
+            raise FormatError(
+                f"{self.path} has {len(known):,} frames up to {known[-1]:.3f} s, none of which is that of row {at:,} "
+                f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or that of another row"
+            )
+        return found.astype(np.int64)
+
+    def read(self, frames: Array) -> Array:
+        """Decode these frames, in any order and as often as they occur: uint8 `[n, height, width, 3]`."""
+        wanted = np.asarray(frames, np.int64).reshape(-1)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise UsageError(
+                f"{self.path} has {len(self):,} frames, {int(wanted.min())} to {int(wanted.max())} are asked for"
+            )
+        images = np.empty((len(wanted), *self.shape), np.uint8)
+        order = np.argsort(wanted, kind="stable")
+        last, image = -1, None
+        for place in order.tolist():
+            number = int(wanted[place])
+            if number != last or image is None:
+                last, image = number, self._image(number)
+            images[place] = image
+        return images
+
+    def _image(self, number: int) -> Array:
+        with self._damage():
+            if number != self._place or self._frame is None:
+                self._frame = self._decode(number)
+                self._place = number
+            found = (self._frame.height, self._frame.width, CHANNELS)
+            if found == self.shape:  # before any memory is taken for it
+                image: Array = self._frame.to_ndarray(format="rgb24")
+                return image
+        raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, {list(self.shape)} is expected")
+
+    def _decode(self, number: int) -> Any:
+        """Decode one frame, from where decoding is, or from the nearest start before it."""
+        stamps, starts, _ = self._index
+        nearest = int(np.searchsorted(starts, number, side="right")) - 1
+        if self._rewound and self._place <= number and starts[nearest] <= self._place + 1:
+            frame = self._next_at(int(stamps[number]))
+            if frame is not None:
+                return frame
+        for start in range(nearest, -1, -1):
+            self._seek(start)
+            frame = self._next_at(int(stamps[number]))
+            if frame is not None:
+                return frame
+        raise CorruptDataError(f"{self.path}: frame {number:,} cannot be decoded", hint=FETCH_AGAIN)
+
+    def _seek(self, start: int) -> None:
+        self._place, self._frame, self._rewound = -1, None, True
+        stamp = int(self._index[2][start]) if start else min(int(self._index[2][0]), int(self._index[0][0]))
+        self._container.seek(stamp, stream=self._stream)
+        self._decoded = self._container.decode(self._stream)
+
+    def _next_at(self, stamp: int) -> Any:
+        """Return the frame of that time stamp among those that come next; None where they are past it."""
+        for frame in self._decoded:
+            if frame.pts == stamp:
+                if frame.is_corrupt:
+                    raise CorruptDataError(
+                        f"{self.path}: the frame of time stamp {stamp:,} is damaged", hint=FETCH_AGAIN
+                    )
+                return frame
+            if frame.pts is not None and frame.pts > stamp:
+                break
+        self._rewound = False
+        return None
+
+    @contextlib.contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Turn what PyAV raises into CorruptDataError; after it, decoding has to seek again."""
+        try:
+            yield
+        except RbtoolError:
+            raise
+        except (self._av.FFmpegError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+            self._rewound = False
+            if isinstance(error, OSError) and isinstance(error, FileNotFoundError | PermissionError):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise CorruptDataError(
+                f"{self.path} cannot be decoded, it is damaged or was cut: {reason}", hint=FETCH_AGAIN
+            ) from error
+
+    def close(self) -> None:
+        self._decoded, self._frame, self._rewound = iter(()), None, False
+        if self._container is not None:
+            self._container.close()
+            self._container = None

@@ -1,0 +1,236 @@
+"""Damaged and odd datasets of LeRobot: one sentence each, and `--skip-bad` goes on with what is sound."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lerobot_files import CAMERA, picture, random_takes, write_dataset, write_lines, write_video
+
+import rbtool
+from rbtool.converters.lerobot.reader import LerobotReader
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+
+DATA = Path(__file__).parents[1] / "data" / "lerobot"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 12345\n"
+ROWS = "data/chunk-000/episode_000001.parquet"
+VIDEO = f"videos/chunk-000/{CAMERA}/episode_000001.mp4"
+
+
+@pytest.fixture(params=["v2.1", "v3.0"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "d", random_takes((4, 3, 5)), version=request.param, a_file=1)
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "old", random_takes((4, 3, 5)))
+
+
+def raised(path: Path, **options: Any) -> RbtoolError:
+    """Convert; return the error, which is one sentence, after which nothing is there."""
+    out = path.parent / "out"
+    with pytest.raises(RbtoolError) as caught:
+        rbtool.convert(path, out, **options)
+    assert "\n" not in caught.value.message
+    assert not out.exists()
+    return caught.value
+
+
+def change_info(folder: Path, **entries: Any) -> None:
+    path = folder / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def change_rows(path: Path, change: Callable[[Any], Any]) -> None:
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def replaced(name: str, values: Any) -> Callable[[Any], Any]:
+    return lambda table: table.set_column(table.schema.get_field_index(name), name, [values])
+
+
+def test_an_empty_info_is_named_whatever_else_is_there(folder: Path) -> None:
+    (folder / "meta/info.json").write_bytes(b"")
+    error = raised(folder)
+    assert isinstance(error, CorruptDataError)
+    assert "info.json is an empty file" in error.message
+
+
+@pytest.mark.parametrize("name", ["meta/info.json", ROWS, VIDEO, "meta/tasks.jsonl"])
+def test_pointers_of_git_lfs_are_named(name: str, older: Path) -> None:
+    (older / name).write_bytes(POINTER)
+    error = raised(older)
+    assert name in error.message
+    assert "git-lfs pointer" in error.message
+    assert "git lfs pull" in error.hint
+
+
+def test_metadata_alone_are_no_dataset(folder: Path) -> None:
+    shutil.rmtree(folder / "data")
+    assert "no files of rows" in raised(folder).message
+
+
+@pytest.mark.parametrize("entries", [
+    {"codebase_version": "v1.6"}, {"codebase_version": None}, {"features": {}}, {"fps": 0}, {"fps": "10"},
+    {"data_path": "../{episode_index}"}, {"data_path": "{episode_index.real}"}, {"data_path": 3},
+    {"data_path": "data/{nothing}"}, {"chunks_size": -1}, {"features": {"a": 3}},
+    {"features": {"action": {"dtype": "float32", "shape": [-2]}}},
+])  # fmt: skip
+def test_entries_of_info_that_make_no_sense_are_named(entries: dict[str, Any], folder: Path) -> None:
+    change_info(folder, **entries)
+    error = raised(folder)
+    assert isinstance(error, FormatError)
+    assert "info.json" in error.message or "outside the dataset" in error.message
+
+
+def test_a_feature_without_a_column_is_named(folder: Path) -> None:
+    info = json.loads((folder / "meta/info.json").read_text())
+    change_info(folder, features=info["features"] | {"observation.extra": {"dtype": "float32", "shape": [2]}})
+    assert "'observation.extra', of which the files of rows have no column" in raised(folder).message
+
+
+def test_mixed_versions_are_named(tmp_path: Path) -> None:
+    takes = random_takes((3, 2))
+    for number, (stated, other) in enumerate((("v2.1", "v3.0"), ("v3.0", "v2.1"))):
+        folder = write_dataset(tmp_path / str(number), takes, version=other, codebase_version=stated)
+        assert "versions are mixed" in raised(folder).message
+    folder = write_dataset(tmp_path / "both", takes)
+    shutil.copytree(DATA / "v30/data/chunk-000", folder / "data/chunk-000", dirs_exist_ok=True)
+    assert "versions are mixed" in raised(folder).message
+
+
+def assert_two_are_left(path: Path, said: str, *, video: bool = False) -> None:
+    """Episode 1 is bad: it is named, and left out with `--skip-bad`; `video` states that its rows are sound."""
+    assert said in raised(path).message
+    result = rbtool.convert(path, path.parent / "sound", skip_bad=True, final_step="repeat")
+    assert (result.episodes, result.steps) == (2, 9)
+    assert any("episode 1 is left out" in note and said in note for note in result.notes)
+    chosen = rbtool.convert(path, path.parent / "chosen", episodes="0,2", final_step="repeat")
+    assert chosen.steps == 9
+    if video:
+        assert rbtool.convert(path, path.parent / "bare", images="skip", final_step="repeat").steps == 12
+
+
+def test_a_missing_file_of_rows_costs_its_episodes(older: Path) -> None:
+    (older / ROWS).unlink()
+    assert_two_are_left(older, "episode_000001.parquet is missing")
+
+
+def test_a_cut_file_of_rows_costs_its_episodes(older: Path) -> None:
+    data = (older / ROWS).read_bytes()
+    (older / ROWS).write_bytes(data[: len(data) // 2])
+    assert_two_are_left(older, "episode_000001.parquet cannot be read")
+
+
+def test_another_schema_is_named_with_its_file(older: Path) -> None:
+    table = pq.read_table(older / ROWS)
+    change_rows(older / ROWS, replaced("next.reward", table["next.reward"].cast("double").combine_chunks()))
+    assert_two_are_left(older, "'next.reward' as float64")
+
+
+def test_a_column_that_one_file_lacks_is_named(older: Path) -> None:
+    change_rows(older / ROWS, lambda table: table.drop_columns(["next.reward"]))
+    assert_two_are_left(older, "no column 'next.reward'")
+
+
+def test_missing_values_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("next.reward", pa.array([1.0, None, 2.0], pa.float32())))
+    with pytest.raises(FormatError, match="missing values"), LerobotReader(older) as reader:
+        list(reader.pieces())
+
+
+def test_jumps_of_frames_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("frame_index", [0, 1, 3]))
+    assert_two_are_left(older, "frame_index goes from 1 to 3 at row 2")
+
+
+def test_rows_that_the_metadata_do_not_count_are_named(older: Path) -> None:
+    rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
+    rows[1]["length"] = 7
+    write_lines(older / "meta/episodes.jsonl", rows)
+    assert_two_are_left(older, "3 rows of episode 1, the metadata state 7")
+
+
+def test_an_episode_that_the_metadata_do_not_name_is_named(older: Path) -> None:
+    rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
+    write_lines(older / "meta/episodes.jsonl", [rows[0], rows[2]])
+    assert_two_are_left(older, "rows of episode 1, which the metadata do not name")
+
+
+def test_rows_of_an_episode_in_two_places_are_named(older: Path) -> None:
+    change_rows(older / "data/chunk-000/episode_000000.parquet", lambda table: table)
+    shutil.copy(older / ROWS, older / "data/chunk-000/episode_000009.parquet")
+    assert_two_are_left(older, "rows of episode 1 are in 2 places")
+
+
+def test_an_unknown_task_is_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("task_index", [1, 1, 9]))
+    assert_two_are_left(older, "has the task 9")
+
+
+def test_times_that_drift_from_the_frames_are_named(older: Path) -> None:
+    change_rows(older / ROWS, replaced("timestamp", np.array([0, 0.1, 0.5], np.float32)))
+    assert_two_are_left(older, "row 2 has the timestamp 0.500 s", video=True)
+
+
+def test_a_missing_video_costs_its_episode(older: Path) -> None:
+    (older / VIDEO).unlink()
+    assert_two_are_left(older, "episode_000001.mp4 is missing", video=True)
+
+
+def test_a_video_with_a_frame_too_few_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(4), picture(5)])
+    assert_two_are_left(older, "has 2 frames, and the rows of episode 1 need 3", video=True)
+
+
+def test_a_video_of_another_rate_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6)], fps=25)
+    assert_two_are_left(older, "none of which is that of row 2", video=True)
+
+
+def test_a_video_of_another_size_costs_its_episode(older: Path) -> None:
+    write_video(older / VIDEO, [picture(number)[:16] for number in (4, 5, 6)])
+    assert_two_are_left(older, "info.json states [32, 48, 3]", video=True)
+
+
+def test_frames_after_the_rows_are_left_out_and_counted(older: Path) -> None:
+    before = rbtool.convert(older, older.parent / "before").content_digest
+    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)], g="1", crf="0")
+    result = rbtool.convert(older, older.parent / "after", episodes="0,2")
+    assert result.content_digest != before
+    notes = rbtool.convert(older, older.parent / "all").notes
+    assert any("1 video of observation.images.top have more frames" in note for note in notes)
+
+
+def test_a_damaged_image_in_a_column_is_named_with_its_row(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d", random_takes((4, 3, 5)), images="image")
+
+    def cut(table: Any) -> Any:
+        images = table[CAMERA].to_pylist()
+        images[2]["bytes"] = images[2]["bytes"][:50]
+        return replaced(CAMERA, images)(table)
+
+    change_rows(folder / ROWS, cut)
+    assert_two_are_left(folder, "'observation.images.top', row 2: the image is damaged", video=True)
+
+
+def test_a_choice_for_images_that_is_not_known_is_a_usage_error(folder: Path) -> None:
+    error = raised(folder, images="drop")
+    assert isinstance(error, UsageError)
+    assert "--images is 'drop'" in error.message
+
+
+def test_without_pyav_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    error = raised(folder)
+    assert error.hint == "pip install 'rbtool[video]'"
+    assert rbtool.convert(folder, folder.parent / "bare", images="skip").episodes == 3
