@@ -14,6 +14,7 @@ import json
 import math
 import pickle
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -26,6 +27,8 @@ _NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x10000000, 0x40000000, 38
 _ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 _BUILTINS = ("builtins", "__builtin__")
+Packer = Callable[[Any, type], Any]
+"""`pickle_lists.packed`."""
 _SPEC = re.compile(r"([biufcSUO])(\d*)")
 
 
@@ -189,18 +192,22 @@ def unpickled(file: BinaryIO) -> Any:
 class Described:
     """What was unpickled, in values of JSON; arrays and lists by numbers, with which parts of them are asked for."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, pack: Packer | None = None) -> None:
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._pack = pack
         self._keys = 0
         self.whole = self.describe(value, 0)
 
     def _number(self, value: Any) -> int:
         number = self._numbers.get(id(value))
         if number is None:
-            number = self._numbers[id(value)] = len(self._kept)
-            self._kept.append(value)
+            number = self._numbers[id(value)] = self._keep(value)
         return number
+
+    def _keep(self, value: Any) -> int:
+        self._kept.append(value)
+        return len(self._kept) - 1
 
     def describe(self, value: Any, depth: int) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
@@ -209,12 +216,15 @@ class Described:
             return {"array": self._number(value), "kind": str(value.kind), "shape": list(value.shape)}
         if isinstance(value, BuiltArray):
             return {"list": self._number(value.data), "length": len(value.data), "shape": list(value.shape)}
+        if isinstance(value, list | tuple) and self._pack is not None and (numbers := self._pack(value, BuiltArray)):
+            found = {"array": self._keep(numbers), "kind": numbers.kind, "shape": list(numbers.shape)}
+            return found | ({"python": True} if numbers.python else {})
         if isinstance(value, list | tuple | set | frozenset):
             return {"list": self._number(_in_order(value)), "length": len(value), "shape": [len(value)]}
         if isinstance(value, dict):
             return {"dict": self._describe_keys(value, depth)}
         if isinstance(value, bytes | bytearray):
-            return {"bytes": value.hex()}
+            return {"bytes": value.hex()} if self._pack is None else {"blob": self._number(value), "size": len(value)}
         raise Refused(f"a value of type {getattr(value, 'name', type(value).__name__)}")
 
     def _describe_keys(self, value: dict[Any, Any], depth: int) -> list[Any]:
@@ -234,16 +244,22 @@ class Described:
         return [self.describe(value, 0) for value in self._kept[number][start:stop]]
 
     def is_fortran(self, number: int) -> bool:
-        return bool(self._kept[number].fortran)
+        return bool(getattr(self._kept[number], "fortran", False))
+
+    def whole_parts(self, numbers: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of arrays, and of bytes."""
+        kept = [self._kept[number] for number in numbers]
+        return [memoryview(one if isinstance(one, bytes | bytearray) else one.data) for one in kept]
 
     def rows(self, number: int, start: int, stop: int) -> list[memoryview]:
         """Return the bytes of rows; those of an array in Fortran's order in that order."""
         array: BuiltArray = self._kept[number]
-        data, size = memoryview(array.data), array.kind.size
+        data = memoryview(array.data)
+        size = len(data) // max(1, math.prod(array.shape))
         if not array.shape:
             return [data]
         count = array.shape[0]
-        if not array.fortran:
+        if not self.is_fortran(number):
             row = size * math.prod(array.shape[1:])
             return [data[start * row : stop * row]]
         places = range(0, math.prod(array.shape), max(1, count))
@@ -274,24 +290,31 @@ class _Announced(io.RawIOBase):
             self._left -= len(part)
 
 
-def _load(file: BinaryIO, size: int) -> Described:
+def _load(file: BinaryIO, size: int, pack: Packer | None) -> Described:
     announced = _Announced(file, size)
     try:
-        return Described(unpickled(io.BufferedReader(announced, _PIECE)))
+        return Described(unpickled(io.BufferedReader(announced, _PIECE)), pack)
     finally:
         announced.drain()
 
 
-def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
-    """Answer the requests in a file, one by one; each answer has the bytes that follow it."""
+def answers(requests: BinaryIO, pack: Packer | None = None) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
+    """Answer the requests in a file, one by one; each answer has the bytes that follow it.
+
+    A request to load may ask for lists of numbers as arrays, which `pack` makes.
+    """
     known = Described(None)
     while line := requests.readline():
         asked, parts = json.loads(line), list[memoryview]()
         try:
             if "load" in asked:
                 known = Described(None)
-                known = _load(requests, asked["load"])
+                known = _load(requests, asked["load"], pack if asked.get("pack") else None)
                 yield {"value": known.whole}, ()
+            elif "parts" in asked:
+                parts = known.whole_parts(asked["parts"])
+                fortran = [known.is_fortran(number) for number in asked["parts"]]
+                yield {"bytes": sum(map(len, parts)), "fortran": fortran}, parts
             elif "array" in asked:
                 parts = known.rows(asked["array"], asked["start"], asked["stop"])
                 yield {"bytes": sum(map(len, parts)), "fortran": known.is_fortran(asked["array"])}, parts
@@ -329,10 +352,14 @@ def confine(memory: int) -> None:
 
 
 def main() -> None:
-    """Confine this process to as much memory as its argument states, and answer requests until there are no more."""
+    """Confine this process to as much memory as its first argument states, and answer requests until there are no more.
+
+    The second argument is the file of `pickle_lists`: no module next to this one can be imported here.
+    """
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    pack = runpy.run_path(sys.argv[2])["packed"]
     confine(int(sys.argv[1]))
-    for answer, parts in answers(requests):
+    for answer, parts in answers(requests, pack):
         try:
             text = json.dumps(answer).encode()
         except (MemoryError, ValueError, RecursionError):

@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -29,6 +30,7 @@ from ..errors import CorruptDataError, FormatError, UsageError
 from ..format.contracts import Array, Closing
 
 _WORKER = Path(__file__).with_name("pickle_worker.py")
+_LISTS = Path(__file__).with_name("pickle_lists.py")
 _MEMORY = 1 << 30
 """Bytes that a worker may take, added to three times the size of the pickle."""
 _SECONDS = 60.0
@@ -39,11 +41,12 @@ _LONGEST_ANSWER = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PickledArray:
-    """An array in a pickle that is open: `number` is its handle there."""
+    """An array in a pickle that is open: `number` is its handle there; `python` is set for a list of numbers."""
 
     number: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    python: bool = False
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -60,7 +63,15 @@ class PickledList:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-Value: TypeAlias = "PickledArray | PickledList | dict[str, Value] | bytes | str | int | float | None"
+@dataclass(frozen=True, slots=True)
+class PickledBytes:
+    """Bytes in a pickle that is open."""
+
+    number: int
+    size: int
+
+
+Value: TypeAlias = "PickledArray | PickledList | PickledBytes | dict[str, Value] | bytes | str | int | float | None"
 
 
 def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
@@ -86,17 +97,18 @@ class PickleReader(Closing):
         self._seconds = seconds + largest / _BYTES_A_SECOND
         self._late = False
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_WORKER), str(self._memory)],
+            [sys.executable, "-I", "-S", "-B", str(_WORKER), str(self._memory), str(_LISTS)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, close_fds=True,
         )  # fmt: skip
 
-    def load(self, file: BinaryIO, size: int) -> Value:
+    def load(self, file: BinaryIO, size: int, *, pack: bool = False) -> Value:
         """Unpickle the next `size` bytes of a file; what was loaded before is gone.
 
-        Returns plain values; arrays and lists are read by `rows` and `items`. FormatError for a pickle of something
+        Returns plain values; arrays and lists are read by `rows` and `items`. With `pack`, lists of numbers are arrays,
+        and bytes are left there for `parts`: for pickles with many small values. FormatError for a pickle of something
         else than data, CorruptDataError for one that is damaged or takes too much memory or time.
         """
-        return self._value(self._ask({"load": size}, file, size)["value"])
+        return self._value(self._ask({"load": size, "pack": pack}, file, size)["value"])
 
     def items(self, found: PickledList, start: int = 0, stop: int | None = None) -> list[Value]:
         """Return the items `[start, stop)` of a list."""
@@ -115,6 +127,26 @@ class PickleReader(Closing):
         rows = np.frombuffer(data, found.dtype).reshape(shape, order="F" if fortran else "C")
         return np.array(rows, found.dtype.newbyteorder("="), order="C")
 
+    def parts(self, found: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
+        """Return all of some arrays, fresh and in this machine's byte order, and of some bytes, by one request."""
+        if not found:
+            return []
+        answer, data = self._exchange({"parts": [one.number for one in found]}, None, 0)
+        values: list[Array | bytes] = []
+        view, start = memoryview(data), 0
+        for one, fortran in zip(found, answer["fortran"], strict=True):
+            if isinstance(one, PickledBytes):
+                values.append(bytes(view[start : start + one.size]))
+                start += one.size
+                continue
+            size = one.dtype.itemsize * int(np.prod(one.shape, dtype=np.int64))
+            rows = np.frombuffer(view[start : start + size], one.dtype).reshape(
+                one.shape, order="F" if fortran else "C"
+            )
+            values.append(np.array(rows, one.dtype.newbyteorder("="), order="C"))
+            start += size
+        return values
+
     def close(self) -> None:
         """End the process."""
         if self._process.poll() is None:
@@ -129,11 +161,15 @@ class PickleReader(Closing):
 
     def _value(self, found: dict[str, Any]) -> Value:
         if "array" in found:
-            return PickledArray(found["array"], np.dtype(found["kind"]), tuple(found["shape"]))
+            return PickledArray(
+                found["array"], np.dtype(found["kind"]), tuple(found["shape"]), found.get("python", False)
+            )
         if "list" in found:
             return PickledList(found["list"], tuple(found["shape"]))
         if "dict" in found:
             return {name: self._value(part) for name, part in found["dict"]}
+        if "blob" in found:
+            return PickledBytes(found["blob"], found["size"])
         if "bytes" in found:
             return bytes.fromhex(found["bytes"])
         scalar: str | int | float | None = found["scalar"]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.encodings import pickle_worker
-from rbtool.core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
+from rbtool.core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, require_trust
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 
 ARRAYS = {
@@ -267,3 +267,46 @@ def test_mutations_give_values_or_our_errors(reader: PickleReader, seed: int) ->
                 pending += one.values()
             elif isinstance(one, PickledArray):
                 other.rows(one)
+
+
+LISTS = {
+    "floats": [1.5, -2.0, float("nan")],
+    "nested": [[1, 2], [3, 4], [5, 6]],
+    "flags": (True, False),
+    "both": [1, 2.5],
+    "arrays": [np.arange(3, dtype="f4"), np.ones(3, "f4")],
+    "scalars": [np.float32(1), np.float32(2)],
+    "big-endian": [np.arange(3, dtype=">i4")] * 2,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_numbers_are_arrays_where_asked_for(reader: PickleReader, name: str) -> None:
+    data = pickle.dumps({"x": LISTS[name], "array": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "raw": b"\0\xff"})
+    found = reader.load(io.BytesIO(data), len(data), pack=True)
+    assert isinstance(found, dict)
+    x, array, raw = found["x"], found["array"], found["raw"]
+    assert isinstance(x, PickledArray)
+    assert isinstance(array, PickledArray)
+    assert isinstance(raw, PickledBytes)
+    plain = np.array(LISTS[name])
+    plain = plain.astype(plain.dtype.newbyteorder("="))
+    assert x.python == (name in ("floats", "nested", "flags", "both"))
+    whole = reader.parts([raw, array, x])
+    assert whole[0] == b"\0\xff"
+    np.testing.assert_array_equal(whole[1], np.arange(6.0).reshape(2, 3))
+    for rows in (whole[2], reader.rows(x)):
+        assert (rows.dtype, rows.tobytes()) == (
+            plain.dtype.newbyteorder("="),
+            plain.astype(plain.dtype.newbyteorder("=")).tobytes(),
+        )
+    assert reader.rows(x, 1, 2).tobytes() == whole[2][1:2].tobytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], [1, "x"], [[1], [1, 2]], [[]], [True, 2], [1 << 70], [None], [np.zeros(2), np.zeros(3)], {1, 2}, [[1], 2]],
+)
+def test_other_lists_stay_lists(reader: PickleReader, value: Any) -> None:
+    data = pickle.dumps(value)
+    assert isinstance(reader.load(io.BytesIO(data), len(data), pack=True), PickledList)
