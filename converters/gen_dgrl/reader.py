@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.archives import Archive, ArchiveMember, CutError, begins_as_archive
+from ...core.encodings.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
 from ...core.encodings.npy import MAGIC, ByteRange, read_header
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
@@ -204,7 +204,7 @@ class GenDgrlReader(Reader):
         header = read_header(_Head(head, member.size), what)
         if not header.stored.hasobject or header.shape:
             raise FormatError(f"{what} is an array of {header.stored}, a pickled dictionary is expected")
-        body = _Body(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
+        body = MemberFile(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
         try:
             found = self._reader().load(cast(BinaryIO, body), member.size - header.size)
             if isinstance(found, PickledList) and len(found) == 1:  # the array that the dictionary is in
@@ -357,22 +357,3 @@ class _Head(ByteRange):
         self._head.seek(position)
         if self._head.readinto(target) < len(target):
             raise CorruptDataError("the header of an array is longer than any header is")
-
-
-class _Body:
-    """The bytes of a member after its header, as a file that is read once."""
-
-    def __init__(self, archive: Archive, position: int, size: int, head: bytes) -> None:
-        self._archive, self._position, self._left = archive, position, size
-        self._head = head
-
-    def read(self, size: int) -> bytes:
-        """Return the bytes that come next."""
-        size = min(size, self._left)
-        found = self._head[:size]
-        self._head = self._head[size:]
-        if len(found) < size:
-            found += self._archive.read(self._position + len(found), size - len(found))
-        self._position += size
-        self._left -= size
-        return found

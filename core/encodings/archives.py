@@ -199,3 +199,22 @@ class Archive(Closing):
 
     def _damaged(self, why: str) -> CorruptDataError:
         return CorruptDataError(f"{self.path} is damaged: {why}", hint=_AGAIN)
+
+
+class MemberFile:
+    """`size` bytes of an archive from a position on, as a file that is read once; `head` are those read already."""
+
+    def __init__(self, archive: Archive, position: int, size: int, head: bytes = b"") -> None:
+        self._archive, self._position, self._left = archive, position, size
+        self._head = head
+
+    def read(self, size: int) -> bytes:
+        """Return the bytes that come next; CutError where the archive ends before."""
+        size = min(size, self._left)
+        found = self._head[:size]
+        self._head = self._head[size:]
+        if len(found) < size:
+            found += self._archive.read(self._position + len(found), size - len(found))
+        self._position += size
+        self._left -= size
+        return found

@@ -19,7 +19,7 @@ Images: TypeAlias = Literal["decode", "keep", "skip"]
 """What becomes of images and video: pixels, the files as they are, or nothing."""
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 _KINDS = ("PNG", "JPEG")
-_MOST_PIXELS = 1 << 26
+_MOST_PIXELS = 1 << 24
 _MODES = {
     "1": ("L", "uint8", 1), "L": ("L", "uint8", 1), "LA": ("LA", "uint8", 2), "RGB": ("RGB", "uint8", 3),
     "RGBA": ("RGBA", "uint8", 4), "P": ("RGB", "uint8", 3), "PA": ("RGBA", "uint8", 4), "CMYK": ("RGB", "uint8", 3),

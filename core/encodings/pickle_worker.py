@@ -23,6 +23,7 @@ _DEEPEST = 24
 _MOST_KEYS = 100_000
 _MOST_DIMENSIONS = 32
 _PIECE = 1 << 20
+_HEAD = 8
 _NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x10000000, 0x40000000, 38
 _ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
@@ -224,7 +225,9 @@ class Described:
         if isinstance(value, dict):
             return {"dict": self._describe_keys(value, depth)}
         if isinstance(value, bytes | bytearray):
-            return {"bytes": value.hex()} if self._pack is None else {"blob": self._number(value), "size": len(value)}
+            if self._pack is None:
+                return {"bytes": value.hex()}
+            return {"blob": self._number(value), "size": len(value), "head": value[:_HEAD].hex()}
         raise Refused(f"a value of type {getattr(value, 'name', type(value).__name__)}")
 
     def _describe_keys(self, value: dict[Any, Any], depth: int) -> list[Any]:

@@ -65,10 +65,11 @@ class PickledList:
 
 @dataclass(frozen=True, slots=True)
 class PickledBytes:
-    """Bytes in a pickle that is open."""
+    """Bytes in a pickle that is open; `head` are the first eight."""
 
     number: int
     size: int
+    head: bytes
 
 
 Value: TypeAlias = "PickledArray | PickledList | PickledBytes | dict[str, Value] | bytes | str | int | float | None"
@@ -169,7 +170,7 @@ class PickleReader(Closing):
         if "dict" in found:
             return {name: self._value(part) for name, part in found["dict"]}
         if "blob" in found:
-            return PickledBytes(found["blob"], found["size"])
+            return PickledBytes(found["blob"], found["size"], bytes.fromhex(found["head"]))
         if "bytes" in found:
             return bytes.fromhex(found["bytes"])
         scalar: str | int | float | None = found["scalar"]

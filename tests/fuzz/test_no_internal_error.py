@@ -14,6 +14,8 @@ from atari_files import random_rows, write_run
 from d4rl_files import flat, random_episodes
 from dgrl_files import random_episodes as random_archive
 from dgrl_files import write_archive
+from openx_files import random_episodes as random_robot_episodes
+from openx_files import write_shards
 from table_files import WRITERS, named
 
 import rbtool
@@ -31,7 +33,7 @@ SMALL = {
 }  # fmt: skip
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", "atari", "gen_dgrl", *TABLES, *MINARI, *SMALL,
+    "ogbench", "vd4rl", "atari", "gen_dgrl", "openx", *TABLES, *MINARI, *SMALL,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
@@ -68,6 +70,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(DATA.parent / "vd4rl" / "64px", folder / "vd4rl")
     write_run(folder / "atari", random_rows((5, 3), tail=4), (4,))
     write_archive(folder / "gen_dgrl", random_archive((3, 2)))
+    write_shards(folder / "openx", [random_robot_episodes((3, 2)), random_robot_episodes((2,))])
     for kind, name in SMALL.items():
         shutil.copy(DATA.parent / name, folder / kind)
     columns = named(flat(random_episodes((4, 3))))

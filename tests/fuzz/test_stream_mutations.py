@@ -12,13 +12,15 @@ import pytest
 from atari_files import random_rows, write_rings, write_run
 from damage import mutated
 from dgrl_files import random_episodes, write_archive
+from openx_files import random_episodes as random_robot_episodes
+from openx_files import write_shards
 
 from rbtool.core.errors import RbtoolError
 from rbtool.core.format.locate import reader_class
 
 LONGEST = 10.0
-KINDS = ("atari", "atari-rings", "atari-unpacked", "gen_dgrl", "gen_dgrl-unpacked", "gen_dgrl-tar")
-OPTIONS = {"gen_dgrl": {"trust_pickle": True}}
+KINDS = ("atari", "atari-rings", "atari-unpacked", "gen_dgrl", "gen_dgrl-unpacked", "gen_dgrl-tar", "openx")
+OPTIONS = {"gen_dgrl": {"trust_pickle": True}, "openx": {"trust_pickle": True}}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("gen_dgrl", "gen_dgrl-unpacked"):
         write_archive(folder / name / "a.tar.xz", random_episodes((5, 1, 9)))
     write_archive(folder / "gen_dgrl-tar" / "a.tar", random_episodes((5, 1, 9)))
+    write_shards(folder / "openx", [random_robot_episodes((3, 1)), random_robot_episodes((2,), kind="JPEG")])
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -49,7 +52,7 @@ def strike(original: Path, count: int) -> None:
         file.write_bytes(pack(changed) if "unpacked" in original.name else changed)
         started, said = time.monotonic(), ""
         try:
-            path = original if form == "atari" else file
+            path = file if form == "gen_dgrl" else original
             kind.recognises(path)
             with kind(path, options=OPTIONS.get(form)) as reader:
                 facts = reader.facts()

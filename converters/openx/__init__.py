@@ -1,0 +1,21 @@
+"""Open X-Embodiment's tar shards of pickled episodes: read, downloaded, and opened as buffers."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="openx",
+        package=__name__,
+        order=16,
+        reader="reader:OpenXReader",
+        title="Open X-Embodiment",
+        found="tar shards with a pickled dictionary of steps for each episode (--trust-pickle)",
+        layout="packed",
+        ends="the member of an archive; is_terminal in its last step is a termination, is_last alone a truncation",
+        final="where stored",
+    ),
+)

@@ -1,0 +1,147 @@
+"""The shards of a dataset of Open X-Embodiment: tar archives `NAME_00000.tar` with a pickle for each episode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.encodings.archives import Archive, ArchiveMember, CutError, begins_as_archive
+from ...core.errors import CorruptDataError, FormatError, RbtoolError
+from ...core.format.contracts import Closing
+from ...core.format.digest import read_regular, refuse_pointer
+
+SUFFIX = ".tar"
+_PICKLE_SUFFIXES = (".pickle", ".pkl")
+_PICKLE = b"\x80"
+_NUMBERED = re.compile(r"(?P<name>.*?)[_-]?(?P<number>\d{1,9})\.tar", re.ASCII | re.DOTALL)
+_HEAD = 4096
+_TRIED = 16
+_SHARDS_TRIED = 3
+_MOST_NAMED = 5
+_EMPTY_BYTES = 10 << 10
+_AGAIN = "fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """An archive; `number` is the one in its name, None where it has none."""
+
+    path: Path
+    name: str
+    number: int | None
+
+
+def shards_at(path: Path) -> list[Shard]:
+    """Return the archive at a path, or those directly in a folder, in the order of their numbers."""
+    files = [path] if not path.is_dir() else [file for file in path.iterdir() if _is_shard(file)]
+    found = [_shard(file) for file in files]
+    return sorted(found, key=lambda one: (one.name, -1 if one.number is None else one.number, one.path.name))
+
+
+def _is_shard(file: Path) -> bool:
+    return file.name.lower().endswith(SUFFIX) and not file.name.startswith(".") and file.is_file()
+
+
+def _shard(file: Path) -> Shard:
+    match = _NUMBERED.fullmatch(file.name)
+    return Shard(file, file.stem, None) if match is None else Shard(file, match["name"], int(match["number"]))
+
+
+def dataset_name(path: Path, shards: Sequence[Shard]) -> str:
+    """Return the name of the dataset, which its shards bear; that of the folder or file where they bear none."""
+    return (shards[0].name if shards else "") or path.name.partition(".")[0]
+
+
+def missing_shards(path: Path, shards: Sequence[Shard]) -> list[CorruptDataError]:
+    """Return an error for each shard that a folder lacks below the last one it has; of a single file none is known."""
+    numbers = {one.number for one in shards if one.number is not None}
+    if not path.is_dir() or not numbers:
+        return []
+    lacking = sorted(set(range(max(numbers))) - numbers)
+    if not lacking:
+        return []
+    name = shards[0].path.name
+    match = _NUMBERED.fullmatch(name)
+    assert match is not None
+    width, stem = len(match["number"]), name[: match.start("number")]
+    named = ", ".join(f"{stem}{number:0{width}}{SUFFIX}" for number in lacking[:_MOST_NAMED])
+    more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+    lacks = "a shard is" if len(lacking) == 1 else f"{len(lacking):,} shards are"
+    return [CorruptDataError(f"{path}: {lacks} missing: {named}{more}")]
+
+
+def require_one_dataset(path: Path, shards: Sequence[Shard]) -> None:
+    """Raise FormatError for a folder with shards of several datasets, or with one shard twice."""
+    names = sorted({one.name for one in shards})
+    if len(names) > 1:
+        some = ", ".join(map(repr, names[:_MOST_NAMED]))
+        raise FormatError(f"{path} has shards of several datasets: {some}", hint="put each in a folder of its own")
+    numbers = [one.number for one in shards]
+    if len(set(numbers)) < len(numbers):
+        twice = next(one for one in shards if numbers.count(one.number) > 1)
+        raise FormatError(f"{path} has two shards with the number {twice.number}")
+
+
+def has_episodes(shards: Sequence[Shard]) -> bool:
+    """Whether one of the first shards has a pickle of steps among its first members."""
+    return any(_has_episode(one.path) for one in shards[:_SHARDS_TRIED])
+
+
+def _has_episode(path: Path) -> bool:
+    try:
+        if not begins_as_archive(path):
+            return False
+        with Archive(path) as archive:
+            for count, member in enumerate(archive.members()):
+                if is_episode(member):
+                    head = archive.read(member.start, min(member.size, _HEAD))
+                    return head.startswith(_PICKLE) and b"steps" in head
+                if count >= _TRIED:
+                    break
+    except (RbtoolError, OSError):
+        return False
+    return False
+
+
+def is_episode(member: ArchiveMember) -> bool:
+    """Whether a member is the pickle of an episode, by its name."""
+    name = Path(member.name).name
+    return name.lower().endswith(_PICKLE_SUFFIXES) and not name.startswith(".")
+
+
+def _is_empty_archive(path: Path) -> bool:
+    """Whether a file is nothing but the end of an archive; a larger one of zeros is a copy that failed."""
+    return path.stat().st_size <= _EMPTY_BYTES and not any(read_regular(path))
+
+
+class Shards(Closing):
+    """Opens the archives of a dataset, one at a time. Not for several threads."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.all = tuple(shards)
+        self._number = -1
+        self._archive: Archive | None = None
+
+    def archive(self, number: int) -> Archive:
+        """Return the archive in that place; raises FormatError for a file that is none."""
+        if self._archive is None or self._number != number:
+            self.close()
+            path = self.all[number].path
+            refuse_pointer(path)
+            if not path.stat().st_size:
+                raise CutError(f"{path} is an empty file", hint=_AGAIN)
+            if not begins_as_archive(path) and not _is_empty_archive(path):
+                raise CorruptDataError(f"{path} is no tar archive", hint=_AGAIN)
+            self._number, self._archive = number, Archive(path)
+        return self._archive
+
+    def members(self, number: int) -> Iterator[ArchiveMember]:
+        """Yield the files in an archive; raises what `Archive.members` does."""
+        yield from self.archive(number).members()
+
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+            self._archive = None

@@ -1,0 +1,209 @@
+"""The steps of a pickled episode: their leaves, the form of each, and columns made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from ...core.encodings.images import ImageForm, decode_image, image_form, is_image
+from ...core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
+from ...core.errors import FormatError
+from ...core.format.contracts import Array
+
+Path: TypeAlias = tuple[str, ...]
+Step: TypeAlias = dict[Path, Value]
+Kind: TypeAlias = Literal["number", "text", "image", "none", "other"]
+
+_IMAGE_KEYS = frozenset({"bytes", "path"})
+_ROWS = 256
+_TEXT_KINDS = "SU"
+_NUMBER_KINDS = "biuf"
+_DEEPEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LeafForm:
+    """What the values of a leaf are: of a `number` the element type and shape; `python` if it was written by Python.
+
+    `why` states why a leaf of the kind `other` cannot be read.
+    """
+
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    python: bool = False
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}" if self.kind == "number" else self.kind
+
+
+TEXT, IMAGE, NONE = LeafForm("text"), LeafForm("image"), LeafForm("none")
+_SCALARS = {
+    bool: LeafForm("number", "bool", python=True),
+    int: LeafForm("number", "int64", python=True),
+    float: LeafForm("number", "float64", python=True),
+    str: TEXT,
+    type(None): NONE,
+}
+_WIDER = {frozenset({"int64", "float64"}): "float64"}
+RAGGED = LeafForm("other", why="its values differ in form between the steps of an episode")
+
+
+def form_of(value: Value) -> LeafForm:
+    """Return the form of one value; bytes are an image or text, by how they begin."""
+    if isinstance(value, PickledArray):
+        if value.dtype.kind in _TEXT_KINDS and not value.shape:
+            return TEXT
+        if value.dtype.kind not in _NUMBER_KINDS:
+            return LeafForm("other", why=f"it is an array of {value.dtype}")
+        return LeafForm("number", value.dtype.newbyteorder("=").name, value.shape, value.python)
+    if isinstance(value, PickledBytes):
+        return IMAGE if is_image(value.head) else TEXT
+    if isinstance(value, PickledList):
+        return LeafForm("other", why="it is a list of something else than numbers of one form")
+    if isinstance(value, dict):
+        return IMAGE if image_bytes(value) is not None else LeafForm("other", why="it has no values")
+    return _SCALARS.get(type(value), LeafForm("other", why=f"it is of type {type(value).__name__}"))
+
+
+def joined_form(one: LeafForm, other: LeafForm) -> LeafForm | None:
+    """Return the form that holds values of both; None where there is none."""
+    if one == other:
+        return one
+    if one.kind == other.kind == "number" and one.python and other.python and one.shape == other.shape:
+        wider = _WIDER.get(frozenset({one.dtype, other.dtype}))
+        return None if wider is None else LeafForm("number", wider, one.shape, python=True)
+    return None
+
+
+def leaves_of(step: Value, what: str) -> Step:
+    """Return the leaves of a step by their paths; FormatError for a step that is no dictionary."""
+    if not isinstance(step, dict):
+        raise FormatError(f"{what} is no dictionary")
+    found: Step = {}
+    _collect(step, (), found)
+    return found
+
+
+def _collect(nested: Mapping[str, Value], path: Path, found: Step) -> None:
+    for name, value in nested.items():
+        here = (*path, name)
+        if isinstance(value, dict) and value and not value.keys() <= _IMAGE_KEYS and len(here) < _DEEPEST:
+            _collect(value, here, found)
+        else:
+            found[here] = value
+
+
+def image_bytes(value: Value) -> PickledBytes | None:
+    """Return the bytes of an image that is stored as `datasets` does: a dictionary of `bytes` and `path`."""
+    data = value.get("bytes") if isinstance(value, dict) and value.keys() <= _IMAGE_KEYS else None
+    return data if isinstance(data, PickledBytes) else None
+
+
+class Episode:
+    """An episode that `reader` has loaded: `length` steps and the rest of its dictionary, `others`; `what` names it."""
+
+    def __init__(self, reader: PickleReader, found: Value, what: str) -> None:
+        steps = found.get("steps") if isinstance(found, dict) else None
+        if not isinstance(found, dict) or not isinstance(steps, PickledList) or len(steps.shape) != 1:
+            raise FormatError(f"{what} is no episode: a dictionary with a list of steps is expected")
+        self.what = what
+        self.length = len(steps)
+        self.others = {name: value for name, value in found.items() if name != "steps"}
+        self._reader, self._steps = reader, steps
+
+    def steps(self, start: int, stop: int) -> Iterator[list[Step]]:
+        """Yield the leaves of the steps `[start, stop)`, some hundred steps at a time."""
+        for first in range(start, stop, _ROWS):
+            values = self._reader.items(self._steps, first, min(first + _ROWS, stop))
+            yield [leaves_of(one, f"{self.what}: step {first + at}") for at, one in enumerate(values)]
+
+    def forms(self, steps: Sequence[Step]) -> dict[Path, LeafForm]:
+        """Return the form of each leaf of some steps; what differs among them is of the kind `other`."""
+        found: dict[Path, LeafForm] = {}
+        for number, step in enumerate(steps):
+            if number and step.keys() != found.keys():
+                for path in step.keys() ^ found.keys():
+                    found[path] = RAGGED
+            for path, value in step.items():
+                form, before = form_of(value), found.get(path)
+                if before is not form:
+                    found[path] = form if before is None else joined_form(before, form) or RAGGED
+        return found
+
+    def fetched(self, values: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
+        """Return arrays and bytes by one request."""
+        return self._reader.parts(values)
+
+    def image_form(self, value: Value, what: str) -> ImageForm:
+        """Return the form of the image that a leaf is."""
+        [data] = self.fetched([_image(value)])
+        return image_form(cast(bytes, data), what)
+
+    def columns(self, steps: Sequence[Step], forms: Mapping[Path, LeafForm]) -> dict[Path, list[Any]]:
+        """Return the values of these leaves in each step: arrays, Python numbers, text in UTF-8, and encoded images."""
+        places: list[tuple[Path, int]] = []
+        asked: list[PickledArray | PickledBytes] = []
+        found: dict[Path, list[Any]] = {}
+        for path, form in forms.items():
+            found[path] = values = [_image(step[path]) if form.kind == "image" else step[path] for step in steps]
+            for at, value in enumerate(values):
+                if isinstance(value, PickledArray | PickledBytes):
+                    places.append((path, at))
+                    asked.append(value)
+        for (path, at), data in zip(places, self.fetched(asked), strict=True):
+            found[path][at] = data
+        for path, form in forms.items():
+            if form.kind == "text":
+                found[path] = [_utf8(value) for value in found[path]]
+        return found
+
+
+def _image(value: Value) -> PickledBytes:
+    data = value if isinstance(value, PickledBytes) else image_bytes(value)
+    if data is None:
+        raise FormatError("a value is no image")
+    return data
+
+
+def _utf8(value: Any) -> bytes:
+    """Return text as it is stored: bytes that are no UTF-8 are taken for Latin-1."""
+    if isinstance(value, np.ndarray):
+        value = value.item()
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    try:
+        bytes(value).decode("utf-8")
+    except UnicodeDecodeError:
+        return bytes(value).decode("latin-1").encode("utf-8")
+    return bytes(value)
+
+
+def numbers(values: Sequence[Any], dtype: str, shape: tuple[int, ...], what: str) -> Array:
+    """Return values of one leaf as `[n, *shape]`; FormatError where the type or the shape does not hold them."""
+    rows = np.array(values) if not shape else np.stack([np.asarray(value) for value in values])
+    if rows.shape != (len(values), *shape):
+        raise FormatError(f"{what}: values have the shape {list(rows.shape[1:])}, {list(shape)} is expected")
+    if rows.dtype.name == dtype:
+        return rows
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast_rows = rows.astype(dtype)
+        if not np.array_equal(cast_rows.astype(rows.dtype), rows, equal_nan=rows.dtype.kind == "f"):
+            raise FormatError(f"{what}: {dtype} does not hold all values, which are {rows.dtype}")
+    return cast_rows
+
+
+def is_single_precision(rows: Array) -> bool:
+    """Whether float32 holds every value."""
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(rows.astype(np.float32).astype(rows.dtype), rows, equal_nan=True))
+
+
+def pixels(data: Sequence[bytes], form: ImageForm, target: Array, what: str) -> None:
+    """Decode images into `target`, `[n, height, width, channels]`."""
+    for number, one in enumerate(data):
+        target[number] = decode_image(one, form, what)

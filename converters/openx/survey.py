@@ -1,0 +1,278 @@
+"""A pass over all episodes: where they are, how they end, the form of their leaves, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...core.encodings.archives import ArchiveMember
+from ...core.encodings.images import ImageForm
+from ...core.encodings.pickles import PickledArray, PickledBytes, Value
+from ...core.encodings.text_rows import LONGEST_ROW, length_key, text_fields
+from ...core.errors import FormatError, SchemaError
+from ...core.format.contracts import Array
+from ...core.format.manifest import Dropped
+from ...core.format.rlds_steps import IS_FIRST, IS_LAST, IS_TERMINAL, STEP_FLAGS, LastSteps, fillers, step_meaning
+from ...core.ted.schema import ACTION, DTYPES, REWARD, Field, Key, Role, Timing, dtype_name, key_name
+from .steps import Episode, LeafForm, Path, Step, is_single_precision, joined_form, numbers
+
+IS_INIT: Key = ("is_init",)
+_STEPS = "steps."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEpisode:
+    """An episode of `length` steps, in a member of the archive in place `shard`; the flags are those of its last."""
+
+    shard: int
+    member: ArchiveMember
+    length: int
+    is_last: bool
+    is_terminal: bool
+    text: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Column:
+    """A leaf of all steps: `single` states that float32 holds its values, `width` is the longest text in bytes."""
+
+    path: Path
+    form: LeafForm
+    image: ImageForm | None = None
+    single: bool = True
+    width: int = 1
+
+    @property
+    def name(self) -> str:
+        """The path as people type it."""
+        return key_name(self.path)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the field: Python writes every number as float64."""
+        if self.image is not None:
+            return self.image.dtype
+        return "float32" if self.form.python and self.form.dtype == "float64" and self.single else self.form.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.form.shape if self.image is None else self.image.shape
+
+
+@dataclass(slots=True)
+class Look:
+    """What one episode adds to the columns."""
+
+    forms: dict[Path, LeafForm]
+    images: dict[Path, ImageForm]
+    doubles: set[Path] = field(default_factory=set)
+    widths: dict[Path, int] = field(default_factory=dict)
+
+
+class EpisodeSurvey:
+    """Looks at one episode after the other; the first one that can be read decides about the form of all."""
+
+    def __init__(self, *, images: bool) -> None:
+        self._with_images = images
+        self.columns: dict[Path, Column] = {}
+        self.dropped: dict[Path, str] = {}
+        self.others: dict[str, str] = {}
+        self.last = LastSteps()
+        self.unstarted = 0
+
+    def look_at(self, episode: Episode, shard: int, member: ArchiveMember) -> FoundEpisode:
+        """Take the structure and the flags of an episode; FormatError for one that is not like the first."""
+        text = self._text(episode, member)
+        if not episode.length:
+            return FoundEpisode(shard, member, 0, False, False, text)
+        look, flags, filler = self._read(episode)
+        is_last, is_terminal = _ends(flags, episode.what)
+        if self.columns:
+            self._require_alike(look, episode.what)
+        else:
+            self._take_first(look, episode.what)
+        for path, form in look.forms.items():
+            if path in self.columns:
+                column = self.columns[path]
+                column.form = joined_form(column.form, form) or column.form
+                column.single &= path not in look.doubles
+                column.width = max(column.width, look.widths.get(path, 1))
+        self.last.add(filler, is_last=is_last)
+        self.unstarted += IS_FIRST in flags and not flags[IS_FIRST][0]
+        return FoundEpisode(shard, member, episode.length, is_last, is_terminal, text)
+
+    def _text(self, episode: Episode, member: ArchiveMember) -> dict[str, str]:
+        """Return the entries next to the steps that are text or a number each; the others are named."""
+        found = {"file": member.name.rpartition("/")[2]}
+        for name, value in _flat(episode.others):
+            plain: Any = value
+            if isinstance(value, PickledBytes) or (isinstance(value, PickledArray) and not value.shape):
+                [plain] = episode.fetched([value])
+                plain = plain.item() if isinstance(plain, np.ndarray) else plain
+            if isinstance(plain, bytes):
+                plain = plain.decode("utf-8", "backslashreplace")
+            if isinstance(plain, str | int | float):
+                found[name.removeprefix("episode_metadata.")] = str(plain)
+            elif value is not None and value != {}:
+                self.others[name] = "an entry next to the steps that is neither text nor a number"
+        return found
+
+    def _read(self, episode: Episode) -> tuple[Look, dict[str, list[bool]], Array]:
+        """Read all of an episode but its images and arrays that need no look."""
+        look: Look | None = None
+        flags: dict[str, list[bool]] = {}
+        filler: list[Array] = []
+        for steps in episode.steps(0, episode.length):
+            forms = episode.forms(steps)
+            if look is None:
+                look = Look(forms, {})
+                look.images = self._images(episode, steps[0], forms)
+            else:
+                look.forms = {path: _across(look.forms.get(path), forms.get(path)) for path in look.forms | forms}
+            self._read_values(episode, steps, look, flags, filler)
+        assert look is not None
+        return look, flags, np.concatenate(filler)
+
+    def _images(self, episode: Episode, step: Step, forms: Mapping[Path, LeafForm]) -> dict[Path, ImageForm]:
+        paths = [path for path, form in forms.items() if form.kind == "image"] if self._with_images else []
+        return {path: episode.image_form(step[path], f"{episode.what}: {key_name(path)}") for path in paths}
+
+    def _read_values(
+        self, episode: Episode, steps: list[Step], look: Look, flags: dict[str, list[bool]], filler: list[Array]
+    ) -> None:
+        asked = {path: form for path, form in look.forms.items() if _is_looked_at(path, form)}
+        found = episode.columns(steps, asked)
+        actions, rewards = [], None
+        for path, form in asked.items():
+            what = f"{episode.what}: {key_name(path)}"
+            if form.kind == "text":
+                look.widths[path] = max(look.widths.get(path, 1), *map(len, found[path]))
+                if look.widths[path] > LONGEST_ROW:
+                    raise FormatError(f"{what} is text of more than {LONGEST_ROW:,} bytes")
+                continue
+            rows = numbers(found[path], form.dtype, form.shape, what)
+            if form.python and rows.dtype == np.float64 and not is_single_precision(rows):
+                look.doubles.add(path)
+            if len(path) == 1 and path[0] in STEP_FLAGS:
+                flags.setdefault(path[0], []).extend(_flag(rows, what))
+            elif path[0] == ACTION[0]:
+                actions.append(rows)
+            elif path == REWARD:
+                rewards = rows
+        filler.append(fillers(actions, rewards, len(steps)))
+
+    def _take_first(self, look: Look, what: str) -> None:
+        for path, form in look.forms.items():
+            if form.kind == "image" and not self._with_images:
+                self.dropped[path] = "an image, left out by --images skip"
+            elif form.kind in ("none", "other"):
+                self.dropped[path] = form.why or "it has no value"
+            elif step_meaning(path) is not None:
+                self.columns[path] = Column(path, form, look.images.get(path))
+        if not any(path[0] == ACTION[0] for path in self.columns):
+            self.columns.clear()
+            raise FormatError(f"{what}: its steps have no action" + _why(self.dropped, ACTION))
+        if REWARD in self.columns and self.columns[REWARD].form.shape not in ((), (1,)):
+            self.columns.clear()
+            raise FormatError(f"{what}: rewards have a shape, a number a step is expected")
+
+    def _require_alike(self, look: Look, what: str) -> None:
+        for path in look.forms.keys() | self.columns.keys() | self.dropped.keys():
+            if step_meaning(path) is None or path in self.dropped:
+                continue
+            name, form, column = key_name(path), look.forms.get(path), self.columns.get(path)
+            if form is None or column is None:
+                has = "lacks" if form is None else "has"
+                raise FormatError(f"{what}: {name} is not in all episodes: this one {has} it")
+            if joined_form(column.form, form) is None:
+                said = f": {form.why}" if form.why else f" is {form}, in other episodes {column.form}"
+                raise FormatError(f"{what}: {name}{said}")
+            if column.image is not None and look.images[path] != column.image:
+                raise FormatError(f"{what}: {name} is {look.images[path]}, in other episodes {column.image}")
+
+    def fields(self) -> tuple[tuple[tuple[Field, Timing], ...], tuple[Dropped, ...]]:
+        """Return the fields of all columns, and what is left out; columns without a field are removed."""
+        found: dict[Key, tuple[Field, Timing]] = {IS_INIT: (Field(IS_INIT, "bool", (1,), "info"), "step")}
+        for path, column in [*self.columns.items()]:
+            made = _fields_of(column)
+            if isinstance(made, str) or any(field.key in found for field, _ in made):
+                self.dropped[path] = made if isinstance(made, str) else "another field has its name"
+                del self.columns[path]
+            else:
+                found |= {field.key: (field, timing) for field, timing in made}
+        names = {f"{_STEPS}{key_name(path)}": why for path, why in self.dropped.items()} | self.others
+        return tuple(found.values()), tuple(Dropped(name, why) for name, why in sorted(names.items()))
+
+
+def _fields_of(column: Column) -> list[tuple[Field, Timing]] | str:
+    """Return the fields of a column, or why it has none."""
+    key, role, timing = meaning_of(column)
+    if column.form.kind == "text":
+        return [(one, timing) for one in text_fields(key, column.width)]
+    try:
+        dtype = dtype_name(DTYPES[column.dtype]) if column.dtype in DTYPES else dtype_name(np.dtype(column.dtype))
+    except SchemaError as error:
+        return str(error)
+    return [(Field(key, dtype, () if key == REWARD else column.shape, role), timing)]
+
+
+def meaning_of(column: Column) -> tuple[Key, Role, Timing]:
+    """Return key, role and timing of a column."""
+    found = step_meaning(column.path)
+    assert found is not None  # flags are no columns
+    return found
+
+
+def keys_of(column: Column) -> tuple[Key, ...]:
+    """Return the keys of the fields of a column."""
+    key = meaning_of(column)[0]
+    return (key, length_key(key)) if column.form.kind == "text" else (key,)
+
+
+def _is_looked_at(path: Path, form: LeafForm) -> bool:
+    """Whether the values decide something: about flags, last steps, the width of text, or the precision."""
+    if form.kind == "text":
+        return True
+    essential = path[0] == ACTION[0] or path == REWARD or (len(path) == 1 and path[0] in STEP_FLAGS)
+    return form.kind == "number" and (essential or (form.python and form.dtype != "bool"))
+
+
+def _across(one: LeafForm | None, other: LeafForm | None) -> LeafForm:
+    found = None if one is None or other is None else joined_form(one, other)
+    return (
+        LeafForm("other", why="its values differ in form between the steps of an episode") if found is None else found
+    )
+
+
+def _flag(rows: Array, what: str) -> list[bool]:
+    if rows.size != len(rows) or ((rows != 0) & (rows != 1)).any():
+        raise FormatError(f"{what} is not true or false in every step")
+    found: list[bool] = (rows.reshape(-1) != 0).tolist()
+    return found
+
+
+def _ends(flags: Mapping[str, Sequence[bool]], what: str) -> tuple[bool, bool]:
+    """Return `is_last` and `is_terminal` of the last step; FormatError where a flag is set in the middle."""
+    for name, values in flags.items():
+        inside = values[1:] if name == IS_FIRST else values[:-1]
+        if any(inside):
+            at = list(inside).index(True) + (name == IS_FIRST)
+            raise FormatError(f"{what}: {name} is set in step {at} of {len(values)}, which is inside the episode")
+    is_terminal = bool(flags.get(IS_TERMINAL, (False,))[-1])
+    return bool(flags.get(IS_LAST, (False,))[-1]) or is_terminal, is_terminal
+
+
+def _why(dropped: Mapping[Path, str], path: Path) -> str:
+    return f" that can be read: {dropped[path]}" if path in dropped else ""
+
+
+def _flat(nested: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, Value]]:
+    for name, value in nested.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value

@@ -1,0 +1,279 @@
+"""`OpenXReader`: the contract of readers, rows as a plain reading has them, and episodes that differ or are damaged."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openx_files import (
+    decoded,
+    encoded,
+    random_episode,
+    random_episodes,
+    read_plainly,
+    rows_of,
+    write_shard,
+    write_shards,
+)
+
+import rbtool
+from rbtool.converters.openx.reader import OpenXReader
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.format.reader import Reader
+from rbtool.core.opening import open_steps
+from rbtool.core.testing.readers import ReaderTests
+
+DATA = Path(__file__).parents[1] / "data" / "openx" / "nyu_toy"
+TRUST = {"trust_pickle": True}
+
+
+class Trusting(OpenXReader):
+    """The reader, with the option that its format needs."""
+
+    def on_open(self) -> None:
+        self.options = {**self.options, **TRUST}
+        super().on_open()
+
+
+class TestReader(ReaderTests):
+    @pytest.fixture(autouse=True)
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        lengths = (5, 1, 7), (4,)
+        parts = [random_episodes(one, side=32) for one in lengths]
+        self.folder = write_shards(tmp_path_factory.mktemp("openx") / "toy", parts)
+
+    def reader(self) -> type[Reader]:
+        return Trusting
+
+    def source(self) -> Path:
+        return self.folder
+
+    def with_small_pieces(self) -> Reader:
+        return type("Small", (Trusting,), {"piece_bytes": 9000})(self.source())
+
+
+def assert_equal_rows(path: Path, episodes: Sequence[dict[str, Any]], last: str) -> None:
+    """Compare every value with a plain reading of the pickles."""
+    expected = [rows_of(one, last) for one in episodes]
+    with open_steps(path) as reader:
+        columns = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        text = reader.episode_text
+    for name in expected[0]:
+        rows = np.concatenate([one[name] for one in expected])
+        assert (columns[name].dtype, columns[name].shape) == (rows.dtype, rows.shape), name
+        assert columns[name].tobytes() == rows.tobytes(), name
+    lengths = columns["language_instruction_length"].tolist()
+    found = [rows[:n].tobytes().decode() for rows, n in zip(columns["language_instruction"], lengths, strict=True)]
+    counts = [len(one["next.reward"]) for one in expected]
+    said = [one["steps"][0]["language_instruction"] for one in episodes]
+    assert found == [one for one, count in zip(said, counts, strict=True) for _ in range(count)]
+    assert columns["episode"].tolist() == [at for at, count in enumerate(counts) for _ in range(count)]
+    assert [one["file_path"] for one in text or ()] == [one["episode_metadata"]["file_path"] for one in episodes]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("last", ["observation", "step"])
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_the_rows_are_those_of_a_plain_reading(tmp_path: Path, kind: str, last: str, layout: Any) -> None:
+    folder = write_shards(tmp_path / "toy", [random_episodes((5, 2), kind=kind), random_episodes((3, 7), kind=kind)])
+    result = rbtool.convert(folder, tmp_path / "out", rlds_last=last, final_step="repeat", layout=layout, **TRUST)
+    assert_equal_rows(result.path, read_plainly(folder), last)
+    assert (result.boundary["terminated"], result.boundary["truncated"]) == (2, 2)
+
+
+def test_the_published_layout(tmp_path: Path) -> None:
+    result = rbtool.convert(DATA, tmp_path / "out", final_step="repeat", **TRUST)
+    assert (result.steps, result.episodes, result.layout, result.request["id"]) == (42, 4, "packed", "nyu_toy")
+    with open_steps(result.path) as reader:
+        images = reader.read(("observation", "image"), 0, 42)
+        action, state = (reader.read(key, 0, 42) for key in (("action",), ("observation", "state")))
+    steps = [step for one in read_plainly(DATA) for step in one["steps"]]
+    assert images.tobytes() == np.stack([decoded(one["observation"]["image"]["bytes"]) for one in steps]).tobytes()
+    assert action.tobytes() == np.array([one["action"] for one in steps], "f4").tobytes()
+    assert state.tobytes() == np.array([one["observation"]["state"] for one in steps], "f4").tobytes()
+    assert rbtool.check(DATA, **TRUST).errors == 0
+    assert rbtool.inspect(DATA, **TRUST).episodes == 4
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shards=st.lists(st.lists(st.integers(2, 6), max_size=3), min_size=1, max_size=3),
+    last=st.sampled_from(["observation", "step"]), filler=st.booleans(), piece=st.sampled_from([400, 16 << 20]),
+)  # fmt: skip
+def test_random_shards_come_back(shards: list[list[int]], last: str, filler: bool, piece: int) -> None:
+    """Empty shards and episodes in several pieces are no exception."""
+    with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenXReader, "piece_bytes", piece)
+        parts = [random_episodes(one, filler=filler) for one in [*shards, [3]]]
+        folder = write_shards(Path(made) / "toy", parts)
+        out = Path(made) / "out"
+        result = rbtool.convert(folder, out, rlds_last=last, final_step="repeat", **TRUST)
+        assert_equal_rows(result.path, [one for part in parts for one in part], last)
+
+
+def test_the_last_steps_of_a_dataset_decide_what_they_are(tmp_path: Path) -> None:
+    lengths = (4, 3, 6, 5, 4, 3, 5, 4, 6, 3, 5)
+    for filler, last in ((True, "observation"), (False, "step")):
+        episodes = random_episodes(lengths, filler=filler)
+        folder = write_shards(tmp_path / f"toy{filler}", [episodes])
+        result = rbtool.convert(folder, tmp_path / f"out{filler}", final_step="repeat", **TRUST)
+        assert_equal_rows(result.path, episodes, last)
+        assert ("taken for the observation" in result.notes[0]) == filler
+
+
+def test_steps_without_a_next_observation_follow_final_step(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "toy", [random_episodes((5, 4, 1))])
+    dropped = rbtool.convert(folder, tmp_path / "drop", final_step="drop", **TRUST)
+    assert (dropped.steps, dropped.boundary["truncated"], dropped.boundary["final_dropped"]) == (7, 2, 2)
+    auto = rbtool.convert(folder, tmp_path / "auto", **TRUST)
+    assert (auto.steps, auto.boundary["final_repeated"], auto.boundary["final_dropped"]) == (9, 2, 1)
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_workers_write_the_same_bytes(tmp_path: Path, layout: Any) -> None:
+    folder = write_shards(tmp_path / "toy", [random_episodes((5, 2, 6)), [], random_episodes((3, 4))])
+    one, two = (
+        rbtool.convert(folder, tmp_path / str(count), num_workers=count, layout=layout, **TRUST) for count in (0, 2)
+    )
+    files = sorted(path.relative_to(one.path) for path in one.path.rglob("*") if path.is_file())
+    assert one.content_digest == two.content_digest
+    assert [name for name in files if "manifest" not in name.name] != []
+    for name in files:
+        if ".rbtool" not in name.parts:
+            assert (one.path / name).read_bytes() == (two.path / name).read_bytes(), name
+
+
+def test_images_can_be_left_out(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "toy", [random_episodes((4, 3))])
+    result = rbtool.convert(folder, tmp_path / "out", images="skip", **TRUST)
+    assert {"key": "steps.observation.image", "why": "an image, left out by --images skip"} in result.dropped_keys
+    with pytest.raises(UsageError, match="--images is 'keep', decode or skip is expected"):
+        rbtool.convert(folder, tmp_path / "other", images="keep", **TRUST)
+
+
+def test_nothing_is_read_without_trust(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="its episodes are pickles") as caught:
+        rbtool.convert(DATA, tmp_path / "out")
+    assert "--trust-pickle" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_floats_that_float32_does_not_hold_stay_float64(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4))
+    episodes[1]["steps"][2]["observation"]["state"][1] = 0.1
+    folder = write_shards(tmp_path / "toy", [episodes])
+    result = rbtool.convert(folder, tmp_path / "out", final_step="repeat", **TRUST)
+    with open_steps(result.path) as reader:
+        rows = reader.read(("observation", "state"), 0, 7)
+    assert rows.dtype == np.float64
+    assert rows.tolist() == [step["observation"]["state"] for one in episodes for step in one["steps"]]
+    assert any("float64, since float32 does not hold all values: observation.state" in note for note in result.notes)
+
+
+def without(episode: dict[str, Any], name: str, *, steps: slice = slice(None)) -> dict[str, Any]:
+    for step in episode["steps"][steps]:
+        del step[name]
+    return episode
+
+
+def with_value(episode: dict[str, Any], name: str, value: Any, at: slice = slice(None)) -> dict[str, Any]:
+    for step in episode["steps"][at]:
+        step[name] = value
+    return episode
+
+
+def larger_image(episode: dict[str, Any]) -> dict[str, Any]:
+    for step in episode["steps"]:
+        step["observation"]["image"] = {"bytes": encoded(np.zeros((9, 9, 3), np.uint8)), "path": None}
+    return episode
+
+
+ODD = {
+    "a field less": (lambda one: without(one, "language_embedding"), "language_embedding is not in all episodes"),
+    "a field more": (lambda one: with_value(one, "extra", 1.0), "extra is not in all episodes: this one has it"),
+    "another width": (lambda one: with_value(one, "language_embedding", [1.0]), r"\[1\], in other episodes"),
+    "ragged": (lambda one: with_value(one, "language_embedding", [1.0], slice(2, 3)), "differ in form"),
+    "no reward": (lambda one: without(one, "reward", steps=slice(1, 2)), "reward: its values differ"),
+    "no action": (lambda one: without(one, "action"), "action.* is not in all episodes"),
+    "larger images": (larger_image, r"uint8 \[9, 9, 3\], in other episodes uint8 \[6, 6, 3\]"),
+    "last inside": (lambda one: with_value(one, "is_last", True), "is_last is set in step 0 of 4"),
+    "terminal inside": (lambda one: with_value(one, "is_terminal", True), "is_terminal is set in step 0 of 4"),
+    "first inside": (lambda one: with_value(one, "is_first", True), "is_first is set in step 1 of 4"),
+    "odd flag": (lambda one: with_value(one, "is_last", 0.5), "is_last is not true or false"),
+    "no steps": (lambda one: {"frames": one["steps"]}, "is no episode"),
+    "no list": (lambda one: [one], "is no episode"),
+    "a step that is none": (lambda one: {"steps": [*one["steps"], 3]}, "step 4 is no dictionary"),
+    "a class": (lambda one: pickle.dumps(Path("x")), "is a pickle of more than data: it has pathlib"),
+    "cut": (lambda one: pickle.dumps(one)[:300], "cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: Path, name: str) -> None:
+    change, said = ODD[name]
+    sound = random_episodes((3, 4, 5))
+    folder = write_shards(tmp_path / "toy", [[sound[0], change(random_episode(4, seed=9))], sound[1:]])
+    with pytest.raises(FormatError, match=said) as caught:
+        rbtool.convert(folder, tmp_path / "out", **TRUST)
+    assert "toy_00001.data.pickle" in caught.value.message
+    assert "--skip-bad" in caught.value.hint
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True, final_step="repeat", rlds_last="step", **TRUST)
+    assert (result.episodes, result.steps) == (3, 12)
+    assert any("episode 1 is left out" in note for note in result.notes)
+
+
+def test_a_damaged_image_inside_an_episode_is_named(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4))
+    image = episodes[1]["steps"][2]["observation"]["image"]
+    image["bytes"] = image["bytes"][:-30]
+    folder = write_shards(tmp_path / "toy", [episodes])
+    with pytest.raises(CorruptDataError, match=r"toy_00001.data.pickle: observation.image: the image is damaged"):
+        rbtool.convert(folder, tmp_path / "out", **TRUST)
+    assert rbtool.convert(folder, tmp_path / "out", skip_bad=True, **TRUST).episodes == 1
+
+
+def test_what_the_first_episode_has_in_no_form_is_named(tmp_path: Path) -> None:
+    episodes = [with_value(one, "notes", [1, "x"]) for one in random_episodes((3, 4))]
+    for one in episodes:
+        one["other"] = [None]
+        one["steps"][1]["empty"] = one["steps"][0]["empty"] = one["steps"][2]["empty"] = None
+    episodes[1]["steps"][3]["empty"] = None
+    folder = write_shards(tmp_path / "toy", [episodes])
+    result = rbtool.convert(folder, tmp_path / "out", **TRUST)
+    assert [one["key"] for one in result.dropped_keys] == ["other", "steps.empty", "steps.notes"]
+
+
+def test_raw_bytes_arrays_and_texts_of_other_types(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4, 3), np.uint8)
+    steps = [
+        {
+            "observation": {"raw": pixels[0, at], "png": encoded(pixels[1, at]), "said": f"é{at}".encode()},
+            "action": np.arange(at, at + 2, dtype=">f8"), "done": True, "label": np.str_("ab"),
+            "is_first": np.bool_(at == 0), "is_last": np.bool_(at == 2), "is_terminal": np.bool_(False),
+        }
+        for at in range(3)
+    ]  # fmt: skip
+    folder = write_shards(tmp_path / "toy", [[{"steps": steps, "episode_metadata": {"id": np.int64(7), "x": 1.5}}]])
+    result = rbtool.convert(folder, tmp_path / "out", rlds_last="step", final_step="repeat", **TRUST)
+    with open_steps(result.path) as reader:
+        columns = {field.name: reader.read(field.key, 0, 3) for field in reader.fields}
+        assert reader.episode_text == [{"file": "toy_00000.data.pickle", "id": "7", "x": "1.5"}]
+    assert columns["observation.raw"].tobytes() == pixels[0].tobytes()
+    assert columns["observation.png"].tobytes() == pixels[1].tobytes()
+    assert columns["action"].tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert (columns["action"].dtype, columns["done_"].tolist()) == (np.float64, [True] * 3)
+    assert [row[:3].tobytes().decode() for row in columns["observation.said"]] == ["é0", "é1", "é2"]
+    assert columns["next.truncated"].tolist() == [[False], [False], [True]]
+    assert "next.reward" not in columns
+
+
+def test_a_single_shard_is_a_dataset(tmp_path: Path) -> None:
+    file = write_shard(tmp_path / "toy" / "toy_00004.tar", random_episodes((3, 4)))
+    assert rbtool.convert(file, tmp_path / "out", **TRUST).episodes == 2

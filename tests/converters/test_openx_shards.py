@@ -1,0 +1,160 @@
+"""Shards of Open X-Embodiment that are missing, cut, empty or hostile: one sentence, and what can be read goes on."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openx_files import add, random_episode, random_episodes, write_shard, write_shards
+
+import rbtool
+from rbtool.cli import app
+from rbtool.core.errors import CorruptDataError, FormatError
+
+LAST: dict[str, Any] = {"trust_pickle": True, "rlds_last": "step", "final_step": "repeat"}
+
+
+def four_shards(folder: Path) -> Path:
+    return write_shards(folder / "toy", [random_episodes((3, 4), side=32) for _ in range(4)])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
+
+
+def into_pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str, int]] = {
+    "missing": (Path.unlink, "a shard is missing: toy_00001.tar", 6),
+    "cut": (cut, "toy_00001.tar is cut", 7),
+    "empty": (lambda path: path.write_bytes(b""), "toy_00001.tar is an empty file", 6),
+    "zeros": (lambda path: path.write_bytes(bytes(20 << 10)), "toy_00001.tar is no tar archive", 6),
+    "a pointer": (into_pointer, "toy_00001.tar is a git-lfs pointer", 6),
+    "a page": (lambda path: path.write_bytes(b"<html>" * 200), "toy_00001.tar is no tar archive", 6),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_shard_that_is_not_whole_is_named_and_skip_bad_goes_on(tmp_path: Path, name: str) -> None:
+    change, said, left = DAMAGE[name]
+    folder = four_shards(tmp_path)
+    change(folder / "toy_00001.tar")
+    with pytest.raises(CorruptDataError, match=said) as caught:
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+    assert caught.value.hint
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True, **LAST)
+    assert result.episodes == left
+    assert any(said in note for note in result.notes)
+
+
+def test_many_missing_shards_are_counted(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "toy", [random_episodes((3,))])
+    (folder / "toy_00000.tar").rename(folder / "toy_00009.tar")
+    with pytest.raises(CorruptDataError, match=r"9 shards are missing: toy_00000.tar, .* and 4 more"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+
+
+def test_empty_shards_and_episodes_without_steps_are_no_errors(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "toy", [[], [{"steps": []}, random_episode(3)], []])
+    result = rbtool.convert(folder, tmp_path / "out", **LAST)
+    assert (result.episodes, result.steps) == (1, 3)
+    assert "1 episode without steps left out" in result.notes
+
+
+def test_a_dataset_without_steps_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "toy", [[{"steps": []}]])
+    with pytest.raises(FormatError, match="has no steps"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("../x.data.pickle", {}), ("/etc/x.data.pickle", {}), ("a/../../x.pickle", {}),
+        ("x.data.pickle", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
+        ("x.data.pickle", {"type": tarfile.LNKTYPE, "linkname": "toy_00000.data.pickle"}),
+        ("x.data.pickle", {"type": tarfile.FIFOTYPE}), ("x.data.pickle", {"type": tarfile.CHRTYPE}),
+    ],
+)  # fmt: skip
+def test_hostile_members_refuse_the_archive(tmp_path: Path, name: str, header: dict[str, Any]) -> None:
+    file = tmp_path / "toy" / "toy_00000.tar"
+    file.parent.mkdir()
+    with tarfile.open(file, "w") as archive:
+        add(archive, "toy_00000.data.pickle", pickle.dumps(random_episode(3)))
+        add(archive, name, b"", **header)
+    for options in ({}, {"skip_bad": True}):
+        with pytest.raises(FormatError, match=r"leads out of a folder|is a link|neither a file nor a folder"):
+            rbtool.convert(file, tmp_path / "out", **LAST, **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy"]
+
+
+class Bomb:
+    """What runs a command where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_a_pickle_that_runs_something_is_refused(tmp_path: Path) -> None:
+    bad = pickle.dumps({"steps": [{"action": Bomb(tmp_path / "ran")}]})
+    folder = write_shards(tmp_path / "toy", [[random_episode(3), bad]])
+    with pytest.raises(FormatError, match="is a pickle of more than data"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+    assert rbtool.convert(folder, tmp_path / "out", skip_bad=True, **LAST).episodes == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_that_unfolds_to_much_memory_is_refused(tmp_path: Path) -> None:
+    values: list[Any] = [0.5] * 1000
+    for _ in range(6):
+        values = [values] * 1000
+    folder = write_shards(tmp_path / "toy", [[random_episode(3), {"steps": [{"action": values, "is_first": True}]}]])
+    with pytest.raises(FormatError, match=r"toy_00001.data.pickle: .* is not in all episodes"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+
+
+def test_other_files_in_archives_and_folders_are_counted_or_left(tmp_path: Path) -> None:
+    folder = four_shards(tmp_path)
+    (folder / "README.md").write_text("x")
+    with tarfile.open(folder / "toy_00003.tar", "a") as archive:
+        add(archive, "toy_00099.json", b"{}")
+    result = rbtool.convert(folder, tmp_path / "out", **LAST)
+    assert result.episodes == 8
+    assert "1 file in the archives that are no episodes" in result.notes
+
+
+def test_shards_of_two_datasets_or_two_of_one_number_are_refused(tmp_path: Path) -> None:
+    folder = four_shards(tmp_path)
+    shutil.copy(folder / "toy_00000.tar", folder / "toy_0.tar")
+    with pytest.raises(FormatError, match="two shards with the number 0"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+    (folder / "toy_0.tar").rename(folder / "other_00000.tar")
+    with pytest.raises(FormatError, match="shards of several datasets: 'other', 'toy'"):
+        rbtool.convert(folder, tmp_path / "out", **LAST)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("inspect {}", 2, "its episodes are pickles"),
+        ("check {} --trust-pickle", 0, ""),
+        ("convert {} OUT --trust-pickle --images all", 2, "--images is 'all', decode or skip is expected"),
+        ("convert {} OUT --trust-pickle --rlds-last all", 2, "--rlds-last is 'all'"),
+        ("convert {} OUT --trust-pickle --horizon 3", 2, "has no option --horizon"),
+    ],
+)
+def test_exit_codes(line: str, code: int, said: str, tmp_path: Path, capsys: Any) -> None:
+    file = write_shard(tmp_path / "toy" / "toy_00000.tar", random_episodes((3, 4)))
+    words = [{"{}": str(file), "OUT": str(tmp_path / "out")}.get(word, word) for word in line.split()]
+    assert app._run(words) == code
+    assert said in capsys.readouterr().err
