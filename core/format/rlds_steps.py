@@ -22,6 +22,8 @@ RldsLast: TypeAlias = Literal["auto", "observation", "step"]
 like the others, and no observation follows. `auto`: `LastSteps.decide` chooses for the whole dataset."""
 IS_FIRST, IS_LAST, IS_TERMINAL = "is_first", "is_last", "is_terminal"
 STEP_FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL)
+IS_INIT: Key = ("is_init",)
+"""Set in the first step of an episode."""
 _LEAST_CHANCE = 1e-3
 _TAKEN = frozenset({"done", "episode", "index", "next", "terminated", "truncated"})
 
@@ -134,7 +136,7 @@ class LastSteps:
 
 
 def step_meaning(path: Sequence[str]) -> tuple[Key, Role, Timing] | None:
-    """Return key, role and timing of a feature of steps by its path; None for the flags, which become those of TED.
+    """Return key, role and timing of a feature of steps by its path; None for the flags, which are not columns.
 
     `observation` and features of another name are there before and after a step: RLDS has them in its last step, too.
     `action`, and names that begin so, belong to a step; `reward` and `discount` come after it.

@@ -16,6 +16,8 @@ from dgrl_files import random_episodes as random_archive
 from dgrl_files import write_archive
 from openx_files import random_episodes as random_robot_episodes
 from openx_files import write_shards
+from rlds_files import METADATA, RICH, record, write_dataset
+from rlds_files import random_episode as random_steps
 from table_files import WRITERS, named
 
 import rbtool
@@ -33,7 +35,7 @@ SMALL = {
 }  # fmt: skip
 KINDS = (
     "ted", "packed", "flat", "nested", "h5", "torchrl", "plain", "d4rl", "isaac", "roboset",
-    "ogbench", "vd4rl", "atari", "gen_dgrl", "openx", *TABLES, *MINARI, *SMALL,
+    "ogbench", "vd4rl", "atari", "gen_dgrl", "openx", "rlds", *TABLES, *MINARI, *SMALL,
 )  # fmt: skip
 IN, OUT = "IN", "OUT"
 AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
@@ -71,6 +73,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_run(folder / "atari", random_rows((5, 3), tail=4), (4,))
     write_archive(folder / "gen_dgrl", random_archive((3, 2)))
     write_shards(folder / "openx", [random_robot_episodes((3, 2)), random_robot_episodes((2,))])
+    records = [record(RICH, random_steps(length, RICH), METADATA) for length in (4, 3)]
+    write_dataset(folder / "rlds", {"train": [records]}, RICH, METADATA)
     for kind, name in SMALL.items():
         shutil.copy(DATA.parent / name, folder / kind)
     columns = named(flat(random_episodes((4, 3))))

@@ -1,0 +1,21 @@
+"""RLDS datasets as TensorFlow Datasets prepares them: TFRecord or ArrayRecord shards, read without TensorFlow."""
+
+from __future__ import annotations
+
+from ...core.declarations import FormatDeclaration
+
+__all__ = ["FORMATS"]
+
+FORMATS = (
+    FormatDeclaration(
+        name="rlds",
+        package=__name__,
+        order=17,
+        reader="reader:RldsReader",
+        title="RLDS",
+        found="a folder with features.json that has steps, dataset_info.json and TFRecord or ArrayRecord shards",
+        ends="the record; is_terminal in its last step is a termination",
+        layout="packed",
+        final="where stored",
+    ),
+)

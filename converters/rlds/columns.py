@@ -1,0 +1,299 @@
+"""Columns of steps: what each feature becomes in TED, and its rows, read from the lists of an Example."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.encodings.images import ImageForm, decode_image, image_form
+from ...core.encodings.text_rows import LONGEST_ROW, encode_text, length_key, text_fields
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array
+from ...core.format.rlds_steps import IS_INIT
+from ...core.ted.schema import Field, Key, Role, Timing
+from .example import Example, Floats, Ints, Strings, Values
+from .features import STEPS, Leaf
+
+_RAGGED, _ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
+_MOST_NESTED = 1 << 20
+"""Bytes of the longest sequence in a step; every row takes the space of the longest."""
+_LENGTH_GIVERS = ("is_first", "is_last", "is_terminal", "reward", "discount")
+
+
+class EpisodeRecord:
+    """The steps of a record: the lists of its Example, each found once, and their number `steps`."""
+
+    def __init__(self, data: bytes, leaves: Mapping[str, Leaf], what: str) -> None:
+        """`leaves` are those of a step by name; `what` names the record. CorruptDataError for bytes of something else.
+
+        FormatError where the number of steps cannot be found.
+        """
+        self.what = what
+        try:
+            self.example = Example(data)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{what}: {error.message}") from error
+        self._lists: dict[str, Values | None] = {}
+        self.steps = self._count(leaves)
+
+    def _count(self, leaves: Mapping[str, Leaf]) -> int:
+        """Count the steps: by a flag, else by the first feature of which each step has one value."""
+        for name in (*_LENGTH_GIVERS, *leaves):
+            leaf = leaves.get(name)
+            if leaf is None or leaf.why or (leaf.kind == "numbers" and (leaf.nested or leaf.size <= 0)):
+                continue
+            found = self.find(name)
+            if found is not None:
+                return len(found) // (1 if isinstance(found, Strings) else leaf.size)
+        if any(name.startswith(f"{STEPS}/") for name in self.example.names):
+            raise FormatError(f"{self.what}: no feature states how many steps there are")
+        return 0
+
+    def find(self, name: str) -> Values | None:
+        """Return the list of a feature of the steps; None where there is none."""
+        if name not in self._lists:
+            try:
+                self._lists[name] = self.example.get(f"{STEPS}/{name}")
+            except CorruptDataError as error:
+                raise self.damaged(name, error.message) from error
+        return self._lists[name]
+
+    def damaged(self, name: str, why: str) -> CorruptDataError:
+        """Make the error for a feature."""
+        return CorruptDataError(f"{self.what}: '{STEPS}/{name}': {why}")
+
+    def numbers(self, name: str, size: int) -> Floats | Ints:
+        """Return the list of a feature of `size` numbers a step; an empty one where none are expected."""
+        found = self.find(name)
+        if found is None and not size * self.steps:
+            return Floats(np.zeros(0, np.float32))
+        if found is None or isinstance(found, Strings):
+            raise FormatError(f"{self.what} has no numbers '{STEPS}/{name}'")
+        self._require_count(name, len(found), size * self.steps)
+        return found
+
+    def strings(self, name: str) -> Strings:
+        """Return the list of a feature of one byte string a step."""
+        found = self.find(name)
+        if found is None and not self.steps:
+            return Strings(b"", ())
+        if not isinstance(found, Strings):
+            raise FormatError(f"{self.what} has no byte strings '{STEPS}/{name}'")
+        self._require_count(name, len(found), self.steps)
+        return found
+
+    def _require_count(self, name: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise FormatError(
+                f"{self.what}: '{STEPS}/{name}' has {found:,} values for {self.steps:,} steps, not {expected:,}"
+            )
+
+    def flags(self, name: str) -> Array:
+        """Return a flag, bool `[steps]`; false where the record has none."""
+        if self.find(name) is None:
+            return np.zeros(self.steps, bool)
+        return self.read_numbers(name, 1, 0, self.steps, np.dtype(bool))
+
+    def read_numbers(self, name: str, size: int, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+        """Return the numbers of steps `[start, stop)`, flat."""
+        found = self.numbers(name, size)
+        if not len(found):
+            return np.zeros(0, dtype)
+        try:
+            return found.read(start * size, stop * size, dtype)
+        except CorruptDataError as error:
+            raise self.damaged(name, error.message) from error
+
+
+@dataclass(slots=True)
+class StepColumn:
+    """A feature of the steps and what it becomes: numbers of `shape`, text, or the pixels of images.
+
+    `look` takes each episode once, before any row is read, and may set `why`: then the column cannot be kept.
+    """
+
+    leaf: Leaf
+    key: Key
+    role: Role
+    timing: Timing
+    why: str = ""
+    longest: int = 0
+    found: ImageForm | None = None
+    seen_in: str = ""
+
+    @property
+    def kind(self) -> str:
+        """How it is read: `numbers`, `encoded`, `ragged`, `text` or `image`."""
+        if self.leaf.kind != "numbers":
+            return self.leaf.kind
+        if self.leaf.encoding != "none":
+            return "encoded"
+        return "ragged" if self.leaf.nested else "numbers"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        if self.kind == "ragged":
+            return (max(1, self.longest), *self.leaf.shape)
+        if self.kind == "image":
+            return self._pixel_shape()
+        return () if self.role == "reward" else self.leaf.shape
+
+    def fields(self) -> list[Field]:
+        """The fields of the source that it becomes: two for text and for sequences of any length."""
+        if self.kind == "text":
+            return text_fields(self.key, max(1, self.longest))
+        made = [Field(self.key, self.leaf.dtype, self.shape, self.role)]
+        return [*made, Field(length_key(self.key), "int32", (), self.role)] if self.kind == "ragged" else made
+
+    def look(self, record: EpisodeRecord) -> None:
+        """Take an episode into account; FormatError where it has not as many values as steps."""
+        if self.kind == "numbers":
+            record.numbers(self.leaf.name, self.leaf.size)
+        elif self.kind == "text":
+            self._look_at_length(record.strings(self.leaf.name).longest, LONGEST_ROW, "bytes of text", record)
+        elif self.kind == "ragged":
+            size = max(1, self.leaf.size * self.leaf.numpy.itemsize)
+            self._look_at_length(
+                int(self._row_lengths(record).max(initial=0)), _MOST_NESTED // size, "values in a step", record
+            )
+        elif self.kind == "image":
+            self._look_at_images(record)
+        elif not self._has_shapes(record):
+            record.strings(self.leaf.name)
+
+    def _look_at_length(self, longest: int, most: int, what: str, record: EpisodeRecord) -> None:
+        self.longest = max(self.longest, longest)
+        if longest > most and not self.why:
+            self.why = f"it has {longest:,} {what} in {record.what}; up to {most:,} can be kept"
+
+    def _has_shapes(self, record: EpisodeRecord) -> bool:
+        """Whether encoded tensors come with a shape each, since that varies: they cannot be kept."""
+        if self.leaf.size < 0:
+            self.why = f"its shape is {list(self.leaf.shape)}: tensors of several shapes are not read"
+        return bool(self.why)
+
+    def _look_at_images(self, record: EpisodeRecord) -> None:
+        """Count the images; where a length is not stated, find the form that all of them have."""
+        frames = record.strings(self.leaf.name)
+        if self.leaf.size >= 0 or self.why:
+            return
+        for row in range(len(frames)):
+            found = image_form(frames.read(row, row + 1)[0], self._what(record, row))
+            if self.found is None:
+                self.found, self.seen_in = found, record.what
+            elif found != self.found:
+                self.why = f"its images are {found} in {record.what}, and {self.found} in {self.seen_in}"
+                return
+
+    def _what(self, record: EpisodeRecord, row: int) -> str:
+        return f"{record.what}: '{STEPS}/{self.leaf.name}', step {row:,}"
+
+    @property
+    def _form(self) -> ImageForm:
+        """The form of the files: float32 pixels are the bytes of four channels each."""
+        if self.found is not None:
+            return self.found
+        height, width, channels = (*self.leaf.shape, 1)[:3]
+        if self.leaf.dtype == "float32":
+            return ImageForm("uint8", (height, width, 4 * channels))
+        return ImageForm(self.leaf.dtype, (height, width, channels))
+
+    def _pixel_shape(self) -> tuple[int, ...]:
+        if self.found is None:
+            return self.leaf.shape
+        height, width, channels = self.found.shape
+        return (height, width, channels // 4) if self.leaf.dtype == "float32" else self.found.shape
+
+    def read(self, record: EpisodeRecord, start: int, stop: int) -> dict[Key, Array]:
+        """Return the rows `[start, stop)` of an episode by key."""
+        name = self.leaf.name
+        if self.kind == "text":
+            return self._texts(record, start, stop)
+        if self.kind == "image":
+            return {self.key: self._pixels(record, start, stop)}
+        if self.kind == "ragged":
+            return self._ragged(record, start, stop)
+        if self.kind == "encoded":
+            return {self.key: self._decoded(record, start, stop)}
+        flat = record.read_numbers(name, self.leaf.size, start, stop, self.leaf.numpy)
+        return {self.key: flat.reshape(stop - start, *self.shape)}
+
+    def _texts(self, record: EpisodeRecord, start: int, stop: int) -> dict[Key, Array]:
+        strings = record.strings(self.leaf.name).read(start, stop)
+        try:
+            b"\0".join(strings).decode()
+        except UnicodeDecodeError as error:
+            raise record.damaged(self.leaf.name, f"it is not UTF-8 text: {error.reason}") from error
+        characters, lengths = encode_text(strings, max(1, self.longest))
+        return {self.key: characters, length_key(self.key): lengths}
+
+    def _pixels(self, record: EpisodeRecord, start: int, stop: int) -> Array:
+        form = self._form
+        made = np.empty((stop - start, *form.shape), form.dtype)
+        for row, frame in enumerate(record.strings(self.leaf.name).read(start, stop)):
+            made[row] = decode_image(frame, form, self._what(record, start + row))
+        return made.view(self.leaf.numpy).reshape(stop - start, *self.shape)
+
+    def _row_lengths(self, record: EpisodeRecord) -> Array:
+        """How many values each step has, int64 `[steps]`."""
+        lengths = record.read_numbers(f"{self.leaf.name}/{_ROW_LENGTHS}", 1, 0, record.steps, np.dtype(np.int64))
+        if (lengths < 0).any():
+            raise record.damaged(self.leaf.name, "a step has fewer values than none")
+        found = record.find(f"{self.leaf.name}/{_RAGGED}")
+        expected = int(lengths.sum()) * self.leaf.size
+        if isinstance(found, Strings) or (0 if found is None else len(found)) != expected:
+            raise record.damaged(self.leaf.name, f"its steps have {expected:,} values together, and others are there")
+        return lengths
+
+    def _ragged(self, record: EpisodeRecord, start: int, stop: int) -> dict[Key, Array]:
+        lengths, size = self._row_lengths(record), self.leaf.size
+        ends = np.cumsum(lengths)
+        first = int(ends[start - 1]) if start else 0
+        found = record.find(f"{self.leaf.name}/{_RAGGED}")
+        made = np.zeros((stop - start, *self.shape), self.leaf.numpy)
+        if isinstance(found, Floats | Ints):
+            try:
+                flat = found.read(first * size, int(ends[stop - 1]) * size, self.leaf.numpy)
+            except CorruptDataError as error:
+                raise record.damaged(self.leaf.name, error.message) from error
+            rows = flat.reshape(-1, *self.leaf.shape)
+            for row in range(start, stop):
+                last = int(ends[row])
+                made[row - start, : int(lengths[row])] = rows[last - int(lengths[row]) - first : last - first]
+        return {self.key: made, length_key(self.key): lengths[start:stop].astype(np.int32)}
+
+    def _decoded(self, record: EpisodeRecord, start: int, stop: int) -> Array:
+        """Return tensors whose bytes are stored, compressed or not."""
+        made = np.empty((stop - start, *self.leaf.shape), self.leaf.numpy)
+        expected = math.prod(self.leaf.shape) * self.leaf.numpy.itemsize
+        for row, stored in enumerate(record.strings(self.leaf.name).read(start, stop)):
+            data = stored
+            if self.leaf.encoding == "zlib":
+                try:
+                    data = zlib.decompressobj().decompress(stored, expected + 1)
+                except zlib.error as error:
+                    raise record.damaged(
+                        self.leaf.name, f"step {start + row:,} cannot be unpacked ({error})"
+                    ) from error
+            if len(data) != expected:
+                raise record.damaged(
+                    self.leaf.name, f"step {start + row:,} has {len(data):,} bytes, {expected:,} are expected"
+                )
+            made[row] = np.frombuffer(data, self.leaf.numpy).reshape(self.leaf.shape)
+        return made
+
+
+def without_clashes(columns: Sequence[StepColumn]) -> None:
+    """Give a trailing `_` to keys that others have, such as those of lengths, and to `is_init`."""
+    taken = {IS_INIT, *(length_key(column.key) for column in columns if column.kind in ("text", "ragged"))}
+    given: set[Key] = set()
+    for column in columns:
+        while column.key in taken or column.key in given:
+            column.key = (*column.key[:-1], column.key[-1] + "_")
+        given.add(column.key)

@@ -1,0 +1,195 @@
+"""The files of a dataset that TensorFlow Datasets prepared: its folder, `dataset_info.json`, and its shards."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import FormatError, UsageError, did_you_mean
+from ...core.format.manifest import is_inside
+from .features import FEATURES, load_document
+from .records import ArrayRecordShard, Shard, TfRecordShard
+
+INFO = "dataset_info.json"
+KINDS: Mapping[str, type[Shard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
+_SHARD = re.compile(
+    r"(?P<name>.+?)-(?P<split>[^-.]+)\.(?P<kind>tfrecord|array_record)-(?P<number>\d{5,9})-of-(?P<count>\d{5,9})"
+)
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_LOOKED_AT = 256
+_MOST_SHARDS = 100_000
+_DEPTH = 2
+"""Folders of a version are in that of a dataset, or in that of a configuration in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A shard of a split: `stated` is how many records `dataset_info.json` says it has, None where it does not."""
+
+    path: Path
+    split: str
+    kind: str
+    stated: int | None
+
+    def open(self) -> Shard:
+        """Open the file."""
+        return KINDS[self.kind](self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A version of a dataset: its folder, its id, and the shards of its splits in their order, there or not."""
+
+    folder: Path
+    id: str
+    splits: tuple[str, ...]
+    shards: tuple[ShardFile, ...]
+
+    def documents(self) -> list[Path]:
+        """The documents that are there."""
+        return [path for name in (FEATURES, INFO) if (path := self.folder / name).is_file()]
+
+    def files(self) -> list[Path]:
+        """The documents and the shards that are there."""
+        return [*self.documents(), *(shard.path for shard in self.shards if shard.path.is_file())]
+
+    def require_split(self, name: object) -> str:
+        """Return the split of that name; UsageError where there is none."""
+        if name not in self.splits:
+            meant = did_you_mean(str(name), self.splits)
+            raise UsageError(
+                f"{self.folder} has no split {str(name)!r}{meant}", hint=f"splits are {', '.join(self.splits)}"
+            )
+        return str(name)
+
+
+def looks_like_rlds(path: Path) -> bool:
+    """Return whether a folder, or folders of versions in it, have the files of a prepared dataset; raises OSError."""
+    return next(_versions(path, _DEPTH), None) is not None
+
+
+def layout_at(path: Path) -> Layout:
+    """Find the files of the dataset in a folder, which need not be there.
+
+    FormatError for a folder without a dataset or with several, and for a document that contradicts itself.
+    """
+    found = sorted(_versions(path, _DEPTH))
+    if not found:
+        raise FormatError(f"{path} has no dataset: a folder with {FEATURES} and shards is expected")
+    if len(found) > 1:
+        names = ", ".join(str(folder.relative_to(path)) for folder in found[:5]) + (", …" if len(found) > 5 else "")
+        raise FormatError(f"{path} has {len(found)} datasets ({names})", hint=f"name one of them: {found[-1]}")
+    [folder] = found
+    if (folder / INFO).is_file():
+        return _stated(folder)
+    return _listed(folder)
+
+
+def _versions(path: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of versions in a folder, at most `depth` below it."""
+    if not path.is_dir():
+        return
+    if _is_version(path):
+        yield path
+    elif depth:
+        for entry in sorted(itertools.islice(path.iterdir(), _LOOKED_AT)):
+            if not entry.name.startswith("."):
+                yield from _versions(entry, depth - 1)
+
+
+def _is_version(folder: Path) -> bool:
+    there = [(folder / name).is_file() for name in (FEATURES, INFO)]
+    return all(there) or (any(there) and next(_shard_names(folder), None) is not None)
+
+
+def _shard_names(folder: Path) -> Iterator[re.Match[str]]:
+    for entry in folder.iterdir():
+        if found := _SHARD.fullmatch(entry.name):
+            yield found
+
+
+def _listed(folder: Path) -> Layout:
+    """The layout of a folder without `dataset_info.json`, by the names of its files, each of which states how many."""
+    found: dict[tuple[str, str, str], int] = {}
+    for name in _shard_names(folder):
+        count, which = int(name["count"]), (name["name"], name["split"], name["kind"])
+        if found.setdefault(which, count) != count or not int(name["number"]) < count <= _MOST_SHARDS:
+            raise FormatError(f"{folder / name[0]} is a shard of {count:,}, and others are of {found[which]:,}")
+    if len({which[0] for which in found}) > 1:
+        raise FormatError(f"{folder} has shards of several datasets, and no {INFO} that names one")
+    shards = [
+        ShardFile(folder / f"{name}-{split}.{kind}-{number:05}-of-{count:05}", split, kind, None)
+        for (name, split, kind), count in sorted(found.items())
+        for number in range(count)
+    ]
+    title = next(iter(found), (folder.name,))[0]
+    return Layout(
+        folder, f"{title}/{folder.name}", tuple(dict.fromkeys(shard.split for shard in shards)), tuple(shards)
+    )
+
+
+def _stated(folder: Path) -> Layout:
+    path = folder / INFO
+    info = load_document(path)
+    name, kind = _text(info, "name", path), info.get("fileFormat") or "tfrecord"
+    if kind not in KINDS:
+        raise FormatError(f"{path}: the file format {str(kind)[:40]!r} is not read; {' and '.join(KINDS)} are")
+    splits = info.get("splits", [])
+    if not isinstance(splits, list) or not all(isinstance(split, dict) for split in splits):
+        raise FormatError(f"{path}: splits are no list of objects")
+    names = [_text(split, "name", path) for split in splits]
+    if len(set(names)) < len(names):
+        raise FormatError(f"{path} names a split twice")
+    shards = [shard for split in splits for shard in _shards_of(split, name, str(kind), path)]
+    parts = (name, info.get("configName"), info.get("version") or folder.name)
+    return Layout(folder, "/".join(str(part) for part in parts if part), tuple(names), tuple(shards))
+
+
+def _text(node: Mapping[str, Any], name: str, path: Path) -> str:
+    value = node.get(name)
+    if not isinstance(value, str) or not value or not is_inside(value) or "/" in value:
+        raise FormatError(f"{path}: {name} is {str(value)[:80]!r}, a plain name is expected")
+    return value
+
+
+def _shards_of(split: Mapping[str, Any], dataset: str, kind: str, path: Path) -> Iterator[ShardFile]:
+    """Yield the shards of a split, whose names follow from a template."""
+    name = str(split["name"])
+    lengths: Sequence[int | None] = _lengths(split, path)
+    template = split.get("filepathTemplate") or _TEMPLATE
+    if not isinstance(template, str):
+        raise FormatError(f"{path}: the split {name!r} has names of files that are no text")
+    for number in range(len(lengths)):
+        file = template
+        values = {
+            "DATASET": dataset, "SPLIT": name, "FILEFORMAT": kind, "SHARD_INDEX": f"{number:05}",
+            "NUM_SHARDS": f"{len(lengths):05}", "SHARD_X_OF_Y": f"{number:05}-of-{len(lengths):05}",
+        }  # fmt: skip
+        for key, value in values.items():
+            file = file.replace(f"{{{key}}}", value)
+        if "/" in file or "\0" in file or not is_inside(file):
+            raise FormatError(f"{path}: the split {name!r} has a file {file[:80]!r}, which leads out of the folder")
+        yield ShardFile(path.parent / file, name, kind, lengths[number])
+
+
+def _lengths(split: Mapping[str, Any], path: Path) -> list[int | None]:
+    """How many records each shard has; None where only the number of shards is stated."""
+    lengths = split.get("shardLengths")
+    if lengths is None:
+        count = str(split.get("numShards", 0))
+        if not count.isascii() or not count.isdigit() or len(count) > 5:
+            raise FormatError(f"{path}: the split {split['name']!r} has {count[:40]!r} shards")
+        return [None] * int(count)
+    if not isinstance(lengths, list) or len(lengths) > _MOST_SHARDS:
+        raise FormatError(f"{path}: shardLengths of the split {split['name']!r} are no list of numbers")
+    found: list[int | None] = []
+    for length in lengths:
+        text = str(length)
+        if isinstance(length, bool) or not text.isascii() or not text.isdigit() or len(text) > 12:
+            raise FormatError(f"{path}: the split {split['name']!r} has a shard of {text[:40]!r} records")
+        found.append(int(text))
+    return found

@@ -1,0 +1,173 @@
+"""Shards of records: TFRecord files, whose checksums are compared, and ArrayRecord files through their library.
+
+A TFRecord file is a sequence of records: the length (uint64, little-endian), the masked CRC-32C of these 8 bytes, the
+data, and the masked CRC-32C of the data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+
+from ...core.errors import CorruptDataError, UsageError
+from ...core.format.contracts import Closing
+from ...core.format.digest import open_regular, refuse_pointer
+
+_HEAD = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_LARGEST = 0x7FFFF000
+"""Bytes of a record: messages of protobuf have 2 GiB at most."""
+_MASK = 0xA282EAD8
+AGAIN = "copy or fetch the file again, whole"
+
+
+class Place(NamedTuple):
+    """Where a record is in its shard: the byte, or the number in an ArrayRecord file, and the bytes of its data."""
+
+    position: int
+    size: int
+
+
+class Shard(Closing, ABC):
+    """A file of records, open for reading. Raises CorruptDataError for damage."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+        """Yield the records in order; in place of data that is damaged, the error.
+
+        Raises CorruptDataError where the records that follow cannot be found.
+        """
+
+    @abstractmethod
+    def count(self) -> int:
+        """Count the records without reading their data."""
+
+    @abstractmethod
+    def read(self, place: Place) -> bytes:
+        """Read the data of a record, and compare its checksum."""
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the checksum of TFRecord: CRC-32C, rotated, and increased by a constant."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+class TfRecordShard(Shard):
+    """A TFRecord file; one record is in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        refuse_pointer(path)
+        self._descriptor = open_regular(path)
+        self._size = os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+        for place in self._places():
+            try:
+                yield place, self.read(place)
+            except CorruptDataError as error:
+                yield place, error
+
+    def count(self) -> int:
+        return sum(1 for _ in self._places())
+
+    def read(self, place: Place) -> bytes:
+        data = os.pread(self._descriptor, place.size, place.position)
+        stated = os.pread(self._descriptor, _CHECKSUM.size, place.position + place.size)
+        if len(data) < place.size or len(stated) < _CHECKSUM.size:
+            raise self._damaged(f"it ends inside the record at byte {place.position:,}")
+        if masked_crc(data) != _CHECKSUM.unpack(stated)[0]:
+            raise self._damaged(f"the record at byte {place.position:,} has another checksum than it states")
+        return data
+
+    def _places(self) -> Iterator[Place]:
+        position = number = 0
+        while position < self._size:
+            head = os.pread(self._descriptor, _HEAD.size, position)
+            if len(head) < _HEAD.size:
+                raise self._cut(number)
+            size, checksum = _HEAD.unpack(head)
+            if masked_crc(head[:8]) != checksum:
+                raise self._damaged(
+                    f"the length of record {number:,}, at byte {position:,}, has another checksum than it states"
+                )
+            if size > _LARGEST:
+                raise self._damaged(f"record {number:,} has {size:,} bytes, at most {_LARGEST:,} are read")
+            stop = position + _HEAD.size + size + _CHECKSUM.size
+            if stop > self._size:
+                raise self._cut(number)
+            yield Place(position + _HEAD.size, size)
+            position, number = stop, number + 1
+
+    def _cut(self, number: int) -> CorruptDataError:
+        return CorruptDataError(
+            f"{self.path} is cut: it ends after {self._size:,} bytes, inside record {number:,}", hint=AGAIN
+        )
+
+    def _damaged(self, why: str) -> CorruptDataError:
+        return CorruptDataError(f"{self.path} is damaged: {why}", hint=AGAIN)
+
+
+class ArrayRecordShard(Shard):
+    """An ArrayRecord file, which its library reads and verifies; one record is in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        refuse_pointer(path)
+        os.close(open_regular(path))
+        self._reader = self._opened()
+
+    def _opened(self) -> Any:
+        try:
+            library = importlib.import_module("array_record.python.array_record_module")
+        except ImportError as error:
+            raise UsageError(
+                f"{self.path} is an ArrayRecord file, and the package array-record is not installed",
+                hint="pip install 'rbtool[array-record]'",
+            ) from error
+        try:
+            return library.ArrayRecordReader(str(self.path), "readahead_buffer_size:0")
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+        for number in range(self.count()):
+            try:
+                data = self.read(Place(number, 0))
+            except CorruptDataError as error:
+                yield Place(number, 0), error
+            else:
+                yield Place(number, len(data)), data
+
+    def count(self) -> int:
+        return int(self._reader.num_records())
+
+    def read(self, place: Place) -> bytes:
+        try:
+            [data] = self._reader.read([place.position])
+        except Exception as error:  # the library states what is wrong in many ways
+            raise self._damaged(error) from error
+        return bytes(data)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _damaged(self, error: Exception) -> CorruptDataError:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        return CorruptDataError(f"{self.path} is damaged: {said}", hint=AGAIN)
