@@ -34,7 +34,7 @@ class Leaf:
     """A leaf of the features: `path` from the top, or from a step.
 
     `shape` is that of one value, without the steps; -1 is a length that is not stated. `nested` is how many sequences
-    of any length it is in, besides the steps. `encoding` is that of a tensor: `none`, `bytes` or `zlib`. `why` states
+    of any length it is in, next to the steps. `encoding` is that of a tensor: `none`, `bytes` or `zlib`. `why` states
     why it cannot be read, "" where it can.
     """
 

@@ -28,7 +28,7 @@ _DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A shard of a split: `stated` is how many records `dataset_info.json` says it has, None where it does not."""
+    """A shard of a split: `stated` is how many records `dataset_info.json` states, None where it does not."""
 
     path: Path
     split: str
