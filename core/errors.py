@@ -115,6 +115,10 @@ class SchemaError(RbtoolError, RuntimeError):
     """Wrong dtype, shape, structure or capacity."""
 
 
+class WorkerDiedError(RbtoolError, RuntimeError):
+    """A worker of a loader ended."""
+
+
 class MissingKeyError(RbtoolError, KeyError):
     """A key that was asked for is not there."""
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import sys
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDict
-from torch.utils.data import DataLoader, default_convert, get_worker_info
+from tensordict import NonTensorData, TensorDict
+from torch.utils.data import DataLoader, default_convert
 
 from ..errors import SchemaError, UsageError
-from ..storages.pytree import TreeSpec, tree_spec_of
+from ..storages.pytree import NO_BATCH, TreeSpec, tree_spec_of
 from .parts import BufferParts
+from .slots import Sent, SharedSlots
 
 LINE = "DataLoader(buffer, batch_size=None)"
 _FETCHERS = "torch.utils.data._utils.fetch"  # not imported: torch may move this module
+_MAKER = "create_fetcher"
 _COUNTING = DataLoader.__len__.__code__
 
 
@@ -40,10 +46,20 @@ def fetcher_asking(dataset: object) -> Any:
     return frame.f_locals.get("self")
 
 
-def serve(fetcher: Any) -> None:
-    """Make a loader without a function of its own yield batches unchanged; workers send them in one piece."""
+def serve(fetcher: Any, slots: SharedSlots | None = None) -> None:
+    """Make a loader without a function of its own yield batches unchanged; workers send them through the slots."""
     if fetcher.collate_fn is default_convert:  # it converts a tensordict like a dict, and fails
-        fetcher.collate_fn = _as_it_is if get_worker_info() is None else in_one_piece
+        fetcher.collate_fn = partial(_Message, slots=slots) if _sends_batches(sys._getframe(1)) else _as_it_is
+
+
+def _sends_batches(caller: FrameType) -> bool:
+    """Whether the fetcher that asks is that of a worker, not that of a loader which a worker uses itself."""
+    frame: FrameType | None = caller
+    while frame is not None and frame.f_globals.get("__name__") != _FETCHERS:
+        frame = frame.f_back
+    while frame is not None and (frame.f_globals.get("__name__") == _FETCHERS or frame.f_code.co_name == _MAKER):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_worker_loop"
 
 
 def loader_counting(dataset: object, caller: FrameType) -> DataLoader[Any] | None:
@@ -97,42 +113,71 @@ _Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
 """Where a leaf is in the bytes of a batch."""
 
 
-def in_one_piece(batch: Any) -> Any:
-    """Return a batch of a worker in a form that becomes the same batch in the process that receives it.
+class _Message:
+    """A batch on its way to another process; unpickled, it is the same batch.
 
-    A tensordict of dense tensors is sent as one piece of shared memory, with one file descriptor, of which its leaves
-    are views; anything else is returned as it is.
+    The tensors of a nest travel as one piece, of which they are views on arrival: in a slot, else in shared memory with
+    one file descriptor. Anything else travels as torch sends it. All of it is pickled here: in the thread of the queue
+    an error would only be printed, and the loader would wait for the batch without end.
     """
-    if type(batch) is not TensorDict:
-        return batch
-    structure = tree_spec_of(batch, batch.ndim)
-    leaves = structure.flatten(batch)
-    if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout is not torch.strided for leaf in leaves):
-        return batch
-    return _Parcel(structure, leaves, batch.batch_size)
 
-
-class _Parcel:
-    """A batch on its way to another process."""
-
-    def __init__(self, structure: TreeSpec, leaves: list[torch.Tensor], batch_size: torch.Size) -> None:
-        places: list[_Place] = []
-        end = 0
+    def __init__(self, batch: Any, slots: SharedSlots | None = None) -> None:
+        self.content: Sent | bytes | None = None
+        structure = _dense_structure(batch)
+        if structure is None:
+            self.document = _pickled(batch)
+            return
+        leaves, places, end = structure.flatten(batch), list[_Place](), 0
         for leaf in leaves:
             places.append((end, leaf.dtype, leaf.shape))
             end += -(-leaf.numel() * leaf.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self.content = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(end))  # type: ignore[arg-type, unused-ignore]
-        for leaf, target in zip(leaves, _views(self.content, places), strict=True):
+        self.document = _pickled((structure, places))
+        claimed = None if slots is None else slots.claim(end)
+        if claimed is None:
+            content = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(end))  # type: ignore[arg-type, unused-ignore]
+            self.content = _pickled(content)
+        else:
+            content, self.content = claimed
+        for leaf, target in zip(leaves, _views(content, places), strict=True):
             target.copy_(leaf)
-        self.description = structure, places, batch_size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (self.content, *self.description)
+        return _arrived, (self.document, self.content)
 
 
-def _unpacked(content: torch.Tensor, structure: TreeSpec, places: list[_Place], batch_size: torch.Size) -> TensorDict:
-    batch: TensorDict = structure.unflatten(iter(_views(content, places)), batch_size)
-    return batch
+def _pickled(parts: Any) -> bytes:
+    return bytes(ForkingPickler.dumps(parts))
+
+
+def _arrived(document: bytes, content: Sent | bytes | None) -> Any:
+    found = pickle.loads(document)  # safe, as below: from a worker of this program
+    if content is None:
+        return found
+    structure, places = found
+    arrived = pickle.loads(content) if isinstance(content, bytes) else content.received()
+    return structure.unflatten(iter(_views(arrived, places)), NO_BATCH)
+
+
+def _dense_structure(batch: Any) -> TreeSpec | None:
+    """Return the spec of a nest of dense tensors that becomes the same nest again; None for anything else."""
+    leaves: list[torch.Tensor] = []
+    with contextlib.suppress(SchemaError):
+        if _gathered(batch, leaves) and leaves:
+            return tree_spec_of(batch)
+    return None
+
+
+def _gathered(part: Any, leaves: list[torch.Tensor]) -> bool:
+    """Append the tensors of a part of a nest; return whether all of them are dense and the nest has no other types."""
+    kind = type(part)
+    if kind is torch.Tensor:
+        leaves.append(part)
+        return part.is_cpu and part.layout is torch.strided and not (part.requires_grad or part.is_quantized)
+    if kind is NonTensorData:
+        return True
+    if kind not in (TensorDict, dict, list, tuple) or (kind is TensorDict and any(part.names)):
+        return False
+    return all(_gathered(child, leaves) for child in (part if kind in (list, tuple) else part.values()))
 
 
 def _views(content: torch.Tensor, places: list[_Place]) -> list[torch.Tensor]:

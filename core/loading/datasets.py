@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..buffers.base import ReplayBuffer
 from ..buffers.loaders import NoLengthError, fetcher_asking, serve
+from ..buffers.slots import SharedSlots
 from ..datasets.buffer import load_dataset
 from ..errors import SchemaError, UsageError
 from ..samplers.uniform import SamplerWithoutReplacement
@@ -38,9 +39,12 @@ class Place(NamedTuple):
 class _Shared:
     """What both kinds of data sets do."""
 
-    def __init__(self, batches: NumberedBatches, passes: Passes | None = None) -> None:
+    def __init__(
+        self, batches: NumberedBatches, passes: Passes | None = None, slots: SharedSlots | None = None
+    ) -> None:
         self.batches = batches
         self.passes = Passes(batches.seed) if passes is None else passes
+        self.slots = SharedSlots() if slots is None else slots
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -73,7 +77,7 @@ class _Shared:
             return
         if fetcher.auto_collation:
             _refuse_batching()
-        serve(fetcher)
+        serve(fetcher, self.slots)
 
 
 class TorchDataset(_Shared, IterableDataset[Any]):

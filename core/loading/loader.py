@@ -10,15 +10,11 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ..buffers.pytrees import map_tensors
-from ..errors import RbtoolError, UsageError
+from ..errors import UsageError, WorkerDiedError
 from .datasets import TorchDataset, TorchMapDataset, check_number
 from .passes import Start
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-
-
-class WorkerDiedError(RbtoolError, RuntimeError):
-    """A worker of a loader ended."""
 
 
 class _Numbers(Sampler[tuple[int, int]]):
@@ -92,7 +88,7 @@ class TorchLoader(DataLoader[Any]):
             )
         self.device = None if device is None else torch.device(device)
         self.ahead = prefetch
-        numbered = TorchMapDataset(dataset.batches, dataset.passes)
+        numbered = TorchMapDataset(dataset.batches, dataset.passes, dataset.slots)
         self._numbers = _Numbers(numbered, dataset.batches.count() is None)
         self._taken: tuple[int, int] | None = None
         on_cuda = self.device is not None and self.device.type == "cuda"
