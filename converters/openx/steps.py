@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
@@ -56,11 +57,7 @@ RAGGED = LeafForm("other", why="its values differ in form between the steps of a
 def form_of(value: Value) -> LeafForm:
     """Return the form of one value; bytes are an image or text, by how they begin."""
     if isinstance(value, PickledArray):
-        if value.dtype.kind in _TEXT_KINDS and not value.shape:
-            return TEXT
-        if value.dtype.kind not in _NUMBER_KINDS:
-            return LeafForm("other", why=f"it is an array of {value.dtype}")
-        return LeafForm("number", value.dtype.newbyteorder("=").name, value.shape, value.python)
+        return _array_form(value.dtype, value.shape, value.python)
     if isinstance(value, PickledBytes):
         return IMAGE if is_image(value.head) else TEXT
     if isinstance(value, PickledList):
@@ -68,6 +65,15 @@ def form_of(value: Value) -> LeafForm:
     if isinstance(value, dict):
         return IMAGE if image_bytes(value) is not None else LeafForm("other", why="it has no values")
     return _SCALARS.get(type(value), LeafForm("other", why=f"it is of type {type(value).__name__}"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_form(dtype: np.dtype[Any], shape: tuple[int, ...], python: bool) -> LeafForm:
+    if dtype.kind in _TEXT_KINDS and not shape:
+        return TEXT
+    if dtype.kind not in _NUMBER_KINDS:
+        return LeafForm("other", why=f"it is an array of {dtype}")
+    return LeafForm("number", dtype.newbyteorder("=").name, shape, python)
 
 
 def joined_form(one: LeafForm, other: LeafForm) -> LeafForm | None:

@@ -15,6 +15,7 @@ Where those limits cannot be set, as on Windows, nothing is read.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -73,6 +74,11 @@ class PickledBytes:
 
 
 Value: TypeAlias = "PickledArray | PickledList | PickledBytes | dict[str, Value] | bytes | str | int | float | None"
+
+
+@functools.lru_cache(maxsize=256)
+def _element_type(text: str) -> np.dtype[Any]:
+    return np.dtype(text)
 
 
 def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
@@ -163,7 +169,7 @@ class PickleReader(Closing):
     def _value(self, found: dict[str, Any]) -> Value:
         if "array" in found:
             return PickledArray(
-                found["array"], np.dtype(found["kind"]), tuple(found["shape"]), found.get("python", False)
+                found["array"], _element_type(found["kind"]), tuple(found["shape"]), found.get("python", False)
             )
         if "list" in found:
             return PickledList(found["list"], tuple(found["shape"]))
