@@ -5,8 +5,8 @@
 
 Episodes of 50 steps in shards of 20 episodes, each step with an image of a picture that moves, a state, an embedding of
 512 numbers as a list of Python's floats, and text. Sides are interleaved; the figures are medians in seconds and their
-ratio, and the share of the pass that looks over all episodes, which one process does. Exits with 1 if the ratio is below
-the limit. On a machine without a free core for each process nothing can be faster: `load` is how many wanted one.
+ratio, and the share of the pass that looks over all episodes, which one process does. Exits with 1 if the ratio is
+below the limit. On a machine without a free core for each process nothing can be faster: `load` is how many wanted one.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def main() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{images:,} {chosen.kind} of {chosen.side} x {chosen.side}, {size / 1e6:,.0f} MB, load {load:.1f}")
     print(f"  one process        {one:6.2f} s   {images / one:7,.0f} images/s, peak memory {peak:,.0f} MiB")
-    print(f"  {chosen.workers} processes        {many:6.2f} s   {images / many:7,.0f} images/s   {one / many:.2f} times as fast")
+    rate = f"{images / many:7,.0f} images/s   {one / many:.2f} times as fast"
+    print(f"  {chosen.workers} processes        {many:6.2f} s   {rate}")
     print(f"  the first look     {look:6.2f} s   {look / one:.1%} of one process")
     return int(one / many < chosen.limit)
 

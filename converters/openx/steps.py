@@ -205,7 +205,7 @@ def numbers(values: Sequence[Any], dtype: str, shape: tuple[int, ...], what: str
 
 def is_single_precision(rows: Array) -> bool:
     """Whether float32 holds every value."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.array_equal(rows.astype(np.float32).astype(rows.dtype), rows, equal_nan=True))
 
 

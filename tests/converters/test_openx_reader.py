@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openx_files import (
+    assert_equal_rows,
     decoded,
     encoded,
     random_episode,
     random_episodes,
     read_plainly,
-    rows_of,
     write_shard,
     write_shards,
 )
@@ -57,25 +56,6 @@ class TestReader(ReaderTests):
 
     def with_small_pieces(self) -> Reader:
         return type("Small", (Trusting,), {"piece_bytes": 9000})(self.source())
-
-
-def assert_equal_rows(path: Path, episodes: Sequence[dict[str, Any]], last: str) -> None:
-    """Compare every value with a plain reading of the pickles."""
-    expected = [rows_of(one, last) for one in episodes]
-    with open_steps(path) as reader:
-        columns = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
-        text = reader.episode_text
-    for name in expected[0]:
-        rows = np.concatenate([one[name] for one in expected])
-        assert (columns[name].dtype, columns[name].shape) == (rows.dtype, rows.shape), name
-        assert columns[name].tobytes() == rows.tobytes(), name
-    lengths = columns["language_instruction_length"].tolist()
-    found = [rows[:n].tobytes().decode() for rows, n in zip(columns["language_instruction"], lengths, strict=True)]
-    counts = [len(one["next.reward"]) for one in expected]
-    said = [one["steps"][0]["language_instruction"] for one in episodes]
-    assert found == [one for one, count in zip(said, counts, strict=True) for _ in range(count)]
-    assert columns["episode"].tolist() == [at for at, count in enumerate(counts) for _ in range(count)]
-    assert [one["file_path"] for one in text or ()] == [one["episode_metadata"]["file_path"] for one in episodes]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

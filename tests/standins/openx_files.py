@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from rbtool.core.opening import open_steps
+
 Array = np.ndarray[Any, Any]
 SIDE = 6
 
@@ -130,3 +132,22 @@ def rows_of(episode: dict[str, Any], last: str) -> dict[str, Array]:
     found["is_init"], found["next.terminated"], found["next.truncated"] = ends
     found["next.done"] = ends[1] | ends[2]
     return found
+
+
+def assert_equal_rows(path: Path, episodes: Sequence[dict[str, Any]], last: str) -> None:
+    """Compare every value with a plain reading of the pickles."""
+    expected = [rows_of(one, last) for one in episodes]
+    with open_steps(path) as reader:
+        columns = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        text = reader.episode_text
+    for name in expected[0]:
+        rows = np.concatenate([one[name] for one in expected])
+        assert (columns[name].dtype, columns[name].shape) == (rows.dtype, rows.shape), name
+        assert columns[name].tobytes() == rows.tobytes(), name
+    lengths = columns["language_instruction_length"].tolist()
+    found = [rows[:n].tobytes().decode() for rows, n in zip(columns["language_instruction"], lengths, strict=True)]
+    counts = [len(one["next.reward"]) for one in expected]
+    said = [one["steps"][0]["language_instruction"] for one in episodes]
+    assert found == [one for one, count in zip(said, counts, strict=True) for _ in range(count)]
+    assert columns["episode"].tolist() == [at for at, count in enumerate(counts) for _ in range(count)]
+    assert [one["file_path"] for one in text or ()] == [one["episode_metadata"]["file_path"] for one in episodes]

@@ -1,0 +1,119 @@
+"""Open X-Embodiment from a hub on loopback: ids, downloads with faults, and the local folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from asking import ask, ask_one, failed
+from download_machine import Machine
+from hub import Fault, Hub
+from openx_files import assert_equal_rows, random_episodes, write_shards
+
+REPOSITORY = Path("jxu124") / "OpenX-Embodiment"
+EPISODES = random_episodes((5, 3, 4), side=16)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    root = tmp_path / "hub"
+    write_shards(root / REPOSITORY / "toy", [EPISODES[:2], EPISODES[2:]])
+    write_shards(root / REPOSITORY / "toy_two", [random_episodes((2,))])
+    (root / REPOSITORY / "OpenX-Embodiment.py").write_text("raise SystemExit('the loader script was run')")
+    (root / REPOSITORY / "README.md").write_text("hello")
+    with Hub(root, lfs_threshold=1000, page_size=4) as served:
+        yield served
+
+
+@pytest.fixture
+def machine(hub: Hub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path)
+
+
+def test_ids_are_folders_and_files_their_shards(machine: Machine) -> None:
+    ids, found = ask(machine.variables, "source:openx", ["ids"], ["describe", "toy"])
+    assert ids["ids"] == ["toy", "toy_two"]
+    assert [file["path"] for file in found["files"]] == ["toy_00000.tar", "toy_00001.tar"]
+    assert (
+        "has no dataset"
+        in failed(ask_one(machine.variables, "source:openx", "describe", "to"), "DatasetNotFoundError").message
+    )
+
+
+def test_a_dataset_is_downloaded_converted_and_found_by_its_name(machine: Machine) -> None:
+    words = ("download", "openx", "toy", "--trust-pickle", "--rlds-last", "step", "--final-step", "repeat")
+    document = machine.json(*words)
+    assert (document["id"], document["episodes"], document["steps"], document["layout"]) == ("toy", 3, 12, "packed")
+    assert not any("unverified" in note for note in document["notes"])
+    assert_equal_rows(Path(document["path"]), EPISODES, "step")
+    machine.hub.forget()
+    assert machine.json(*words)["already_there"]
+    assert machine.hub.paths("") == []
+    assert machine.leftovers() == []
+
+
+def test_the_plain_name_opens_what_was_downloaded(machine: Machine) -> None:
+    machine.json("download", "openx", "toy", "--trust-pickle")
+    assert machine.json("inspect", "openx:toy")["episodes"] == 3
+    assert not [path for path in machine.hub.paths("") if path.endswith(".py")]
+
+
+def test_nothing_is_fetched_without_trust(machine: Machine) -> None:
+    done = machine.run("download", "openx", "toy")
+    assert done.returncode == 2
+    assert "--trust-pickle" in done.stderr
+    assert machine.hub.paths("/resolve/") == []
+
+
+def test_the_remote_list_names_datasets_with_their_sizes(machine: Machine) -> None:
+    found = machine.json("list", "--remote", "openx")
+    assert [entry["name"] for entry in found["datasets"]] == ["openx:toy", "openx:toy_two"]
+    assert all(entry["bytes"] > 0 for entry in found["datasets"])
+
+
+ONE = r"GET .*/resolve/.*toy_00001.*"
+ALWAYS = 1_000
+FAULTS = {
+    "cut once": (Fault(ONE, "cut:500"), 0, ""),
+    "reset once": (Fault(ONE, "reset"), 0, ""),
+    "too many requests once": (Fault(ONE, "status:429", headers={"Retry-After": "0"}), 0, ""),
+    "corrupt once": (Fault(ONE, "corrupt"), 0, ""),
+    "no ranges": (Fault(ONE, "norange", ALWAYS), 0, ""),
+    "always corrupt": (Fault(ONE, "corrupt", ALWAYS), 1, "is not what was announced"),
+    "always down": (Fault(ONE, "status:503", ALWAYS), 5, ""),
+    "refused": (Fault(ONE, "status:403", ALWAYS), 5, ""),
+    "gone": (Fault(ONE, "status:404", ALWAYS), 4, ""),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_the_fault_table(case: str, machine: Machine) -> None:
+    fault, code, sentence = FAULTS[case]
+    machine.hub.faults.append(replace(fault))
+    done = machine.run("download", "openx", "toy", "--trust-pickle")
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert (machine.store / "openx" / "toy" / ".rbtool").exists() == (code == 0)
+    assert "internal error" not in done.stderr
+
+
+def test_a_shard_that_the_hub_lacks_is_named_and_skip_bad_goes_on(hub: Hub, tmp_path: Path) -> None:
+    folder = hub.root / REPOSITORY / "toy"
+    shutil.move(folder / "toy_00000.tar", folder / "toy_00002.tar")
+    with Hub(hub.root, lfs_threshold=1000) as served:
+        machine = Machine(served, tmp_path)
+        done = machine.run("download", "openx", "toy", "--trust-pickle")
+        assert done.returncode == 1
+        assert "a shard is missing: toy_00000.tar" in done.stderr
+        assert "--skip-bad" in done.stderr
+        assert machine.json("download", "openx", "toy", "--trust-pickle", "--skip-bad")["episodes"] == 3
+
+
+def test_a_local_folder_of_shards(machine: Machine) -> None:
+    folder = machine.hub.root / REPOSITORY
+    found = machine.json("download", "openx", "toy", "--local", "--trust-pickle", OPENX_DATASET_DIR=str(folder))
+    assert (found["id"], found["episodes"]) == ("toy", 3)
+    assert machine.hub.paths("") == []
