@@ -88,6 +88,8 @@ from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
 from .core.trajectories import split_trajectories as split_trajectories
 from .core.transforms.base import Compose as Compose
 from .core.transforms.base import Transform as Transform
+from .core.transforms.frames import FrameStack as FrameStack
+from .core.transforms.frames import StoredFrameStack as StoredFrameStack
 from .core.transforms.keyed import CatTensors as CatTensors
 from .core.transforms.keyed import ExcludeTransform as ExcludeTransform
 from .core.transforms.keyed import RenameTransform as RenameTransform
@@ -100,7 +102,6 @@ from .core.transforms.values import DecodeText as DecodeText
 from .core.transforms.values import Normalize as Normalize
 from .core.transforms.values import Resize as Resize
 from .core.transforms.values import ToTensorImage as ToTensorImage
-from .core.transforms.windows import FrameStack as FrameStack
 from .core.transforms.windows import NextStateReconstructor as NextStateReconstructor
 from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDict
 from .core.verbs import cache as cache

@@ -28,6 +28,7 @@ EXAMPLES = (
         "eight runs of 32 steps, each of one episode",
     ),
     Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "steps of high reward more often"),
+    Example("rbtool sample ./cartpole --frame-stack 4", "each observation with the three before it in its episode"),
     Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
 )
 
@@ -59,6 +60,20 @@ class AnchorName(StrEnum):
     ANY = "any"
     START = "start"
     END = "end"
+
+
+Alpha = Annotated[float | None, typer.Option("--alpha", metavar="A", help="By priority: its exponent. Default: 0.6.")]
+Beta = Annotated[
+    float | None, typer.Option("--beta", metavar="B", help="By priority: exponent of the weights. Default: 0.4.")
+]
+FrameStack = Annotated[
+    int | None,
+    typer.Option("--frame-stack", metavar="N", help="Join each frame with the N - 1 before it, zeros at the start."),
+]
+FrameKey = Annotated[
+    list[str] | None,
+    typer.Option("--frame-key", metavar="KEY", help="For --frame-stack: which leaf. Default: all images."),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -100,14 +115,17 @@ def sample(
         bool, typer.Option("--drop-last", help="Without replacement: leave out an incomplete last batch.")
     ] = False,
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Without replacement: in order.")] = False,
-    alpha: Annotated[
-        float | None, typer.Option("--alpha", metavar="A", help="By priority: its exponent. Default: 0.6.")
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option("--beta", metavar="B", help="By priority: exponent of the weights. Default: 0.4.")
-    ] = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
     priority: Annotated[
         str | None, typer.Option("--priority", metavar="KEY", help="By priority: |KEY|. Default: all equal.")
+    ] = None,
+    frame_stack: Annotated[
+        int | None,
+        typer.Option("--frame-stack", metavar="N", help="Join N frames of an episode, zeros before its start."),
+    ] = None,
+    frame_key: Annotated[
+        list[str] | None, typer.Option("--frame-key", metavar="KEY", help="Which frames. Default: all images.")
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Measure how fast batches come.")] = False,
     seconds: Annotated[
@@ -128,6 +146,7 @@ def sample(
         dataset, n, sampler=sampler.value, slice_len=slice_len, num_slices=num_slices,
         weight=weight and weight.value, anchor=anchor and anchor.value, strict=strict, pad=pad, batched=batched,
         drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
+        frame_stack=frame_stack, frame_keys=frame_key or (),
         time=time, seconds=seconds, seed=seed, verify=verify, root=root,
     )  # fmt: skip
     out.show(result, _names(result), lambda width: lines(result, width))

@@ -11,6 +11,8 @@ from ...core.format.locate import reader_class, source_class
 from ...core.format.sources import safe_id
 from ...core.samplers.slices import SliceSampler
 from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from ...core.transforms.base import Compose
+from ...core.transforms.frames import StoredFrameStack
 
 
 class AtariDQNExperienceReplay(SourceExperienceReplay):
@@ -25,12 +27,14 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     - `num_slices`, `slice_len`: one of them asks for slices, each of consecutive steps of one episode.
       `strict_len` leaves out episodes that are shorter than a slice; else they are taken whole. With
       `replacement=False` each slice is drawn once an epoch.
+    - `frame_stack`: how many frames an observation has: the frame of the step and those before it in its episode, zeros
+      where there are none, as agents of this data are trained. See `StoredFrameStack`; None leaves frames single.
     - `num_procs`, `mp_start_method`: accepted for compatibility, without effect.
     - `kwargs`: `collate_fn`, `pin_memory`, `prefetch` and the like of `ReplayBuffer`.
 
-    Elements have `observation` and `("next", "observation")` (uint8 `[84, 84]`), `action` (int32), `("next",
-    "reward")` (float32 `[1]`), `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` (bool `[1]`) and
-    `episode`. `("next", "observation")` is never that of another episode. Every batch is a copy.
+    Elements have `observation` and `("next", "observation")` (uint8 `[84, 84]`, or `[frame_stack, 84, 84]`), `action`
+    (int32), `("next", "reward")` (float32 `[1]`), `("next", "terminated")`, `("next", "truncated")`, `("next", "done")`
+    (bool `[1]`) and `episode`. `("next", "observation")` is never that of another episode. Every batch is a copy.
 
     DatasetNotFoundError (a FileNotFoundError) for a run that is not there, UsageError (a ValueError) for arguments that
     make no sense, and what `rbtool.download` raises. Names and form are those of TorchRL.
@@ -55,6 +59,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         strict_len: bool = True,
         replacement: bool = True,
         mp_start_method: str = "fork",
+        frame_stack: int | None = None,
         **kwargs: Any,
     ) -> None:
         if num_slices is not None or slice_len is not None:
@@ -64,6 +69,9 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
                 )
             kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
             sampler = kind(num_slices=num_slices, slice_len=slice_len, strict_length=strict_len)
+        if frame_stack is not None:
+            stack = StoredFrameStack(frame_stack, "observation")
+            transform = stack if transform is None else Compose(stack, transform)
         super().__init__(
             dataset_id,
             root=root,

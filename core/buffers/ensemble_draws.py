@@ -165,6 +165,11 @@ class EnsembleDraws(EnsembleState):
             return self._collate_fn([sample for _, sample in samples])
         return self._joiner.join(samples)
 
+    @property
+    def _looking_back(self) -> list[Any]:
+        """None: the rows are those of members."""
+        return []
+
     def _gathered(self, draw: Draw) -> TensorDict | None:
         """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
 
@@ -278,7 +283,7 @@ class EnsembleDraws(EnsembleState):
             index, info, rows = sampler.sample_rows(member.storage, unit_of(sampler))
             member.transform.set_rng(sampler.generator)
             try:
-                draw = Draw(index, dict(info) | {INDEX: index}, rows=rows)
+                draw = Draw(index, dict(info) | {INDEX: index}, rows=member.with_past(index, rows))
                 return schema_of(labelled(self._sample_of(number, draw), None, None))
             finally:
                 member.transform.set_rng(member.sampler.generator)

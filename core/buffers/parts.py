@@ -18,6 +18,7 @@ from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
 from .concurrency import Prefetcher, Sharing
+from .history import History
 from .locks import Guard, SharedGuard, call_at_fork
 from .pytrees import checked_batch_size, default_collate, without_arrays
 
@@ -77,6 +78,7 @@ class BufferParts(Sharing):
         self._ended = False
         self._unshared = False
         self._cut_off = False
+        self._history = History()
         self._recipe: dict[str, Any] | None = {
             "storage": storage,
             "sampler": sampler,

@@ -79,6 +79,7 @@ class Reading(BufferParts):
                 return self.batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
+                rows = None if rows is None else self.with_past(index, rows)
             return self.batch_of(self._with_info(index, info, False, rows))
 
     def __iter__(self) -> Iterator[Any]:
@@ -179,6 +180,7 @@ class Reading(BufferParts):
         storage, sampler = self._storage, self._sampler
         with self._guard.hold(), self._sampling:
             index, found, rows = sampler.sample_rows(storage, size)
+            rows = self.with_past(index, rows)
             self._seen = storage.log.now
             return index, found, rows, sampler.has_epochs and sampler.ran_out
 
@@ -194,6 +196,7 @@ class Reading(BufferParts):
         try:
             with self._sampling:
                 index, found, rows = sampler.sample_rows(storage, size)
+                rows = self.with_past(index, rows)
         except Exception:
             if guard.sequence == before:
                 raise
@@ -201,14 +204,34 @@ class Reading(BufferParts):
         return (index, found, rows, False) if guard.sequence == before else None
 
     def _rows_of(self, draw: Draw) -> Any:
-        rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows
+        rows = self._guard.read(self._read, draw.index) if draw.rows is None else draw.rows
         return rows if self._collate_fn is None else self._collate_fn(rows)
+
+    def _read(self, index: Any) -> Any:
+        """Read rows, with the steps before them where transforms look back; the guard makes them of one moment."""
+        rows = self._storage.get(index)
+        return rows if self._transform.is_empty else self.with_past(index, rows)
+
+    @property
+    def _looking_back(self) -> list[Any]:
+        """The transforms that are applied as rows are read."""
+        return self._transform.looking_back
+
+    def with_past(self, index: Any, rows: Any, dim_extend: int = 0) -> Any:
+        """Return rows that were just read as the transforms at the front that look back make them.
+
+        The caller excludes writers, or reads again if there was one.
+        """
+        transforms = self._looking_back
+        if not transforms:
+            return rows
+        return self._history.complete(transforms, self._storage, index, rows, dim_extend)
 
     def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
         if collate is None:
             return self._changed(self._rows_of(draw), draw)
-        rows = self._guard.read(self._storage.get, draw.index) if draw.rows is None else draw.rows
+        rows = self._guard.read(self._read, draw.index) if draw.rows is None else draw.rows
         return self._changed(collate(rows), draw)
 
     @property
@@ -229,6 +252,9 @@ class Reading(BufferParts):
         transform = self._transform
         if transform.is_empty:
             return rows
+        done = len(self._looking_back)
+        if done:
+            return transform(rows, done)
         if is_tensor_collection(rows) and rows.is_locked:
             with rows.unlock_():
                 return transform(rows)
@@ -266,13 +292,21 @@ class Reading(BufferParts):
 
     def _looked_up(self, index: Any) -> Any:
         if not self._dim_extend:
-            return self._guard.read(self._storage.get, index)
+            return self._guard.read(self._read, index)
         whole = slice(None)
         rows = swap(self._storage.get(whole), self._dim_extend)
         if index == whole if isinstance(index, slice) else index is Ellipsis:
-            return rows
+            return (
+                rows
+                if self._transform.is_empty
+                else self._guard.read(lambda _: self.with_past(whole, rows, self._dim_extend), None)
+            )
         index = index[0] if isinstance(index, tuple) else index
-        return self._guard.read(lambda chosen: map_tensors(lambda value: value[chosen], rows), index)
+
+        def chosen(index: Any) -> Any:
+            return self.with_past(index, map_tensors(lambda value: value[index], rows), self._dim_extend)
+
+        return self._guard.read(chosen, index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return all elements in the order of their numbers, or those before `end`."""

@@ -36,6 +36,7 @@ from ..samplers.ensemble import SamplerEnsemble
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
+from ..transforms.base import Compose
 from ..verbs.mixtures import open_mixture
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .storage import DatasetStorage, Mode
@@ -287,7 +288,8 @@ def load_dataset(
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
     A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
-    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler.
+    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
+    transforms at the front that look back, like `StoredFrameStack`; the ensemble has the others.
 
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
     checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
@@ -297,12 +299,17 @@ def load_dataset(
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
 
+    chain = Compose() if transform is None else Compose(transform)
+    looking_back = len(chain.looking_back)
+
     def opened(reader: TedReader | PackedReader, **arguments: Any) -> DatasetReplayBuffer:
         if verify:
             reader.verify_files()
         storage = _storage(reader, mode, split_trajs)
         own = sampler if arguments or not isinstance(sampler, Sampler) else copy.deepcopy(sampler)  # one each
-        return DatasetReplayBuffer(storage=storage, sampler=own, collate_fn=collate_fn, **arguments)
+        return DatasetReplayBuffer(
+            storage=storage, sampler=own, collate_fn=collate_fn, **(arguments or {"transform": chain[:looking_back]})
+        )
 
     path = _found(dataset, root)
     arguments: dict[str, Any] = {
@@ -312,6 +319,7 @@ def load_dataset(
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if is_mixture(path):
         _refuse_for_mixtures(path, sampler, split_trajs)
+        arguments["transform"] = chain[looking_back:] if looking_back else transform
         buffer = open_mixture(path, opened, root).ensemble(lambda member: member, **arguments)
     else:
         with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile

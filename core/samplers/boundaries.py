@@ -90,6 +90,29 @@ class IdBoundaries(BoundarySource):
         return changes_of(found)
 
 
+@dataclass(frozen=True)
+class JointBoundaries(BoundarySource):
+    """A row is an end if it is one for any of several sources."""
+
+    sources: tuple[BoundarySource, ...]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:  # type: ignore[override]
+        """The entries that they read."""
+        return tuple(key for source in self.sources for key in source.keys)
+
+    @property
+    def looks_ahead(self) -> bool:  # type: ignore[override]
+        """Whether one of them compares a row with the following one."""
+        return any(source.looks_ahead for source in self.sources)
+
+    def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
+        found: Ends = np.logical_or.reduce([source.ends(storage, rows) for source in self.sources])
+        if self.looks_ahead:
+            found[-1:] = False
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class FixedBoundaries(BoundarySource):
     """Fixed ends of the storage's `shape`; `name` is the argument they were given as: `ends` or `trajectories`."""
@@ -209,6 +232,37 @@ class BoundaryChoice:
             names = ", ".join(".".join(key) for key in (*ids, *flags))
             raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names} is there")
         return found
+
+
+@dataclass(frozen=True)
+class StrictBoundaries:
+    """Chooses all boundaries that a storage has, for what must not cross any of them.
+
+    An episode table is taken alone. Otherwise an episode ends where the flag `done` is set (without it, `terminated` or
+    `truncated` next to it) and where the ids `traj`, by default those that `SliceSampler` looks for, change.
+    """
+
+    done: Key = _DONE
+    traj: Key | None = None
+
+    def source(self, storage: Storage) -> BoundarySource:
+        """Return the source for a storage; MissingKeyError (a KeyError) for a named entry that is missing, or if
+        nothing separates episodes.
+        """
+        if self.traj is None and storage.episode_lengths() is not None:
+            return EpisodeBoundaries()
+        ids = next((key for key in (_IDS if self.traj is None else (self.traj,)) if has_entry(storage, key)), None)
+        siblings = tuple((*self.done[:-1], name) for name in ("terminated", "truncated"))
+        flags = (self.done,) if has_entry(storage, self.done) else siblings
+        known = any(has_entry(storage, key) for key in flags)
+        named = [self.traj] if self.traj is not None and ids is None else []
+        named += [self.done] if self.done != _DONE and self.done not in flags else []
+        if named:
+            raise MissingKeyError(f"{_listed(named)} is not in the storage: episodes cannot be separated")
+        if ids is None and not known:
+            raise MissingKeyError(f"{_listed((*_IDS, self.done))} is not in the storage: episodes cannot be separated")
+        found = [*([FlagBoundaries(flags)] if known else ()), *([IdBoundaries(ids)] if ids is not None else ())]
+        return found[0] if len(found) == 1 else JointBoundaries(tuple(found))
 
 
 def boundary_key(key: Any) -> Key:

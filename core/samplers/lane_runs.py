@@ -198,10 +198,17 @@ class LaneRuns:
         number = np.arange(len(lane)) - np.repeat(np.cumsum(counts) - counts, counts)
         return (lane, *self._at(lane, self._head[lane] + number))
 
+    def start_of(self, step: Numbers, lane: Numbers) -> Numbers:
+        """Return the first steps of the trajectories of steps."""
+        return self._start[lane, self._of(step, lane)]
+
     def stop_of(self, step: Numbers, lane: Numbers) -> Numbers:
         """Return the last steps of the trajectories of steps."""
+        return self._stop[lane, self._of(step, lane)]
+
+    def _of(self, step: Numbers, lane: Numbers) -> Numbers:
         found = self._first_above(self._stop, lane, step - 1)
-        return self._stop[lane, np.minimum(found, self._end[lane] - 1)]
+        return np.minimum(found, self._end[lane] - 1)
 
     def _at(self, lane: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
         start = self._start[lane, place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
@@ -15,14 +14,12 @@ from ..storages.base import Storage
 from .base import Index, Sampler
 from .boundaries import (
     BoundaryChoice,
-    BoundarySource,
     ConflictingArgumentsError,
-    EpisodeBoundaries,
     boundary_key,
 )
 from .lane_runs import Window
 from .slice_info import SliceEnds, SliceMarks
-from .trajectories import TrajectoryTable, trajectory_table
+from .trajectories import TableFinder, TrajectoryTable
 
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
@@ -124,7 +121,7 @@ class SliceSampler(Sampler):
         self.end_keys = end_keys
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
-        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
+        self._tables = TableFinder(self._boundaries.source)
         self._last_window: Window | None = None
         self._last_ends: SliceEnds | None = None
 
@@ -162,12 +159,7 @@ class SliceSampler(Sampler):
 
     def _table(self, storage: Storage) -> TrajectoryTable:
         """Return the trajectory table of a storage, up to date."""
-        found = self._found
-        if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
-            found = self._found = weakref.ref(storage), trajectory_table(storage, self._boundaries.source(storage))
-        table = found[1]
-        table.refresh()
-        return table
+        return self._tables.table(storage)
 
     def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:
         lengths = table.runs()[2]
@@ -270,20 +262,15 @@ class SliceSampler(Sampler):
 
     def reset(self) -> None:
         """Forget the trajectory table."""
-        self._found = None
+        self._tables.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the generator and all caches."""
-        return super().__getstate__() | {"_found": None, "_last_ends": None}
+        return super().__getstate__() | {"_last_ends": None}
 
     def __repr__(self) -> str:
         size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
-
-
-def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
-    """Whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
-    return isinstance(source, EpisodeBoundaries) and storage.log.now.rows > 0
 
 
 def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:

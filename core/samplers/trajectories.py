@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import SchemaError
 from ..storages.base import Storage
 from ..storages.write_log import Change, Written
-from .boundaries import BoundarySource, Ends
+from .boundaries import BoundarySource, Ends, EpisodeBoundaries
 from .lane_runs import LaneRuns, Window
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -59,6 +60,35 @@ def trajectory_table(storage: Storage, source: BoundarySource) -> TrajectoryTabl
         if table is None:
             table = tables[source] = TrajectoryTable(storage, source)
         return table
+
+
+class TableFinder:
+    """Finds the trajectory table of storages, by the boundary source that `choose` returns for a storage."""
+
+    def __init__(self, choose: Callable[[Storage], BoundarySource]) -> None:
+        self._choose = choose
+        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
+
+    def table(self, storage: Storage) -> TrajectoryTable:
+        """Return the table of a storage, up to date; raises what `choose` and `TrajectoryTable.refresh` do."""
+        found = self._found
+        if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
+            found = self._found = weakref.ref(storage), trajectory_table(storage, self._choose(storage))
+        table = found[1]
+        table.refresh()
+        return table
+
+    def forget(self) -> None:
+        """Choose again with the next call."""
+        self._found = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_found": None}
+
+
+def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
+    """Whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
+    return isinstance(source, EpisodeBoundaries) and storage.log.now.rows > 0
 
 
 class TrajectoryTable:
@@ -260,6 +290,17 @@ class TrajectoryTable:
                 del self._eligible[next(iter(self._eligible))]
             self._eligible[window] = found
             return found
+
+    def steps_at(self, row: Numbers) -> Numbers:
+        """Return the absolute numbers of the steps in rows of the storage."""
+        return self.oldest + (row - self.oldest) % self.capacity
+
+    def age(self, step: Numbers, lane: Numbers) -> Numbers:
+        """Return how many steps of its trajectory there are before each step; int64 `[n]`, as `reach` takes them.
+
+        Steps that were overwritten do not count.
+        """
+        return step - self._runs.start_of(step, lane)
 
     def reach(self, step: Numbers, lane: Numbers, limit: int | None = None) -> Numbers:
         """Return the number of steps from each step to the end of its trajectory, both included; int64 `[n]`.

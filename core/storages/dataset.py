@@ -28,6 +28,7 @@ from ..format.ted.tree import leaf_path
 from ..ted.schema import Field, Key
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers
+from .tensor import TensorStorage
 
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -198,6 +199,18 @@ def _read_only_tensor(array: Array, field: Field) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return tensor_of(array, field)
+
+
+class MappedSteps(TensorStorage):
+    """The rows of an open dataset in layout `ted`, mapped read-only; an edit in place ends the process."""
+
+    def __init__(self, reader: TedReader) -> None:
+        self._lengths = reader.episodes.length
+        super().__init__(dataset_tensors(reader, copy_on_write=False))
+
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """List the lengths of the episodes."""
+        return self._lengths
 
 
 class StepStorage(IndexedStorage):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from itertools import islice, takewhile
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +19,25 @@ _NEVER_CALLED = {
     "_inv_apply_transform": "inv(data)",
 }
 """Methods of TorchRL's transforms that a buffer here does not call, and what a transform implements instead."""
+
+
+class Past(Protocol):
+    """The `looks_back` steps before each step of a batch, those that are of its episode and in the storage."""
+
+    age: torch.Tensor
+    """How many of them there are for each step; int64 of the shape of the batch."""
+
+    def entry(self, key: tuple[str, ...]) -> torch.Tensor | None:
+        """Return an entry of these steps and, last, of the step itself: `[*batch, looks_back + 1, …]`, fresh memory.
+
+        Missing steps are replaced by the earliest one. None for an entry that is not stored.
+        """
+
+    def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: tuple[str, ...]) -> torch.Tensor:
+        """Return what `entry` gave, without the first of the steps and with `newest` behind the last; fresh memory.
+
+        Results of one batch differ in `use`: the key of the entry that it is for.
+        """
 
 
 class Transform(nn.Module):
@@ -36,6 +56,10 @@ class Transform(nn.Module):
     A transform that keeps steps for a later write also implements `flush()`, which returns them, or None, and forgets
     them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps by that value.
     The buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
+
+    A transform that needs the steps before those of a batch sets `looks_back` to their number, and implements
+    `with_past(data, past)`: a buffer calls it in place of `forward`, as it reads the rows. It changes what is stored,
+    so it comes before all transforms that do not look back.
 
     `__call__` is final. A class that overrides it, or has `_call`, `_inv_call`, `_apply_transform` or
     `_inv_apply_transform`, raises FinalMethodError (a TypeError): a buffer never calls these.
@@ -59,6 +83,12 @@ class Transform(nn.Module):
     follows_next = False
     """Whether `forward` also takes the entries under `next` that it leaves alone where it is called with them."""
 
+    looks_back: int | None = None
+    """How many steps before each step of a batch `with_past` needs; None for a transform of the batch alone."""
+
+    episode_keys: tuple[tuple[str, ...], tuple[str, ...] | None] = (("next", "done"), None)
+    """Of one that looks back: the flag at which episodes end, and their id, or None to look for it."""
+
     generator: torch.Generator | None = None
     """The generator of the buffer; None is torch's global one."""
 
@@ -79,6 +109,10 @@ class Transform(nn.Module):
 
     def forward(self, data: Any) -> Any:
         """Return what leaves the buffer in place of `data`."""
+        return data
+
+    def with_past(self, data: Any, past: Past) -> Any:
+        """Return what leaves the buffer in place of `data`, rows that were just read, given the steps before them."""
         return data
 
     def inv(self, data: Any) -> Any:
@@ -156,11 +190,17 @@ class Compose(Transform):
             transforms = tuple(transforms[0])
         self.transforms = nn.ModuleList([part for transform in transforms for part in _parts(transform)])
 
-    def forward(self, data: Any) -> Any:
-        for transform in self.transforms:
+    def forward(self, data: Any, first: int = 0) -> Any:
+        """Apply the transforms, from number `first` on."""
+        for transform in islice(self.transforms, first, None) if first else self.transforms:
             elsewhere = self._named_elsewhere(transform)
             data = transform(data, elsewhere) if elsewhere else transform(data)
         return data
+
+    @property
+    def looking_back(self) -> list[Any]:
+        """The transforms at the front that look back; a buffer applies them as it reads rows, and then the others."""
+        return list(takewhile(lambda transform: getattr(transform, "looks_back", None) is not None, self.transforms))
 
     def _named_elsewhere(self, transform: Any) -> frozenset[tuple[str, ...]]:
         """Return the entries under `next` that others of its class name, for a transform that follows into `next`."""

@@ -1,18 +1,16 @@
-"""Transforms along the time of a batch: random windows, stacks of frames, and what follows each step."""
+"""Transforms along the time of a batch: random windows, and what follows each step."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError
 from .base import Transform
-from .keyed import NEXT, KeyedTransform, Path, as_key, as_keys, require_count, require_tensordict
-
-Padding = Literal["same", "constant"]
+from .keyed import NEXT, Path, as_key, as_keys, require_count, require_tensordict
 
 
 class RandomCropTensorDict(Transform):
@@ -73,85 +71,6 @@ class RandomCropTensorDict(Transform):
 
     def extra_repr(self) -> str:
         return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"
-
-
-class FrameStack(KeyedTransform):
-    """Joins every frame with the `n - 1` before it along `dim`, within the time of the batch, its last dimension.
-
-    Where a batch has two or more dimensions the last is time, as in padded trajectories and in slices asked for with
-    `batched=True`. Frames before the start of a row, and before an end inside of it, are not known: `padding` repeats
-    the first frame (`same`) or sets `padding_value` (`constant`). The stack of `("next", key)` is that of the root,
-    moved on by one: its newest frame is the next one. Ends are read from `done_key`. SchemaError (a RuntimeError) for a
-    batch without time, and for frames without the dimension `dim`.
-    """
-
-    def __init__(
-        self,
-        n: int,
-        in_keys: Any = "pixels",
-        out_keys: Any = None,
-        dim: int = -3,
-        *,
-        padding: Padding = "same",
-        padding_value: float = 0,
-        done_key: Any = (NEXT, "done"),
-    ) -> None:
-        super().__init__(in_keys, out_keys)
-        if dim >= 0:
-            raise UsageError(f"dim is {dim}, a dimension of the frame counted from the end (below 0) is expected")
-        if padding not in get_args(Padding):
-            raise UsageError(f"padding is {padding!r}, expected one of {', '.join(get_args(Padding))}")
-        self.n = require_count("n", n, "frames")
-        self.dim = dim
-        self.padding: Padding = padding
-        self.padding_value = padding_value
-        self.done_key = as_key(done_key)
-
-    def check(self, batch: TensorDictBase) -> None:
-        if batch.ndim < 2:
-            raise SchemaError(
-                f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
-                hint="ask for slices with batched=True, or for whole trajectories",
-            )
-
-    def _age(self, batch: TensorDictBase) -> torch.Tensor:
-        """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""
-        shape = batch.batch_size
-        steps = torch.arange(shape[-1], device=batch.device).expand(shape)
-        done = batch.get(self.done_key, None)
-        if done is None:
-            return steps
-        ends = done.reshape(*shape, -1).any(-1)
-        begins = torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
-        return steps - torch.where(begins, steps, 0).cummax(-1).values
-
-    def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
-        frame = list(value.shape[data.ndim :])
-        if len(frame) < -self.dim:
-            raise SchemaError(
-                f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
-                hint="say dim=-1 to join them along their last dimension" if frame else "",
-            )
-        # What comes before the next frame is the frame of the step itself, and those before it.
-        root = data.get(key[1:], None) if key[0] == NEXT else None
-        if root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]:  # stacked before, by another
-            root = root.narrow(self.dim, (self.n - 1) * value.shape[self.dim], value.shape[self.dim])
-        frames, late = (value, 0) if root is None else (root, 1)
-        age, time = self._age(data), data.ndim - 1
-        earlier = [self._earlier(frames, back - late, age, time) for back in range(self.n - 1, 0, -1)]
-        return torch.cat([*earlier, value], self.dim)
-
-    def _earlier(self, frames: torch.Tensor, back: int, age: torch.Tensor, time: int) -> torch.Tensor:
-        """Take the frame so many steps before each, where the trajectory is that old; else what it is padded with."""
-        steps = torch.arange(frames.shape[time], device=frames.device).expand(age.shape)
-        source = steps - torch.minimum(age, torch.full_like(age, back))
-        tail = (1,) * (frames.dim() - source.dim())
-        index = source.view(*source.shape, *tail).expand(*source.shape, *frames.shape[time + 1 :])
-        found = frames.gather(time, index)
-        if self.padding == "same":
-            return found
-        padding = torch.as_tensor(self.padding_value, dtype=found.dtype, device=found.device)
-        return torch.where((age < back).view(*age.shape, *tail), padding, found)
 
 
 _TRAJECTORIES: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))

@@ -20,6 +20,7 @@ from ..format.packed.reader import PackedReader
 from ..format.ted.reader import TedReader
 from ..opening import open_steps
 from ..ted.schema import Field
+from .frame_stacks import FrameStacks
 from .mixtures import open_mixture
 from .sample_result import (
     DrawnRows,
@@ -59,6 +60,8 @@ def sample(
     alpha: float | None = None,
     beta: float | None = None,
     priority: str | None = None,
+    frame_stack: int | None = None,
+    frame_keys: Sequence[str] = (),
     time: bool = False,
     seconds: float | None = None,
     seed: int | None = None,
@@ -76,8 +79,7 @@ def sample(
     - `random`: steps, with replacement;
     - `without-replacement`: steps, each once an epoch, shuffled unless `shuffle=False`; `drop_last` leaves out what
       is less than a batch at the end of an epoch;
-    - `slice`: `num_slices` slices of `slice_len` consecutive steps of one episode (one of the two is enough). Episodes
-      are equally likely unless `weight="step"`;
+    - `slice`: `num_slices` slices of `slice_len` consecutive steps of an episode; `weight` is `episode` or `step`;
     - `slice-without-replacement`: slices, each episode once an epoch;
     - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha` (0.6), where `priority` is the name
       of a leaf, like `next.reward`; by default all are equal. `beta` (0.4) is the exponent of the weights;
@@ -85,24 +87,25 @@ def sample(
 
     `anchor` places slices at `any` position of their episode, its `start` or its `end`. Episodes shorter than a slice
     are left out, unless `strict=False`, which takes them whole, or `pad`, which repeats their last step. `batched`
-    gives batches of shape `[slices, steps]`. `time` also measures the sampling speed for about `seconds` (2).
+    gives batches of shape `[slices, steps]`. `frame_stack` joins so many frames of an episode (`frame_keys`, by default
+    images) as `StoredFrameStack` does. `time` also measures the sampling speed for about `seconds` (2).
 
-    Raises UsageError for an unknown sampler, options that it does not take or that contradict each other, an `n`
-    below 1, no episode as long as a slice, a priority that is not a leaf of finite numbers, a seed outside
-    0 … 2^64 - 1, `verify` without digests, a dataset without steps, a raw dataset, and the checkpoint of a buffer
-    without steps; DatasetNotFoundError or FormatError if there is nothing to sample from, and CorruptDataError for
-    damaged files.
+    Raises UsageError for options that contradict each other or the sampler, numbers out of range, no episode as long
+    as a slice, a priority that is not a leaf of finite numbers, `verify` without digests, a raw dataset, and one or a
+    checkpoint without steps; DatasetNotFoundError or FormatError if there is nothing to sample from, and
+    CorruptDataError for damaged files.
     """
     options = SamplerOptions(
         sampler=sampler, slice_len=slice_len, num_slices=num_slices, weight=weight, anchor=anchor, strict=strict,
         pad=pad, batched=batched, drop_last=drop_last, shuffle=shuffle, alpha=alpha, beta=beta, priority=priority,
     )  # fmt: skip
+    frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
     size, limit = options.batch_size(n), checked_seconds(seconds, asked=time)
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} was given, a number of 64 bits without sign is expected")
     path = find_dataset(dataset, root)
-    drawing = _Drawing(options, size, seed, verify, limit)
+    drawing = _Drawing(options, frames, size, seed, verify, limit)
     if is_mixture(path):
         return drawing.of_mixture(path, root)
     has_steps(path)
@@ -117,6 +120,7 @@ class _Drawing:
     """One run of `sample`."""
 
     options: SamplerOptions
+    frames: FrameStacks
     size: int
     seed: int
     verify: bool
@@ -124,7 +128,7 @@ class _Drawing:
 
     def of_dataset(self, reader: StepReader) -> SampleResult:
         self._require(reader)
-        buffer = _buffer(reader, self.options, self.size)
+        buffer = _buffer(reader, self.options, self.frames, self.size)
         self._seed(buffer)
         batch = buffer.sample()
         rows = np.asarray(batch["index"]).reshape(-1)
@@ -138,7 +142,7 @@ class _Drawing:
         def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
             try:
                 self._require(reader)
-                return _buffer(reader, options), reader.episodes
+                return _buffer(reader, options, self.frames), reader.episodes
             except UsageError as error:
                 raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
 
@@ -185,7 +189,8 @@ class _Drawing:
         episodes, steps = drawn.places()
         step_bytes = sum(field.bytes for field in sampled) / len(drawn.rows)
         return SampleResult(
-            path=path, n=len(drawn.rows), seed=self.seed, sampler=self.options.sampler, options=self.options.given(),
+            path=path, n=len(drawn.rows), seed=self.seed, sampler=self.options.sampler,
+            options=self.options.given() | self.frames.given(),
             indices=tuple(drawn.rows.tolist()), episodes=tuple(episodes.tolist()), steps=tuple(steps.tolist()),
             slices=sampled_slices(batch, drawn, self.options, self.size), fields=sampled,
             timing=None if self.limit is None else _timing(buffer, self.limit, step_bytes),
@@ -205,10 +210,13 @@ def _timing(buffer: ReplayBuffer, seconds: float, step_bytes: float) -> SampleTi
     return timed(lambda: buffer.sample().numel(), seconds, step_bytes=step_bytes, threads=torch.get_num_threads())
 
 
-def _buffer(reader: StepReader, options: SamplerOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
+def _buffer(
+    reader: StepReader, options: SamplerOptions, frames: FrameStacks, batch_size: int | None = None
+) -> TensorDictReplayBuffer:
     """Make the buffer to sample from."""
     field = None if options.priority is None else priority_field(reader, options.priority)
     priorities = None if field is None else initial_priorities(reader, field)
+    transform = frames.transform(reader.fields)
     import torch  # lazy: takes seconds, and an invalid request fails before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
@@ -218,6 +226,7 @@ def _buffer(reader: StepReader, options: SamplerOptions, batch_size: int | None 
         storage=_storage(reader),
         sampler=make_sampler(options, reader),
         writer=ImmutableDatasetWriter(),
+        transform=transform,
         batch_size=batch_size,
     )
     if priorities is not None:
@@ -227,12 +236,11 @@ def _buffer(reader: StepReader, options: SamplerOptions, batch_size: int | None 
 
 def _storage(reader: StepReader) -> Storage:
     """Map the leaves if they are stored as tensors; else use a storage that reads rows from the files."""
-    from ..storages.dataset import StepStorage, dataset_tensors
+    from ..storages.dataset import MappedSteps, StepStorage
     from ..storages.packed import PackedStorage
-    from ..storages.tensor import TensorStorage
 
     if isinstance(reader, TedReader):
-        return TensorStorage(dataset_tensors(reader, copy_on_write=False))
+        return MappedSteps(reader)
     if isinstance(reader, PackedReader):
         return PackedStorage(reader)
     return StepStorage(reader)

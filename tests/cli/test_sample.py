@@ -101,3 +101,26 @@ def test_what_has_no_meaning(words, sentence, shell):
     done = shell(f"rbtool sample ./cartpole {words}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {sentence}")
+
+
+def test_frames_are_stacked(shell):
+    found = json.loads(shell("rbtool sample ./cartpole -n 8 --seed 5 --frame-stack 4 --json").stdout)
+    shapes = {field["key"]: field["shape"] for field in found["fields"]}
+    assert shapes["observation"] == shapes["next.observation"] == [8, 4, 4]
+    assert found["options"] == {"frame_stack": 4}
+    plain = json.loads(shell("rbtool sample ./cartpole -n 8 --seed 5 --json").stdout)
+    assert (found["indices"], found["steps"]) == (plain["indices"], plain["steps"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--frame-stack 0", "--frame-stack is 0, a number of frames from 1 is expected"),
+        ("--frame-key observation", "--frame-key names the frames to stack, and none are stacked"),
+        ("--frame-stack 4 --frame-key action", "there is no field 'action' here"),
+    ],
+)
+def test_frames_that_cannot_be_stacked(shell, words, message):
+    done = shell(f"rbtool sample ./cartpole {words}")
+    assert message in re.sub(r"\s+", " ", done.stderr)
+    assert done.returncode == 2

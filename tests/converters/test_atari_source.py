@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,3 +195,48 @@ def test_slices_never_cross_a_terminal(replacement: bool, strict: bool, server: 
         assert (following[at] == frames[at + 1]).all()
         assert len(batch) == 9 or not (strict and replacement)
     assert pairs
+
+
+def stacks_of(steps: list[dict[str, Any]]) -> tuple[bytes, bytes]:
+    """The frames of each step and the three before it in its episode, and those of its next frame."""
+    found: tuple[list[bytes], list[bytes]] = ([], [])
+    blanks, past, before = [np.zeros_like(steps[0]["observation"])] * 4, [], -1
+    for step in steps:
+        past = past if step["episode"] == before else blanks
+        past, before = [*past[1:], step["observation"]], step["episode"]
+        found[0].append(np.stack(past).tobytes())
+        found[1].append(np.stack([*past[1:], step["next.observation"]]).tobytes())
+    return b"".join(found[0]), b"".join(found[1])
+
+
+def test_frames_are_stacked_within_episodes(server: StaticServer) -> None:
+    data = rbtool.AtariDQNExperienceReplay(
+        ID, 8, frame_stack=4, transform=lambda batch: batch.set("seen", batch["action"])
+    )
+    everything = data[:]
+    assert everything["observation"].shape == (len(data), 4, 6, 5)
+    found = [everything[key].numpy().tobytes() for key in ("observation", ("next", "observation"))]
+    assert found == [*stacks_of(steps_of(ROWS))]
+    batch = data.sample()
+    for key in ("observation", ("next", "observation")):
+        assert torch.equal(batch[key], everything[key][batch["index"]])
+    assert torch.equal(batch["seen"], batch["action"])
+
+
+def test_stacks_never_cross_a_cut(tmp_path: Path) -> None:
+    logs = write_run(tmp_path / "1", ROWS, (7, 14)) / "replay_logs"
+    for path in logs.glob("*_ckpt.1.gz"):
+        path.unlink()
+    write_run(tmp_path / "2", ROWS, (7, 14), first=1000)
+    shutil.copy(tmp_path / "2" / "replay_logs" / "add_count_ckpt.2.gz", logs)
+    rbtool.convert(tmp_path / "1", tmp_path / "out", skip_bad=True)
+    data = rbtool.load_dataset(tmp_path / "out", transform=rbtool.StoredFrameStack(4, "observation"))
+    with open_steps(tmp_path / "out") as reader:
+        names = ("observation", "next.observation", "episode")
+        columns = [reader.read(tuple(name.split(".")), 0, len(data)) for name in names]
+    steps = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    found = [data[:][key].numpy().tobytes() for key in ("observation", ("next", "observation"))]
+    assert found == [*stacks_of(steps)]
+    cuts = [at for at, step in enumerate(steps[1:], 1) if step["episode"] != steps[at - 1]["episode"]]
+    assert 6 in cuts  # in the middle of two games: the checkpoint between them is missing
+    assert not data[torch.tensor(cuts)]["observation"][:, :3].any()

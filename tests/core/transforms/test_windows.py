@@ -9,7 +9,8 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.transforms.windows import FrameStack, RandomCropTensorDict
+from rbtool.core.transforms.frames import FrameStack
+from rbtool.core.transforms.windows import RandomCropTensorDict
 
 
 def rows(count: int, length: int) -> TensorDict:

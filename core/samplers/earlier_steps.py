@@ -1,0 +1,106 @@
+"""The steps before those of a batch, in their episodes: which there are, and their entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..kernels.rows import Memory, memory_of
+from ..storages.base import Storage
+from ..storages.tensor import TensorStorage
+from .boundaries import Key, stored_entry
+from .trajectories import TrajectoryTable
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_ROOMS = 8
+"""Up to so many kinds of memory are kept."""
+
+
+class Rooms:
+    """Memory for entries of batches, used again once a batch is freed: to ask for it takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Memory] = {}
+
+    def tensor(self, use: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor on the CPU; different uses in a batch do not share memory."""
+        size = math.prod(shape) * dtype.itemsize
+        memory = self._known.get((use, size))
+        if memory is None:
+            while len(self._known) >= _ROOMS:
+                del self._known[next(iter(self._known))]
+            memory = self._known[use, size] = memory_of((size,), np.dtype(np.uint8))
+        return torch.from_numpy(memory()).view(dtype).view(*shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_known": {}}
+
+
+class EarlierSteps:
+    """The `count` steps before each step at an index, as far as they are of its episode and still in the storage.
+
+    `index` is int64 of any shape, or a tuple of such arrays for each dimension of the storage, of elements that exist.
+    They are the steps of the moment at which this is made: the caller excludes writers, or notices them.
+    """
+
+    def __init__(
+        self, storage: Storage, table: TrajectoryTable, index: tuple[Numbers, ...], count: int, rooms: Rooms
+    ) -> None:
+        rows, *lanes = index
+        self._rooms = rooms
+        self._storage = storage
+        self._lead = rows.shape
+        step = table.steps_at(rows.reshape(-1))
+        lane = np.zeros_like(step)
+        if lanes:
+            lane = np.ravel_multi_index([part.reshape(-1) for part in lanes], tuple(storage.shape[1:]))
+        age = np.minimum(table.age(step, lane), count)
+        back = np.minimum(np.arange(count, -1, -1), age[:, None])
+        self._rows = (step[:, None] - back) % table.capacity
+        self._lanes = [torch.from_numpy(np.repeat(part.reshape(-1), count + 1)) for part in lanes]
+        self.age = torch.from_numpy(age.reshape(self._lead))
+        """How many of these steps there are for each, from 0 to `count`; int64 of the shape of the index."""
+
+    def entry(self, key: Key) -> torch.Tensor | None:
+        """Return an entry of the `count` steps and of the step itself, `[*index.shape, count + 1, *entry.shape]`.
+
+        Missing steps are replaced by the earliest one. The tensor is fresh memory. None for an
+        entry that is not stored.
+        """
+        found = self._gathered(key)
+        return None if found is None else found.reshape(*self._lead, self._rows.shape[1], *found.shape[1:])
+
+    def _gathered(self, key: Key) -> torch.Tensor | None:
+        """Gather an entry of all steps, one behind the other."""
+        rows = torch.from_numpy(self._rows.reshape(-1))
+        index: Any = (rows, *self._lanes)
+        if not isinstance(self._storage, TensorStorage):
+            return self._storage.entry(key, index if self._lanes else rows)
+        leaf = stored_entry(self._storage, key)
+        if leaf is None:
+            return None
+        self._storage.expect(rows.numpy())
+        if self._lanes:
+            return leaf[tuple(part.to(leaf.device) for part in index)]
+        if not leaf.is_cpu:
+            return leaf.index_select(0, rows.to(leaf.device))
+        room = self._rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype)
+        return torch.index_select(leaf, 0, rows, out=room)
+
+    def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: Key) -> torch.Tensor:
+        """Return what `entry` gave, without the first of the steps and with `newest` behind the last; fresh memory.
+
+        Results of one batch differ in `use`.
+        """
+        lead = self.age.dim()
+        found = self._rooms.tensor(use, stack.shape, stack.dtype) if stack.is_cpu else torch.empty_like(stack)
+        last = stack.shape[lead] - 1
+        found.narrow(lead, 0, last).copy_(stack.narrow(lead, 1, last))
+        found.select(lead, last).copy_(newest)
+        return found

@@ -1,0 +1,228 @@
+"""Stacks of stored frames, against a plain walk back from every row, in rings of every state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numbered_frames import PAD, drawing, earlier, expected, flagged, require_stacks, stack, with_next
+
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.errors import SchemaError
+from rbtool.core.samplers.base import Sampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.testing.slice_samplers import CONTENTS, SITUATIONS, Twin, situation
+from rbtool.core.testing.slices import RingModel, episodes, rows_of, step_lists, tensordict_of
+from rbtool.core.transforms.frames import FrameStack, StoredFrameStack
+from rbtool.core.writers.base import ImmutableDatasetWriter
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "random": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "slices": lambda: SliceSampler(slice_len=2, strict_length=False),
+    "batched": lambda: SliceSampler(slice_len=4, strict_length=False, pad_output=True, batched=True),
+    "slices without replacement": lambda: SliceSamplerWithoutReplacement(slice_len=2, strict_length=False),
+    "prioritized": lambda: PrioritizedSampler(100, 0.6, 0.4),
+    "prioritized slices": lambda: PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=2, strict_length=False),
+}
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("contents", CONTENTS)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_every_row_of_every_ring(name: str, contents: str, ndim: int) -> None:
+    twin = with_next(situation(name, contents, lanes=ndim, ndim=ndim))
+    for n, padding in product((1, 2, 4, 20), ("constant", "same")):
+        buffer = drawing(twin, RandomSampler(), n, padding=padding)
+        for _ in range(4):
+            require_stacks(buffer.sample(), twin.model, n, padding)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler(name: str, ndim: int) -> None:
+    if ndim == 2 and name.startswith("prioritized"):
+        ndim = 1
+    twin = with_next(situation("wrapped mid-episode", "ragged", lanes=ndim, ndim=ndim))
+    buffer = drawing(twin, SAMPLERS[name]())
+    for _ in range(8):
+        require_stacks(buffer.sample(), twin.model, 3)
+
+
+@given(st.data())
+def test_any_history(data: st.DataObject) -> None:
+    capacity, lanes = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
+    twin, ndim = Twin(capacity, None, lanes, 2 if lanes > 1 else 1), 2 if lanes > 1 else 1
+    rows, n = data.draw(step_lists(lanes, 3 * capacity)), data.draw(st.integers(1, 5))
+    buffer, place = drawing(twin, RandomSampler(), n, 16), 0
+    while place < len(rows):
+        count = data.draw(st.integers(1, capacity))
+        part, place = rows[place : place + count], place + count
+        written = tensordict_of(part, ndim)
+        written["next", "number"] = -written["number"] - 100
+        twin.buffer.extend(written)
+        twin.model.extend(part)
+        require_stacks(buffer.sample(), twin.model, n)
+
+
+def test_an_empty_ring() -> None:
+    with pytest.raises(SchemaError, match="empty"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=stack(), batch_size=2).sample()
+
+
+def test_rows_that_are_named():  # type: ignore[no-untyped-def]
+    twin = with_next(situation("wrapped mid-episode", "ragged"))
+    buffer = drawing(twin, RandomSampler())
+    wanted = [expected(twin.model, (row,), 3, "constant")[0] for row in range(len(buffer))]
+    mask = torch.arange(len(buffer)) % 2 == 0
+    assert buffer[:]["number"].tolist() == buffer[...]["number"].tolist() == wanted
+    assert buffer[3:7]["number"].tolist() == wanted[3:7]
+    assert buffer[::-2]["number"].tolist() == wanted[::-2]
+    assert buffer[-1]["number"].tolist() == wanted[-1]
+    assert buffer[mask]["number"].tolist() == wanted[::2]
+    assert buffer[torch.tensor([[4, 1], [0, 11]])]["number"].tolist() == [
+        [wanted[4], wanted[1]],
+        [wanted[0], wanted[11]],
+    ]
+
+
+@pytest.mark.parametrize("dim_extend", [0, 1])
+def test_named_rows_of_lanes(dim_extend: int) -> None:
+    twin = with_next(situation("wrapped mid-episode", "ragged", lanes=2, ndim=2))
+    buffer = TensorDictReplayBuffer(
+        storage=twin.buffer.storage, transform=stack(), dim_extend=dim_extend, writer=ImmutableDatasetWriter()
+    )
+    grid = [[expected(twin.model, (row, lane), 3, "constant")[0] for lane in range(2)] for row in range(12)]
+    wanted = torch.tensor(grid if dim_extend == 0 else [*zip(*grid, strict=True)])
+    assert torch.equal(buffer[:]["number"], wanted)
+    assert torch.equal(buffer[1]["number"], wanted[1])
+    assert torch.equal(buffer[torch.tensor([1, 0])]["number"], wanted[torch.tensor([1, 0])])
+
+
+@pytest.mark.parametrize("kind", [ListStorage, LazyTensorStorage])
+def test_lists_and_tensors(kind: type[Any]) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=kind(20), transform=stack(2), batch_size=9, sampler=SamplerWithoutReplacement()
+    )
+    buffer.extend(flagged())
+    batch = buffer.sample()
+    found = dict(zip(batch["index"].tolist(), batch["number"].tolist(), strict=True))
+    assert found == {
+        0: [PAD, 0],
+        1: [0, 1],
+        2: [1, 2],
+        3: [2, 3],
+        4: [PAD, 4],
+        5: [PAD, 5],
+        6: [5, 6],
+        7: [6, 7],
+        8: [7, 8],
+    }
+    assert buffer[4]["next", "number"].tolist() == [4, 104]
+
+
+def test_ids_alone_and_flags_where_ids_are_alike() -> None:
+    ids = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 1])
+    both = ReplayBuffer(storage=TensorStorage(flagged(episode=ids)), transform=stack(2))
+    assert both[:]["number"][:, 0].tolist() == [PAD, 0, PAD, 2, PAD, PAD, 5, 6, 7]
+    alone = ReplayBuffer(storage=TensorStorage(flagged(episode=ids).exclude(("next", "done"))), transform=stack(2))
+    assert alone[:]["number"][:, 0].tolist() == [PAD, 0, PAD, 2, 3, 4, 5, 6, 7]
+
+
+def test_terminated_and_truncated_stand_in_for_done() -> None:
+    rows = flagged()
+    done = rows["next"].pop("done")
+    rows["next", "terminated"], rows["next", "truncated"] = done & (torch.arange(9) < 4)[:, None], done.clone()
+    buffer = ReplayBuffer(storage=TensorStorage(rows), transform=stack(2))
+    assert buffer[:]["number"][:, 0].tolist() == [PAD, 0, 1, 2, PAD, PAD, 5, 6, 7]
+
+
+def test_named_keys() -> None:
+    ids, over = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1]), torch.arange(9) == 6
+    buffer = ReplayBuffer(
+        storage=TensorStorage(flagged(game=ids, over=over)), transform=stack(2, done_key="over", traj_key="game")
+    )
+    assert buffer[:]["number"][:, 0].tolist() == [PAD, PAD, 1, 2, 3, 4, 5, PAD, 7]
+
+
+def test_flags_that_are_edited_end_episodes() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(flagged()), transform=stack(2))
+    assert buffer[7]["number"].tolist() == [6, 7]
+    buffer[6:7] = flagged(1, (0,))
+    assert buffer[7]["number"].tolist() == [PAD, 7]
+
+
+# How frames are joined -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "dim", "shape"),
+    [
+        ((5, 4), -3, (3, 5, 4)),
+        ((2, 5, 4), -3, (6, 5, 4)),
+        ((5, 4, 2), -1, (5, 4, 6)),
+        ((6,), -1, (18,)),
+        ((6,), -2, (3, 6)),
+    ],
+)
+def test_frames_of_several_shapes(frame: tuple[int, ...], dim: int, shape: tuple[int, ...]) -> None:
+    images = torch.rand(9, *frame)
+    rows = flagged(pixels=images).set(("next", "pixels"), images + 1)
+    found = ReplayBuffer(storage=TensorStorage(rows), transform=StoredFrameStack(3, dim=dim))[:]
+    assert found["pixels"].shape == found["next", "pixels"].shape == (9, *shape)
+    join = torch.stack if len(shape) > len(frame) else torch.cat
+    assert torch.equal(found["pixels"][7], join([*images[5:8]], dim))
+    assert torch.equal(found["next", "pixels"][7], join([images[6], images[7], images[7] + 1], dim))
+    assert torch.equal(found["pixels"][4], join([0 * images[0], 0 * images[0], images[4]], dim))
+
+
+def test_of_the_next_frames_alone_and_other_names() -> None:
+    storage = TensorStorage(flagged())
+    transform = StoredFrameStack(2, [("next", "number")], ["later"], dim=-1)
+    found = ReplayBuffer(storage=storage, transform=transform)[:]
+    assert found["later"].tolist()[5:7] == [[5, 105], [6, 106]]
+    assert found["number"].tolist() == list(range(9))
+
+
+def test_the_storage_stays_as_it_is() -> None:
+    rows = flagged()
+    buffer = ReplayBuffer(storage=TensorStorage(rows), transform=stack(2), batch_size=9)
+    for batch in (buffer[:], buffer[2], buffer.sample()):
+        batch["number"].zero_()
+        batch["next", "number"].zero_()
+    assert rows["number"].tolist() == list(range(9))
+
+
+def test_it_is_the_stack_that_the_batch_has_for_whole_trajectories() -> None:
+    rows, images = flagged(8, (7,)), torch.rand(8, 1, 2, 2)
+    rows["pixels"], rows["next", "pixels"] = images, torch.rand(8, 1, 2, 2)
+    stored = ReplayBuffer(storage=TensorStorage(rows), transform=StoredFrameStack(3, padding="same"))[:]
+    within = FrameStack(3)(rows.unsqueeze(0))[0]
+    assert torch.equal(stored["pixels"], within["pixels"])
+    assert torch.equal(stored["next", "pixels"], within["next", "pixels"])
+
+
+def test_rows_of_one_lane() -> None:
+    model = RingModel(6)
+    model.extend(rows_of([episodes([3, 9], ["terminated"])], 8))
+    assert [earlier(model, (slot,)) for slot in range(6)] == [
+        [3, 4, 5, 6],
+        [3, 4, 5, 6, 7],
+        [2],
+        [3],
+        [3, 4],
+        [3, 4, 5],
+    ]
