@@ -122,6 +122,7 @@ from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
+from .core.verbs.upload import upload as upload
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .core.writers.base import Writer as Writer
 from .core.writers.ensemble import WriterEnsemble as WriterEnsemble

@@ -128,6 +128,9 @@ def _origin(result: InspectResult) -> Iterator[list[Cell]]:
     for step in result.provenance:
         what = f"{step.verb} {_arguments(step.arguments)}".rstrip()
         yield _titled("made", f"{what} · {step.time[:10]} · rbtool {step.version}")
+    for transfer in result.transfers:
+        other = "" if transfer.content_digest == result.content_digest else " · of other contents"
+        yield _titled(transfer.verb, f"{transfer.address}@{transfer.commit[:7]} · {transfer.time[:10]}{other}")
     if result.content_digest:
         yield _titled("digest", result.content_digest)
 

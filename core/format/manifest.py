@@ -128,6 +128,8 @@ FORMAT_VERSION = 1
 HIDDEN = ".rbtool"
 """Folder inside a dataset for what is ours; tensordict and TorchRL ignore it."""
 MANIFEST = f"{HIDDEN}/manifest.json"
+TRANSFERS = f"{HIDDEN}/transfers.jsonl"
+"""What is recorded of uploads and downloads: the one file in a dataset that its manifest never lists."""
 
 SOURCE_DOCUMENTS = f"{HIDDEN}/source/"
 """Prefix of the paths of the source's own metadata files."""

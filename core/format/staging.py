@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 from ..errors import RbtoolError, UsageError
 from . import fs
 from .digest import open_regular
-from .manifest import HIDDEN, MANIFEST, Manifest, has_manifest
+from .manifest import HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
 from .syncing import Unsynced
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
@@ -246,7 +246,7 @@ def _foreign_file(path: Path) -> Path | None:
         parts = [part for part in path.iterdir() if part.name != PARTS_FILE]
         return next(filter(None, (_foreign_file(part) if has_manifest(part) else part for part in parts)), None)
     try:
-        listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST}
+        listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST, path / TRANSFERS}
     except (RbtoolError, OSError):  # a damaged manifest lists nothing: go by the names that we give
         return next((file for file in _files(path) if not _looks_ours(file.relative_to(path))), None)
     return next((file for file in _files(path) if file not in listed), None)

@@ -151,12 +151,12 @@ class HttpTransport(Transport):
                     self._sockets.add(connection)
 
 
-def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "") -> Exception:
+def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "", done: str = "fetched from") -> Exception:
     """Describe what an exception of the http client or a response without the file means.
 
     Returns a `Transient` for what may pass, an RbtoolError for what will not, and an exception that is not the
     client's as it is. Sentences name `what` was fetched and the host: no query, no user, no proxy. `hint` is what
-    to do about refused access.
+    to do about refused access, and `done` what was to be done with a host in a request that failed.
     """
     import httpx2
 
@@ -167,13 +167,13 @@ def failure(cause: Exception | httpx2.Response, what: str, *, hint: str = "") ->
     if isinstance(cause, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return NetworkError(f"the address of {what} is not one of http or https")
     if isinstance(cause, httpx2.RequestError):
-        return _failed_request(cause, what)
+        return _failed_request(cause, what, done)
     return cause
 
 
 def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception:
     status, host = response.status_code, _host(response)
-    answer = f"{status} {_phrase(status)}".strip()
+    answer = f"{status} {phrase_of(status)}".strip()
     if status == 401:
         return AuthorisationError(f"{host} gives {what} only to authenticated users ({answer})", hint=hint)
     if status == 403:
@@ -181,40 +181,41 @@ def _failed_answer(response: httpx2.Response, what: str, hint: str) -> Exception
     if status in (404, 410):
         return DatasetNotFoundError(f"{host} does not have {what} ({answer})")
     if status == 407:
-        return _refused_by_proxy(what, host)
+        return _refused_by_proxy(f"{what} could not be fetched from {host}")
     if status in _BUSY or status >= 500:
-        return Transient(NetworkError(f"{host} could not give {what} now ({answer})"), _asked_wait(response))
+        return Transient(NetworkError(f"{host} could not give {what} now ({answer})"), asked_wait(response))
     return NetworkError(f"{host} did not give {what}: it answered {answer}")
 
 
-def _asked_wait(response: httpx2.Response) -> float | None:
+def asked_wait(response: httpx2.Response) -> float | None:
     """Seconds the server asks to wait: by Retry-After, else by its limit of requests, as in `"api";r=0;t=55`."""
     asked = retry_after(response.headers.get("Retry-After"))
     window = re.search(r";\s*r=0\s*;\s*t=([0-9]{1,9})", response.headers.get("RateLimit", ""))
     return float(window[1]) if asked is None and window and response.status_code == 429 else asked
 
 
-def _failed_request(error: httpx2.RequestError, what: str) -> Exception:
+def _failed_request(error: httpx2.RequestError, what: str, done: str) -> Exception:
     import httpx2
 
     host = _host(error)
+    failed = f"{what} could not be {done} {host}"
     if isinstance(error, httpx2.TooManyRedirects):
-        return NetworkError(f"{what} could not be fetched from {host}: it redirects without end")
+        return NetworkError(f"{failed}: it redirects without end")
     if isinstance(error, httpx2.LocalProtocolError):
         return NetworkError(
             f"{what} could not be asked for at {host}: the request would not be valid http",
             hint="a token must be one word, without a line break",
         )
     if isinstance(error, httpx2.ProxyError) and re.match(r"40[37]\b", str(error)):
-        return _refused_by_proxy(what, host)
+        return _refused_by_proxy(failed)
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return NetworkError(
-            f"{what} could not be fetched from {host}: its certificate is not trusted",
+            f"{failed}: its certificate is not trusted",
             hint="SSL_CERT_FILE names the certificates to trust, if they are your own",
         )
     hint = _PROXY_HINT if isinstance(error, httpx2.ConnectError | httpx2.ProxyError) and _has_proxy() else ""
-    return Transient(NetworkError(f"{what} could not be fetched from {host}: {_reason(error, causes)}", hint=hint))
+    return Transient(NetworkError(f"{failed}: {_reason(error, causes)}", hint=hint))
 
 
 def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
@@ -238,9 +239,9 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
     return "what it sent makes no sense"
 
 
-def _refused_by_proxy(what: str, host: str) -> NetworkError:
+def _refused_by_proxy(failed: str) -> NetworkError:
     return NetworkError(
-        f"{what} could not be fetched from {host}: the proxy on the way to it wants a user and a password",
+        f"{failed}: the proxy on the way to it wants a user and a password",
         hint="the address in HTTPS_PROXY or HTTP_PROXY may hold them",
     )
 
@@ -312,7 +313,8 @@ def _host(cause: httpx2.Response | httpx2.RequestError) -> str:
         return "the server"
 
 
-def _phrase(status: int) -> str:
+def phrase_of(status: int) -> str:
+    """The usual words for a status, "" for one that has none."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

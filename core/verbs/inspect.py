@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
+from ..format.hub_address import Transfer, transfers_of
 from ..format.locate import find_dataset, known_root, open_source
 from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance
 from ..format.overview import OptionNeededError, overview_of
@@ -217,7 +218,7 @@ class InspectResult(Result):
     `layouts` maps each layout of datasets to the bytes of the rows in it, uncompressed unless it is the current one;
     `bytes_saved` is the difference between layout `ted` and the current one. `first_episode` is the source's number of
     the first episode, None without any. `problems` name the files that are missing or differ in size from the
-    manifest.
+    manifest; `transfers` are its uploads to a hub and its download from there.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -245,6 +246,7 @@ class InspectResult(Result):
     episode: EpisodeView | None
     first_episode: int | None
     problems: tuple[str, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
 
 def inspect(
@@ -324,6 +326,7 @@ def _of_steps(
         episode=None if episode is None else steps_view(reader, episode, head),
         first_episode=_first(table),
         problems=tuple(size_problems(reader)),
+        transfers=tuple(transfers_of(reader.path)),
     )
 
 

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 import pytest
+from hub_uploads import WRITER, UploadHub
 
 import rbtool.cli
 from rbtool.cli.help import Example
@@ -31,9 +32,17 @@ def test_the_tables_are_found():
     assert all(isinstance(example, Example) for example in EXAMPLES)
 
 
+@pytest.fixture
+def uploads(tmp_path):
+    """The variables of a hub that may be written to."""
+    with UploadHub(tmp_path / "hub") as server:
+        yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+
+
 @pytest.mark.parametrize("command", [one.command for one in EXAMPLES if "demo" not in one.command])
-def test_an_example_runs(command, folder, shell):
-    done = shell(f"{_room(command)}{command}", folder, PYTHONPATH=str(folder))
+def test_an_example_runs(command, folder, shell, uploads):
+    places = uploads if "hf://" in command else {}
+    done = shell(f"{_room(command)}{command}", folder, PYTHONPATH=str(folder), **places)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert "Traceback" not in done.stderr

@@ -1,0 +1,91 @@
+"""`rbtool upload`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..core.progress import readable_size as size
+from .help import Example
+from .options import Dataset, Root, verb
+from .output import Output
+from .text import Styled, counted
+
+if TYPE_CHECKING:
+    from ..core.verbs.upload import UploadResult
+
+EXAMPLES = (
+    Example("rbtool upload ./cartpole hf://me/cartpole --private", "check it, send it, commit it; HF_TOKEN may write"),
+    Example("rbtool upload ./cartpole hf://me/cartpole --license cc-by-4.0", "for everybody, with a licence"),
+    Example("rbtool upload ./cartpole hf://me/cartpole --dry-run --json", "what is there, and what would be done"),
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "upload", EXAMPLES)(upload)
+
+
+def upload(
+    dataset: Dataset,
+    address: Annotated[str, typer.Argument(metavar="hf://OWNER/NAME", help="The repository; it is made if need be.")],
+    *,
+    out: Output,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private; refuse a public one.")
+    ] = False,
+    license: Annotated[
+        str | None,
+        typer.Option("--license", metavar="ID", help="The licence: mit, cc-by-4.0. Default: that of the card there."),
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", metavar="TEXT", help="The message of the commit.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="BRANCH", help="The branch, made if need be. Default: main.")
+    ] = None,
+    allow_errors: Annotated[
+        bool, typer.Option("--allow-errors", help="Upload data in which check finds errors; the card states them.")
+    ] = False,
+    root: Root = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what the repository has; its history keeps that.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and send nothing.")] = False,
+) -> None:
+    """Put a dataset into a repository of the Hugging Face hub, as it is.
+
+    It is checked first, and compared with what arrived afterwards. What the hub has is not sent again, and one commit
+    shows all of it at once: an interrupted upload resumes, and nobody sees half of it.
+    """
+    from ..core.verbs.upload import upload as run
+
+    with out.progress() as progress:
+        result = run(
+            dataset, address, private=private, license=license, message=message, revision=revision,
+            allow_errors=allow_errors, force=force, dry_run=dry_run, root=root, progress=progress,
+        )  # fmt: skip
+    _summarise(out, result)
+    out.show(result, [result.address], lambda width: [[result.address]])
+    if not dry_run:
+        out.suggest(f"rbtool download {shlex.quote(result.address)}")
+
+
+def _summarise(out: Output, result: UploadResult) -> None:
+    state = "nothing was sent; this would be " if result.dry_run else ""
+    state = "already there: " if result.already_there else state
+    facts = [
+        f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
+        f"{counted(result.files, 'file')}, {size(result.bytes)}",
+        f"{size(result.bytes_sent)} sent" if not (result.dry_run or result.already_there) else "",
+        "private" if result.private else "public",
+        f"licence {result.license}",
+    ]
+    out.summary(Styled(state, "yellow"), " · ".join(filter(None, facts)))
+    if result.errors or result.warnings:
+        found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
+        out.summary(f"check: {found}; the card has them")
+    if result.deleted:
+        out.summary(f"{'to be removed' if result.dry_run else 'removed'}: {counted(len(result.deleted), 'other file')}")
+    for note in result.notes:
+        out.summary(f"note: {note}")

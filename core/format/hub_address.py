@@ -1,0 +1,111 @@
+"""Addresses of datasets on a Hugging Face hub, `hf://OWNER/NAME@REVISION`, and what is recorded of transfers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..errors import RbtoolError, UsageError
+from . import fs
+from .documents import decode, dump_json, parse_json
+from .manifest import TRANSFERS, Request
+
+HUB = "hf"
+"""The folder below the storage root, and the first part of the names, of datasets that were downloaded as they are."""
+_SCHEME = f"{HUB}://"
+_LONGEST = 96
+_PART = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
+_REVISION = re.compile(r"[\w][\w./+-]*", re.ASCII)
+_EXPECTED = "hf://OWNER/NAME is expected"
+_MOST_BYTES = 1 << 20
+
+
+class HubAddress(NamedTuple):
+    """A dataset repository and the revision in it: a branch, a tag or a commit, None for the newest of `main`."""
+
+    repository: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, revision: str | None = None) -> HubAddress:
+        """Read `hf://OWNER/NAME`, with `@REVISION` or without, or the same with `hf:`; UsageError for anything else.
+
+        `revision` is one that is given apart from the address.
+        """
+        name, at, named = text.removeprefix(_SCHEME).removeprefix(f"{HUB}:").partition("@")
+        parts = name.split("/")
+        if parts[0] == "datasets" and len(parts) == 3:
+            raise UsageError(f"{text} is no address of a dataset", hint=f"write {_SCHEME}{'/'.join(parts[1:])}")
+        if len(parts) != 2 or not all(map(_is_name, parts)) or len(name) > _LONGEST:
+            raise UsageError(f"{text} is no address of a dataset on the hub: {_EXPECTED}")
+        if at and revision is not None and revision != named:
+            raise UsageError(f"{text} and --revision {revision} name two revisions", hint="leave one out")
+        chosen = named if at else revision
+        if chosen is not None and not _is_revision(chosen):
+            raise UsageError(f"{chosen!r} is no revision: a branch, a tag or a commit is expected")
+        return cls(name, chosen)
+
+    @property
+    def request(self) -> Request:
+        """What is asked for, by which the place below the storage root is found."""
+        return Request(HUB, f"{HUB}:{self.repository}", self.repository, self.revision, origin="remote")
+
+    def at(self, commit: str) -> str:
+        """The address of the repository at one commit."""
+        return f"{_SCHEME}{self.repository}@{commit}"
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.repository}" + (f"@{self.revision}" if self.revision else "")
+
+
+def is_hub_address(name: str) -> bool:
+    """Return whether a name begins like the address of a dataset on the hub."""
+    return name.startswith(_SCHEME)
+
+
+def _is_name(part: str) -> bool:
+    return bool(_PART.fullmatch(part)) and not {"--", ".."} & {part[n : n + 2] for n in range(len(part))}
+
+
+def _is_revision(text: str) -> bool:
+    return bool(_REVISION.fullmatch(text)) and ".." not in text and not text.endswith(("/", "."))
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An upload of a dataset to a hub, or its download from there: what, which commit, and when (UTC)."""
+
+    verb: Literal["upload", "download"]
+    address: str
+    revision: str | None
+    commit: str
+    hub: str
+    content_digest: str
+    time: str
+
+    @property
+    def what(self) -> tuple[str | None, ...]:
+        """All of it but the time."""
+        return self.verb, self.address, self.revision, self.commit, self.hub, self.content_digest
+
+
+def transfers_of(folder: Path) -> list[Transfer]:
+    """Read what is recorded of the transfers of the dataset in `folder`, oldest first; lines that make no sense count
+    for nothing.
+    """
+    found, path = list[Transfer](), folder / TRANSFERS
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(RbtoolError):
+                    found.append(decode(Transfer, parse_json(line, str(path)), str(path)))
+    return found
+
+
+def add_transfer(folder: Path, transfer: Transfer) -> None:
+    """Record a transfer; OSError where the folder cannot be written to."""
+    lines = [asdict(one) for one in (*transfers_of(folder), transfer)]
+    fs.replace_file(folder / TRANSFERS, "".join(dump_json(line) + "\n" for line in lines).encode())

@@ -1,0 +1,339 @@
+"""`upload`: put a dataset into a repository of a Hugging Face hub, as it is, in one commit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError
+from ..format.checks import FOLDER_RULES
+from ..format.digest import read_regular
+from ..format.documents import written_time
+from ..format.hub_address import HubAddress, Transfer, add_transfer, transfers_of
+from ..format.locate import find_dataset
+from ..format.manifest import MANIFEST, Manifest, has_manifest
+from ..format.open_files import ListedFiles
+from ..progress import Progress, Silent, readable_size
+from ..remote.hub import HubFile, hub_endpoint
+from ..remote.hub_session import ChangedMeanwhileError
+from ..remote.hub_upload import MAIN, HubWriter, LocalFile, Sent, differences
+from ..remote.transport import Transient, read_small, retrying
+from .check import CheckResult, check
+from .dataset_card import CARD, CARD_BYTES, DatasetCard, license_of
+from .results import Result, seconds_since
+
+_KEPT = frozenset({CARD, ".gitattributes"})
+"""What a repository may have next to a dataset: how it is described, and how the hub stores files."""
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+_DAMAGE = frozenset({"TED014", *(rule.rule_id for rule in FOLDER_RULES)})
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadResult(Result):
+    """The dataset at `path` is in a repository: `address` names it with the commit.
+
+    `branch` is the branch it was committed to. `files` and `bytes` are those of the dataset; `bytes_sent` those that
+    the hub did not have yet, apart from what went with the commit itself. `deleted` are the files that the commit
+    removed, `errors` and `warnings` what `check` found. `commit` is None, and nothing was sent, with `dry_run`;
+    `already_there` is True if the branch had the same files.
+    """
+
+    kind: ClassVar[str] = "upload"
+    path: Path
+    address: str
+    branch: str
+    commit: str | None
+    hub: str
+    private: bool
+    license: str
+    steps: int
+    episodes: int
+    files: int
+    bytes: int
+    bytes_sent: int
+    deleted: tuple[str, ...]
+    errors: int
+    warnings: int
+    content_digest: str
+    already_there: bool
+    dry_run: bool
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def upload(
+    dataset: str | os.PathLike[str],
+    address: str,
+    *,
+    private: bool = False,
+    license: str | None = None,
+    message: str | None = None,
+    revision: str | None = None,
+    allow_errors: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    root: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> UploadResult:
+    """Put a dataset into the repository `hf://OWNER/NAME` of a Hugging Face hub; `download` gives the same files back.
+
+    `dataset` is a path or `source:id` of a dataset in TED. It is checked first; every file is compared with its digest.
+    The files of the manifest, the manifest and a card (README.md) go up, and nothing else: large files first, then one
+    commit that names all, so that nobody sees half a dataset. What the hub has is not sent again: an interrupted upload
+    is resumed by the same call. Afterwards the files in the commit are compared with those here, and the commit is
+    recorded in the dataset's folder. If the branch has the same files already, nothing is sent.
+
+    A repository that is not there is made, and `private` makes it so. `license` is an identifier of the hub, such as
+    `cc-by-4.0`; by default the one that the card there has stays. `message` is that of the commit. `revision` is a
+    branch, which is made if it is not there. `force` replaces another dataset, and removes files that are not of this
+    one; the history of the repository keeps them. `allow_errors` uploads data in which `check` finds errors, which the
+    card states; files that differ from their digests are never uploaded.
+
+    The token is that of huggingface_hub (`HF_TOKEN`). Raises UsageError for an address that makes no sense, what is no
+    dataset in TED, a repository with other files, and a public one with `private`; CheckFailed for errors of `check`;
+    CorruptDataError for damaged files, and if the hub has other files in the end; NetworkError, also where somebody
+    else changes the branch meanwhile, and AuthorisationError.
+    """
+    started = time.perf_counter()
+    target = HubAddress.parse(address, revision)
+    if license is not None and not _LICENSE.fullmatch(license):
+        raise UsageError(f"{license!r} is no identifier of a licence", hint="give one of the hub, like mit or cc0-1.0")
+    path = find_dataset(dataset, root)
+    _require_dataset(path)
+    with ListedFiles.at(path) as files, HubWriter() as hub:
+        work = _Upload(
+            hub=hub, target=target, path=path, files=files, private=private, license=license, message=message,
+            allow_errors=allow_errors, force=force, dry_run=dry_run, root=root, progress=progress or Silent(),
+        )  # fmt: skip
+        return UploadResult(**work.run(), seconds=seconds_since(started))
+
+
+def _require_dataset(path: Path) -> None:
+    hint = f"convert it first: rbtool convert {shlex.quote(str(path))} DEST"
+    if not has_manifest(path):
+        raise UsageError(f"{path} is no dataset in TED, which an upload needs", hint=hint)
+    kind = Manifest.load(path).kind
+    if kind != "dataset":
+        raise UsageError(f"{path} is a {kind}, and a dataset is uploaded", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """What a repository has on a branch: its newest commit, the files, and its card.
+
+    `parent` is None for a repository that is not there. `is_new` states that the branch has nothing of its own yet.
+    """
+
+    parent: str | None
+    tree: Mapping[str, HubFile]
+    card: bytes
+    private: bool
+    is_new: bool
+
+
+@dataclass(kw_only=True)
+class _Upload:
+    """One upload; `run` does it."""
+
+    hub: HubWriter
+    target: HubAddress
+    path: Path
+    files: ListedFiles
+    private: bool
+    license: str | None
+    message: str | None
+    allow_errors: bool
+    force: bool
+    dry_run: bool
+    root: str | os.PathLike[str] | None
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def _name(self) -> str:
+        return self.target.repository
+
+    @property
+    def _branch(self) -> str:
+        return self.target.revision or MAIN
+
+    def run(self) -> dict[str, Any]:
+        """Return the entries of an `UploadResult`."""
+        self.hub.require_token(str(self.target))
+        there = self._look()
+        checked = self._checked()
+        local = self._hashed()
+        deleted = self._superfluous(local, there)
+        stated = license_of(there.card)
+        chosen = self.license or stated or "unknown"
+        same = there.parent is not None and not deleted and not differences(local, there.tree)
+        done = same and CARD in there.tree and stated == chosen and not there.is_new
+        commit, sent = (there.parent, 0) if done else (None, 0)
+        if not done and not self.dry_run:
+            card = DatasetCard(self.target, self.files.manifest, checked, chosen).document(
+                there.card, self.path, self.root, self.progress
+            )
+            commit, sent = self._send([*local, LocalFile.of(CARD, card)], deleted, there)
+        if commit is not None and not self.dry_run:
+            self._record(commit)
+        return self._entries(checked, there, chosen) | {
+            "commit": commit, "address": self.target.at(commit) if commit else str(self.target), "bytes_sent": sent,
+            "deleted": tuple(deleted), "already_there": done, "notes": tuple(self.notes),
+        }  # fmt: skip
+
+    def _entries(self, checked: CheckResult, there: _There, license: str) -> dict[str, Any]:
+        manifest = self.files.manifest
+        return {
+            "path": self.path, "branch": self._branch, "hub": hub_endpoint(), "license": license,
+            "private": self.private if there.parent is None else there.private, "steps": manifest.steps,
+            "episodes": manifest.episodes, "files": len(manifest.files) + 1, "bytes": manifest.bytes,
+            "errors": checked.errors, "warnings": checked.warnings, "content_digest": manifest.content_digest,
+            "dry_run": self.dry_run,
+        }  # fmt: skip
+
+    # What is here --------------------------------------------------------------------------------------
+
+    def _checked(self) -> CheckResult:
+        """Run all rules; raise CheckFailed for errors, and CorruptDataError for those about files."""
+        result = check(self.path, root=self.root, progress=self.progress)
+        if Manifest.load(self.path).content_digest != self.files.manifest.content_digest:
+            raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
+        errors = [finding for finding in result.findings if finding.severity == "error"]
+        damaged = next((finding for finding in errors if finding.rule in _DAMAGE), None)
+        if damaged is not None:
+            raise CorruptDataError(f"{self.path} is damaged, and nothing was uploaded: {damaged.message}")
+        if errors and not self.allow_errors:
+            more = f", the first of {len(errors)} errors" if len(errors) > 1 else ""
+            raise CheckFailed(
+                f"{self.path} breaks {errors[0].rule} {errors[0].name}{more}, and nothing was uploaded: "
+                f"{errors[0].message}",
+                hint="rbtool check names them all; --allow-errors uploads it all the same, and the card states them",
+            )
+        return result
+
+    def _hashed(self) -> list[LocalFile]:
+        """Read all files of the dataset, which have to be those of the manifest."""
+        manifest = self.files.manifest
+        self.progress.start("hashing", manifest.bytes, "bytes")
+        found = [
+            LocalFile.read(record, self.files.place(record.path), self.progress.advance) for record in manifest.files
+        ]
+        self.progress.done()
+        return [*found, LocalFile.of(MANIFEST, read_regular(self.files.place(MANIFEST)))]
+
+    # What is there -------------------------------------------------------------------------------------
+
+    def _look(self) -> _There:
+        """Ask the hub for the state of the repository."""
+        self.progress.note(f"asking {hub_endpoint()} for {self.target}")
+        private = self.hub.is_private(self._name)
+        if private is None:
+            return _There(None, {}, b"", self.private, is_new=True)
+        if self.private and not private:
+            raise UsageError(
+                f"the repository {self._name} is public, and --private asks for a private one; nothing was uploaded",
+                hint="make it private in its settings, or leave out --private",
+            )
+        branches = self.hub.branches(self._name)
+        parent = branches.get(self._branch, branches.get(MAIN))
+        if parent is None:
+            raise FormatError(f"the repository {self._name} has no branch {MAIN}")
+        tree = {file.path: file for file in self.hub.tree(self._name, parent)}
+        own = self._branch == MAIN or (self._branch in branches and parent != branches.get(MAIN))
+        return _There(parent, tree, self._card_of(tree, parent), private, is_new=not own)
+
+    def _card_of(self, tree: Mapping[str, HubFile], commit: str) -> bytes:
+        card = tree.get(CARD)
+        if card is None:
+            return b""
+        address = self.hub.address(self._name, commit, CARD)
+        return read_small(self.hub, address, limit=CARD_BYTES, size=card.size, checksum=card.checksum)
+
+    def _superfluous(self, local: list[LocalFile], there: _There) -> list[str]:
+        """Return the files to delete; UsageError where the repository has others and they may not be replaced."""
+        here = {file.path for file in local}
+        foreign = sorted(there.tree.keys() - here - _KEPT)
+        changed = [path for path in differences(local, there.tree) if path in there.tree]
+        if (foreign or changed) and not (self.force or there.is_new):
+            named = ", ".join((foreign + changed)[:_NAMED]) + (", …" if len(foreign + changed) > _NAMED else "")
+            what = "another dataset" if MANIFEST in there.tree else "files of something else"
+            raise UsageError(
+                f"{self.target} has {what} ({named}); nothing was uploaded",
+                hint="--force replaces it, and the history of the repository keeps it; --revision names another branch",
+            )
+        return foreign
+
+    # Sending -------------------------------------------------------------------------------------------
+
+    def _send(self, files: list[LocalFile], deleted: list[str], there: _There) -> tuple[str, int]:
+        """Send all and commit it; return the commit and the bytes that had to be sent."""
+        if there.parent is None:
+            self.hub.create(self._name, private=self.private)
+        if self._branch != MAIN and there.is_new:
+            self.hub.create_branch(self._name, self._branch)
+        parent = there.parent or self.hub.branches(self._name)[self._branch]
+        missing = set(differences(files, there.tree))
+        wanted = [file for file in files if file.path in missing]
+        total = sum(file.size for file in wanted)
+        count = "1 file" if len(wanted) == 1 else f"{len(wanted):,} files"
+        self.progress.note(f"{count}, {readable_size(total)}, to {self.target}")
+        self.progress.start("sending", total, "bytes")
+        sent = self.hub.send(self._name, self._branch, wanted, progress=self.progress.advance, note=self.progress.note)
+        self.progress.done()
+        commit = retrying(functools.partial(self._commit, parent, sent, files, deleted), note=self.progress.note)
+        self._require_same(files, commit)
+        return commit, sum(sent.bytes)
+
+    def _commit(self, parent: str, sent: Sent, files: list[LocalFile], deleted: list[str]) -> str:
+        """Commit, unless that was done and the answer was lost; the new head otherwise has to be what was sent."""
+        try:
+            head = self.hub.branches(self._name).get(self._branch)
+            if head == parent:
+                message = self.message or f"Upload with rbtool: {self.files.manifest.content_digest}"
+                return self.hub.put(self._name, self._branch, parent, sent, deleted=deleted, message=message)
+        except ChangedMeanwhileError:
+            head = self.hub.branches(self._name).get(self._branch)
+            if head == parent:  # another commit was under way, and failed
+                raise Transient(NetworkError(f"{self.target} is being changed by somebody else")) from None
+        if head is not None and not self._problem(files, head):
+            return head
+        raise ChangedMeanwhileError(
+            f"{self.target} was changed by somebody else during the upload; nothing of this one was committed",
+            hint="run it again: what was sent is not sent again",
+        )
+
+    def _require_same(self, files: list[LocalFile], commit: str) -> None:
+        problem = self._problem(files, commit)
+        if problem:
+            raise CorruptDataError(
+                f"{self.target.at(commit)} is not what was sent: {problem}",
+                hint="do not use that commit; rules of the repository (.gitignore, .gitattributes) may be the reason",
+            )
+
+    def _problem(self, files: list[LocalFile], commit: str) -> str:
+        """Compare all files in a commit with those here; "" where all are the same."""
+        tree = {file.path: file for file in self.hub.tree(self._name, commit)}
+        for path in differences(files, tree):
+            return f"{path} is missing there" if path not in tree else f"{path} has other bytes there"
+        foreign = sorted(tree.keys() - {file.path for file in files} - _KEPT)
+        return f"{foreign[0]} is there, too" if foreign else ""
+
+    def _record(self, commit: str) -> None:
+        manifest = self.files.manifest
+        transfer = Transfer(
+            "upload", f"hf://{self._name}", self.target.revision, commit, hub_endpoint(), manifest.content_digest,
+            written_time(),
+        )  # fmt: skip
+        try:
+            if transfer.what not in [before.what for before in transfers_of(self.path)]:
+                add_transfer(self.path, transfer)
+        except OSError as error:
+            self.notes.append(f"the commit is not recorded in {self.path}: {os.strerror(error.errno or 0).lower()}")

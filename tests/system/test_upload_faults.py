@@ -1,0 +1,137 @@
+"""`rbtool upload` with bad luck of every kind: the right exit code, no half dataset, and the next run completes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from hub_uploads import Fault, UploadHub
+from upload_machine import Uploader, files_of
+
+from rbtool.core.testing.datasets import write_walks
+
+WHERE = "hf://me/walks"
+OBJECT, COMMIT, CREATE, BATCH = "PUT /lfs/", "POST .*/commit/", "POST /api/repos/create", "POST .*/batch"
+
+FAULTS = [
+    pytest.param(Fault("GET", "status:401", 99), 5, "HF_TOKEN", id="401"),
+    pytest.param(Fault(CREATE, "status:403", 99), 5, "403 Forbidden", id="403 for the repository"),
+    pytest.param(Fault(COMMIT, "status:403", 99), 5, "no right to write", id="403 for the commit"),
+    pytest.param(Fault("POST .*/preupload/", "status:404", 99), 4, "404", id="the repository is removed meanwhile"),
+    pytest.param(Fault(COMMIT, "status:413", 99), 5, "too large", id="413"),
+    pytest.param(Fault(COMMIT, "status:400", 99, body='{"error": "bad name"}'), 5, "bad name", id="400 with a reason"),
+    pytest.param(Fault(OBJECT, "status:429", 1, headers={"Retry-After": "0"}), 0, "", id="429 once"),
+    pytest.param(Fault(OBJECT, "status:429", 99, headers={"Retry-After": "9000"}), 5, "9,000 s", id="429 for hours"),
+    pytest.param(Fault("/api/", "status:500", 1), 0, "", id="500 once from the API"),
+    pytest.param(Fault(OBJECT, "status:503", 2), 0, "", id="503 twice for an object"),
+    pytest.param(Fault(OBJECT, "status:503", 99), 5, "503", id="503 for ever for objects"),
+    pytest.param(Fault(OBJECT, "broken:2000", 2), 0, "", id="an object broken off twice"),
+    pytest.param(Fault(OBJECT, "broken:2000", 99), 5, "could not be sent to", id="objects broken off for ever"),
+    pytest.param(Fault(OBJECT, "lost", 1), 0, "", id="the answer to an object is lost"),
+    pytest.param(Fault(OBJECT, "slow:20", 1), 0, "", id="an object is not answered once"),
+    pytest.param(Fault(BATCH, "status:502", 1), 0, "", id="502 once for a batch"),
+    pytest.param(Fault(BATCH, "corrupt", 99), 1, "", id="answers that make no sense"),
+    pytest.param(Fault(CREATE, "lost", 1), 0, "", id="the answer to the repository is lost"),
+    pytest.param(Fault(CREATE, "reset", 1), 0, "", id="the repository fails once"),
+    pytest.param(Fault(COMMIT, "lost", 1), 0, "", id="the answer to the commit is lost"),
+    pytest.param(Fault(COMMIT, "reset", 1), 0, "", id="the commit fails once"),
+    pytest.param(Fault(COMMIT, "status:412", 1), 0, "", id="412 once, and nothing has changed"),
+    pytest.param(Fault(COMMIT, "status:503", 99), 5, "503", id="503 for ever for the commit"),
+    pytest.param(Fault("GET .*/tree/", "reset", 99), 5, "", id="the list of files for ever"),
+]
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with UploadHub(tmp_path / "hub") as server:
+        yield server
+
+
+@pytest.fixture
+def machine(hub, tmp_path):
+    write_walks(tmp_path / "walks", [(300, "terminated"), (1, "truncated"), (400, "both")])
+    return Uploader(hub, tmp_path)
+
+
+def require_whole(hub, machine, commits=2):
+    """Require that each commit but the first has all of the dataset, and that so many commits were made."""
+    history, wanted = hub.histories["me/walks"], files_of(machine.folder / "walks").keys()
+    assert [files.keys() >= wanted for files in history.commits.values()] == [False, *[True] * (commits - 1)]
+
+
+@pytest.mark.parametrize(("fault", "code", "sentence"), FAULTS)
+def test_a_fault_is_survived_or_named_and_the_next_run_completes(hub, machine, fault, code, sentence):
+    hub.faults.append(replace(fault))
+    done = machine.run("upload", "walks", WHERE)
+    assert (done.returncode, done.stderr.count("Traceback")) == (code, 0), done.stderr
+    assert sentence in done.stderr
+    assert done.stderr.count("error: ") == (code != 0)
+    hub.faults.clear()
+    if code:
+        machine.json("upload", "walks", WHERE)
+    require_whole(hub, machine)
+
+
+def test_only_what_is_missing_is_sent_again(hub, machine):
+    hub.faults.append(Fault(COMMIT, "status:503", 99))
+    assert machine.run("upload", "walks", WHERE).returncode == 5
+    sent = hub.sent()
+    assert len(sent) > 5
+    hub.faults.clear()
+    lost = sent[2].rpartition("/")[2]
+    del hub.objects[lost]
+    hub.forget()
+    machine.json("upload", "walks", WHERE)
+    assert [path.rpartition("/")[2] for path in hub.sent()] == [lost]
+
+
+def test_a_change_by_somebody_else_is_never_overwritten(hub, machine):
+    hub.create("me/walks")
+
+    def push(line):
+        if "/commit/" in line and len(hub.histories["me/walks"].commits) == 1:
+            hub.push("me/walks", {"theirs.txt": b"theirs"})
+
+    hub.before = push
+    done = machine.run("upload", "walks", WHERE)
+    assert (done.returncode, "changed by somebody else" in done.stderr) == (5, True), done.stderr
+    assert hub.tree("me/walks")["theirs.txt"] == b"theirs"
+    assert machine.run("upload", "walks", WHERE).returncode == 2
+
+
+def test_two_uploads_of_one_dataset_at_once(hub, machine):
+    processes = [machine.start("upload", "walks", WHERE, "-q", forked=True) for _ in range(2)]
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert hub.tree("me/walks").keys() > files_of(machine.folder / "walks").keys()
+    assert len({out for out, _ in ends}) == len(hub.histories["me/walks"].commits) - 1
+
+
+def test_two_uploads_of_different_datasets_at_once(hub, machine):
+    write_walks(machine.folder / "other", [(500, "truncated")], seed=3)
+    names = ("walks", "other")
+    processes = [machine.start("upload", name, WHERE, "-q", forked=True) for name in names]
+    ends = [process.communicate(timeout=120) for process in processes]
+    assert 0 in {process.returncode for process in processes} <= {0, 2, 5}, ends
+    winner = names[[process.returncode for process in processes].index(0)]
+    assert files_of(machine.folder / winner).keys() <= hub.tree("me/walks").keys()
+    assert len(hub.histories["me/walks"].commits) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_soon_and_the_next_run_completes(hub, machine, number):
+    hub.faults.append(Fault(OBJECT, "slow:60", 99))
+    process = machine.start("upload", "walks", WHERE, RBTOOL_TIMEOUT="60")
+    deadline = time.monotonic() + 60
+    while not hub.paths("/batch") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(number)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, time.monotonic() - started < 20) == (130 if number == signal.SIGINT else 143, True), err
+    hub.faults.clear()
+    machine.json("upload", "walks", WHERE)
+    require_whole(hub, machine)
