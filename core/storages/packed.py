@@ -16,6 +16,7 @@ from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
 from ..format.packed.reader import PackedReader
+from ..format.packed.recording import SYNC_SECONDS
 from ..ted.schema import Field
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers
@@ -65,12 +66,17 @@ class PackedStorage(IndexedStorage):
         super().__init__(len(self), checkpointer)
 
     @staticmethod
-    def create(path: str | os.PathLike[str], *, max_size: int | None = None) -> PackedRecording:
+    def create(
+        path: str | os.PathLike[str], *, max_size: int | None = None, sync_seconds: float = SYNC_SECONDS
+    ) -> PackedRecording:
         """Begin a recording at `path`, a storage that episodes are appended to, and that `finish` makes a dataset of.
 
+        `sync_seconds` is what a power failure may cost, see `PackedRecording`; a killed process loses no episode.
         UsageError where something is at `path` already.
         """
-        return PackedRecording(path) if max_size is None else PackedRecording(path, max_size=max_size)
+        if max_size is None:
+            return PackedRecording(path, sync_seconds=sync_seconds)
+        return PackedRecording(path, max_size=max_size, sync_seconds=sync_seconds)
 
     def _open(self) -> None:
         with PackedReader(self.path) as reader:

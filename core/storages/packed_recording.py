@@ -17,7 +17,7 @@ from ..errors import SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.manifest import Manifest
 from ..format.packed.reader import PackedReader
-from ..format.packed.recording import PackedRecorder
+from ..format.packed.recording import SYNC_SECONDS, PackedRecorder
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
@@ -32,23 +32,35 @@ _FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
 class PackedRecording(IndexedStorage):
-    """Appends TED rows; whole episodes, as `("next", "done")` ends them, go to the disk and survive a crash.
+    """Appends TED rows; whole episodes, as `("next", "done")` ends them, are written to files and survive a crash.
 
     Rows are added at the end, one or many at a time, by `set` or through a buffer. Those of the episode that is under
-    way are held in memory; a crash loses them alone, and `rbtool repair` makes a dataset of the rest. `finish` makes
-    one of all: an episode under way is marked as truncated at its last step. What is read are fresh copies; it can be
-    read, and not written, when it is finished.
+    way are held in memory; the death of the process loses them alone, and `rbtool repair` makes a dataset of the rest.
+    The first episode that ends `sync_seconds` after the last sync brings all to the disk: a power failure loses at most
+    those that ended in between. With 0 each episode is synced when it ends; `sync()`, `finish()`, `close()` and the
+    checkpoint of a buffer sync, too. `finish` makes a dataset of all: an episode under way is marked as truncated at
+    its last step. What is read are fresh copies; it can be read, and not written, when it is finished.
 
     The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
     without an `"episode"` the episodes are numbered from 0. Of the flags done, terminated and truncated under `next`
     those that are missing follow from the others, as done is terminated or truncated; `terminated` alone means that
     nothing was truncated. SchemaError (a RuntimeError) for rows whose flags leave open why an episode ends, for other
     keys, types or shapes later, for writes elsewhere than at the end, and beyond `max_size`; nothing has changed then.
-    UsageError where something is at `path`.
+    UsageError where something is at `path`, and for a `sync_seconds` below 0.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, max_size: int = _UNLIMITED, checkpointer: Any = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_size: int = _UNLIMITED,
+        sync_seconds: float = SYNC_SECONDS,
+        checkpointer: Any = None,
+    ) -> None:
         super().__init__(max_size, checkpointer)
+        if not sync_seconds >= 0:
+            raise UsageError(f"sync_seconds is {sync_seconds}, a number from 0 is expected")
+        self._sync_seconds = sync_seconds
         self.path = Path(path).absolute()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise UsageError(f"{self.path} is there already, a recording needs a new folder")
@@ -66,7 +78,7 @@ class PackedRecording(IndexedStorage):
 
     @property
     def episodes(self) -> int:
-        """How many episodes are safe on the disk."""
+        """How many episodes have ended, and were written."""
         return len(self._recorder.commits) if self._recorder else 0
 
     def episode_lengths(self) -> NDArray[np.int64]:
@@ -125,7 +137,7 @@ class PackedRecording(IndexedStorage):
         if EPISODE not in columns:
             types[EPISODE], shapes[EPISODE], self._numbered = "int64", (), True
         fields = [Field(key, types[key], shapes[key], role_of(key)) for key in types]
-        self._recorder = self._source = PackedRecorder(self.path, fields)
+        self._recorder = self._source = PackedRecorder(self.path, fields, sync_seconds=self._sync_seconds)
 
     def _require_alike(self, columns: Mapping[Key, Array]) -> None:
         fields = {field.key: field for field in self._recorder.fields} if self._recorder else {}
@@ -185,12 +197,20 @@ class PackedRecording(IndexedStorage):
         self._source = PackedReader(self.path)
         return manifest
 
+    def sync(self) -> None:
+        """Wait until all episodes that have ended are on the disk."""
+        if self._recorder is not None and not self._finished:
+            self._recorder.sync()
+
     def close(self) -> None:
         """Stop recording without making a dataset; nothing can be read any more, the episode under way is lost."""
-        self._finished = True
-        self._source = None
-        if self._recorder is not None:
-            self._recorder.close()
+        try:
+            self.sync()
+        finally:
+            self._finished = True
+            self._source = None
+            if self._recorder is not None:
+                self._recorder.close()
 
     @property
     def _way_out(self) -> str:
@@ -248,7 +268,8 @@ class PackedRecording(IndexedStorage):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return how many rows there are; these lie on the disk."""
+        """Return how many rows there are; those of episodes that have ended are on the disk."""
+        self.sync()
         return {"path": str(self.path), "_len": len(self)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,15 +1,18 @@
 """Records episodes, as they are finished, into a folder that becomes a dataset in layout `packed`.
 
-The log of a recording has one small record an episode, appended when all its rows are on the disk. Each record states
-where the rows of the episode end, carries their digest and its own, and is written at once, so that whatever stops the
-recording leaves a log whose longest sound beginning names whole episodes. Next to the log is a copy, written after it:
-what happens to one of the two, later, costs nothing.
+The log of a recording has one small record an episode, appended when all its rows are written. Each record states where
+the rows of the episode end, carries their digest and its own, and is written at once, so that whatever stops the
+recording leaves a log whose longest sound beginning names whole episodes. That holds also where a power failure has
+kept a record without its rows: their digest differs. Next to the log is a copy, written after it: what happens to one
+of the two, later, costs nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +36,15 @@ from ..staging import lock_folder
 from ..ted.builder import Origin, provenance_step, write_manifest
 from ..ted.tree import FieldRange, record_file
 from .builder import PackedRowBuilder
+from .row_files import AppendedFile
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, RecordNumbers
 
 COMMITS = f"{HIDDEN}/commits.bin"
 COMMITS_COPY = f"{HIDDEN}/commits_copy.bin"
 RECORDING = f"{HIDDEN}/recording.json"
 RECORDING_VERSION = 1
+SYNC_SECONDS = 1.0
+"""How long after a sync the next one waits: a sync of every episode takes several times as long as writing it."""
 _CHUNK = 1 << 20
 
 _RECORD = np.dtype([
@@ -95,17 +101,20 @@ class CommitLog:
         self._count = 0
 
     def append(self, commit: Commit) -> None:
-        """Write one record at once, and wait until it is on the disk; nobody waits for the copy."""
+        """Write one record at once, and then its copy."""
         record = memoryview(commit.to_bytes(self._count, self._mark))
-        (log, copy), (log_path, copy_path) = self._descriptors, self._paths
-        fs.write(log, record, log_path)
-        fs.fsync(log, log_path)
-        fs.write(copy, record, copy_path)
+        for descriptor, path in zip(self._descriptors, self._paths, strict=True):
+            fs.write(descriptor, record, path)
         self._count += 1
 
+    def sync(self) -> None:
+        """Wait until the log is on the disk; nobody waits for the copy."""
+        fs.fsync(self._descriptors[0], self._paths[0])
+
     def finish(self) -> None:
-        """Wait until the copy is on the disk, too, and close."""
-        fs.fsync(self._descriptors[1], self._paths[1])
+        """Wait until log and copy are on the disk, and close."""
+        for descriptor, path in zip(self._descriptors, self._paths, strict=True):
+            fs.fsync(descriptor, path)
         self.close()
 
     def close(self) -> None:
@@ -196,7 +205,11 @@ def unfinished_recording(path: Path) -> CorruptDataError | None:
 
 
 class PackedRecorder:
-    """Appends whole episodes to a new folder. Each is safe when `add_episode` returns: a crash loses none of them.
+    """Appends whole episodes to a new folder. Each survives the death of the process once `add_episode` returns.
+
+    What was added is synced, rows before the log, by the first episode that ends `sync_seconds` or more after the last
+    sync, by `sync`, and by `finish`: a power failure loses at most the episodes that ended within that time of the last
+    sync. With 0 each episode is synced when it is added.
 
     `finish` makes a dataset of the folder; `rbtool repair` does so where the recording process is no more. Nothing is
     compressed here: `rbtool convert` does that afterwards. A context manager: leaving without an error finishes.
@@ -204,8 +217,11 @@ class PackedRecorder:
     UsageError where something is at `folder` already, SchemaError for leaves that need the same file.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field]) -> None:
+    def __init__(self, folder: Path, fields: Sequence[Field], *, sync_seconds: float = SYNC_SECONDS) -> None:
         self.folder = folder
+        self._sync_seconds = sync_seconds
+        self._synced_at = -math.inf
+        self._unnamed = False  # files are there whose names are not on the disk
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -223,13 +239,13 @@ class PackedRecorder:
 
     @property
     def steps(self) -> int:
-        """Steps of all episodes that are safe."""
+        """Steps of all episodes that were added."""
         return self.commits[-1].steps if self.commits else 0
 
     def add_episode(
         self, columns: Mapping[Key, Array], *, episode: int, seed: int | None = None, cut_off: bool = False
     ) -> None:
-        """Write a whole episode, rows `[n, *shape]` of every leaf, and wait until it is safe on the disk.
+        """Write a whole episode, rows `[n, *shape]` of every leaf; sync it with others, see `PackedRecorder`.
 
         `episode` is its number; `cut_off` states that it went on where the recording ends.
         SchemaError, and nothing changes, for rows of other leaves, types or shapes, or none.
@@ -245,27 +261,40 @@ class PackedRecorder:
             self._torn = False
             raise
         self._log.append(commit)
+        if time.monotonic() - self._synced_at >= self._sync_seconds:
+            self.sync()
         self.commits.append(commit)
         self._torn = False
 
+    def sync(self) -> None:
+        """Wait until all episodes that were added are on the disk."""
+        files = self._files()
+        for file in files:
+            file.sync()
+        if self._unnamed:
+            for folder in sorted({file.path.parent for file in files}):
+                fs.sync_folder(folder)
+            self._unnamed = False
+        self._log.sync()
+        self._synced_at = time.monotonic()
+
+    def _files(self) -> list[AppendedFile]:
+        explicit = self.rows.explicit
+        return [*self.rows.files.files, *(explicit.files if explicit else ())]
+
     def _written(self, columns: Mapping[Key, Array], row: EpisodeRow) -> Commit:
-        """Bring an episode to the disk, all but the record of it."""
+        """Write an episode, all but the record of it."""
         had_explicit = self.rows.explicit is not None
         self.rows.append(columns, np.arange(row.length) == row.length - 1)
         self.rows.write()
         explicit = self.rows.explicit
-        files = [*self.rows.files.files, *(explicit.files if explicit else ())]
-        for file in files:
-            file.sync()
-        if explicit is not None and not had_explicit:  # the names of new files have to be safe, too
-            for folder in sorted({file.path.parent for file in files}):
-                fs.sync_folder(folder)
+        self._unnamed |= explicit is not None and not had_explicit
         return Commit(
             row,
             self.steps + row.length,
             self.rows.explicit_starts[-1],
             explicit.rows if explicit else 0,
-            episode_digest({file.name: digest for file in files if (digest := file.cut())}),
+            episode_digest({file.name: digest for file in self._files() if (digest := file.cut())}),
         )
 
     def read(self, key: Key, start: int, stop: int) -> Array:
