@@ -53,6 +53,7 @@ from .core.loading.datasets import TorchDataset as TorchDataset
 from .core.loading.datasets import TorchMapDataset as TorchMapDataset
 from .core.loading.datasets import torch_dataset as torch_dataset
 from .core.loading.loader import TorchLoader as TorchLoader
+from .core.loading.streams import StreamDataset as StreamDataset
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
@@ -60,6 +61,8 @@ from .core.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .core.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .core.samplers.slices import SliceSampler as SliceSampler
 from .core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+from .core.samplers.stream import StreamSampler as StreamSampler
+from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler
 from .core.samplers.uniform import RandomSampler as RandomSampler
 from .core.samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
 from .core.specs.base import TensorSpec as TensorSpec

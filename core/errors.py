@@ -73,6 +73,10 @@ class UsageError(RbtoolError, ValueError):
     exit_code = 2
 
 
+class NoLengthError(UsageError, TypeError):
+    """`len()` of something that never ends, or whose end is not known yet, was called."""
+
+
 class CheckFailed(RbtoolError):
     """A check or a comparison found problems in the data."""
 

@@ -80,7 +80,7 @@ class ReplayBuffer(Reading, Writing):
                 "_batch_size": self._batch_size,
                 "_consume_after_n_samples": None,
                 "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
-                "_prefetch_state": {"version": 1, "capacity": self._capacity_ahead(), "queue": queue},
+                "_prefetch_state": {"version": 1, "capacity": self.batches_ahead, "queue": queue},
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -101,10 +101,10 @@ class ReplayBuffer(Reading, Writing):
             raise SchemaError(f"the state is not that of a {type(self).__name__}: {error!r}") from error
 
     def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
-        ahead = state_dict.get("_prefetch_state") or {"capacity": self._capacity_ahead(), "queue": ()}
-        if ahead["capacity"] != self._capacity_ahead():
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
+        if ahead["capacity"] != self.batches_ahead:
             raise SchemaError(
-                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self._capacity_ahead()}"
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
             )
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))
@@ -125,7 +125,7 @@ class ReplayBuffer(Reading, Writing):
         """
         with self.paused():
             draws = [] if self._prefetcher is None else list(self._prefetcher)
-            write_buffer(self, self._rng, Path(path), draws, self._capacity_ahead())
+            write_buffer(self, self._rng, Path(path), draws, self.batches_ahead)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
@@ -135,9 +135,9 @@ class ReplayBuffer(Reading, Writing):
         """
         with BufferFolder(Path(path)) as folder:
             draws, capacity = folder.drawn_ahead()
-            if draws and capacity != self._capacity_ahead():
+            if draws and capacity != self.batches_ahead:
                 raise SchemaError(
-                    f"{folder.path} has {capacity} batches made ahead, this buffer makes {self._capacity_ahead()}"
+                    f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
                 )
             self.load_saved(folder.saved(), draws)
 
@@ -235,7 +235,9 @@ class ReplayBuffer(Reading, Writing):
 
     # Details ---------------------------------------------------------------------------------------
 
-    def _capacity_ahead(self) -> int:
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches are made ahead: `prefetch`, 0 without it."""
         return 0 if self._prefetcher is None else self._prefetcher.capacity
 
     def _restore_rng(self, state: torch.Tensor, device: str) -> None:

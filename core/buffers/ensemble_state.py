@@ -138,10 +138,10 @@ class EnsembleState(ReplayBuffer):
         parts = [state_dict[name] for name in ("_storage", "_sampler", "_writer")]
         for part in parts:
             require_members(part, len(self._members))
-        ahead = state_dict.get("_prefetch_state") or {"capacity": self._capacity_ahead(), "queue": ()}
-        if ahead["capacity"] != self._capacity_ahead():
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
+        if ahead["capacity"] != self.batches_ahead:
             raise SchemaError(
-                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self._capacity_ahead()}"
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
             )
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))

@@ -14,7 +14,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch.utils.data import DataLoader, default_convert
 
-from ..errors import SchemaError, UsageError
+from ..errors import NoLengthError, SchemaError
 from ..storages.pytree import NO_BATCH, TreeSpec, tree_spec_of
 from .parts import BufferParts
 from .slots import Sent, SharedSlots
@@ -23,10 +23,6 @@ LINE = "DataLoader(buffer, batch_size=None)"
 _FETCHERS = "torch.utils.data._utils.fetch"  # not imported: torch may move this module
 _MAKER = "create_fetcher"
 _COUNTING = DataLoader.__len__.__code__
-
-
-class NoLengthError(UsageError, TypeError):
-    """`len()` of a `DataLoader` or of its data set was called, and there are no epochs."""
 
 
 # What a loader asks ---------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class BufferParts(Sharing):
     def _introduce(self) -> None:
         """Pass the storage to the sampler, and report its elements as written, if the sampler follows writes."""
         self._sampler.on_attach(self._storage)
-        if not (self._notify_sampler and len(self._storage)):
+        if not (self._notify_sampler and self._storage.has_rows):
             return
         coordinates = [torch.arange(size) for size in self._storage.shape]
         self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
@@ -233,7 +233,7 @@ class BufferParts(Sharing):
     @dim_extend.setter
     def dim_extend(self, dim: int) -> None:
         checked = _checked_dim(dim, self._storage)
-        if checked != self._dim_extend and (self._given_dim or len(self._storage)):
+        if checked != self._dim_extend and (self._given_dim or self._storage.has_rows):
             raise SchemaError(f"dim_extend is {self._dim_extend} already, and was to become {dim}")
         self._dim_extend, self._given_dim = checked, True
 

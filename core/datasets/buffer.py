@@ -33,8 +33,10 @@ from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
+from ..samplers.stream import StreamSampler
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
+from ..storages.stream import StreamStorage
 from ..storages.tensor import TensorStorage
 from ..transforms.base import Compose
 from ..verbs.mixtures import open_mixture
@@ -276,6 +278,8 @@ def load_dataset(
     mode: Mode = "c",
     verify: bool = False,
     root: str | os.PathLike[str] | None = None,
+    streaming: bool = False,
+    cache_size: int | str | None = None,
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
@@ -286,6 +290,10 @@ def load_dataset(
     `verify` first reads all files and compares them with their digests; what is small is compared at every open.
     `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+
+    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, and is read shard by shard, a few ahead
+    of their use, in at most `cache_size` (like `2GB`) below the storage root. The sampler is a `StreamSampler`, or a
+    `StreamSliceSampler`; the same seed gives the same batches of a stream, of a download and of a copy.
 
     A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
     `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
@@ -299,33 +307,76 @@ def load_dataset(
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
 
-    chain = Compose() if transform is None else Compose(transform)
-    looking_back = len(chain.looking_back)
-
-    def opened(reader: TedReader | PackedReader, **arguments: Any) -> DatasetReplayBuffer:
+    def storage_of(reader: TedReader | PackedReader) -> Storage:
         if verify:
             reader.verify_files()
-        storage = _storage(reader, mode, split_trajs)
-        own = sampler if arguments or not isinstance(sampler, Sampler) else copy.deepcopy(sampler)  # one each
-        return DatasetReplayBuffer(
-            storage=storage, sampler=own, collate_fn=collate_fn, **(arguments or {"transform": chain[:looking_back]})
-        )
+        return _storage(reader, mode, split_trajs)
 
-    path = _found(dataset, root)
     arguments: dict[str, Any] = {
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
         "generator": torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed),
     }  # fmt: skip
+    parts: dict[str, Any] = {"sampler": sampler, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
-    if is_mixture(path):
+    if streaming:
+        parts["storage"] = _stream(dataset, parts, root, cache_size, mode=mode, split_trajs=split_trajs, verify=verify)
+        buffer = DatasetReplayBuffer(**parts, **arguments)
+    elif cache_size is not None:
+        raise UsageError("cache_size was given without streaming=True, which it is for")
+    elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
-        arguments["transform"] = chain[looking_back:] if looking_back else transform
-        buffer = open_mixture(path, opened, root).ensemble(lambda member: member, **arguments)
+        buffer = _mixture(path, root, storage_of, parts, arguments)
     else:
         with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
-            buffer = opened(reader, **arguments)
+            buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
     buffer.unseeded = seed is None
     return buffer
+
+
+def _mixture(
+    path: Path,
+    root: str | os.PathLike[str] | None,
+    storage_of: Callable[[TedReader | PackedReader], Storage],
+    parts: dict[str, Any],
+    arguments: dict[str, Any],
+) -> ReplayBufferEnsemble:
+    """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
+    sampler, transform = parts["sampler"], arguments["transform"]
+    chain = Compose() if transform is None else Compose(transform)
+    looking_back = len(chain.looking_back)
+
+    def opened(reader: TedReader | PackedReader) -> DatasetReplayBuffer:
+        own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
+        return DatasetReplayBuffer(
+            storage=storage_of(reader), **parts | {"sampler": own}, transform=chain[:looking_back]
+        )
+
+    shared = arguments | {"transform": chain[looking_back:] if looking_back else transform}
+    return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
+
+
+def _stream(
+    dataset: str | os.PathLike[str],
+    parts: dict[str, Any],
+    root: str | os.PathLike[str] | None,
+    cache_size: int | str | None,
+    **others: Any,
+) -> StreamStorage:
+    """Open a stream, and choose its sampler; UsageError for what only a dataset on this disk has."""
+    from .streams.opening import open_stream
+
+    sampler = parts["sampler"]
+
+    if refused := [name for name, value in others.items() if value not in (False, "c")]:
+        raise UsageError(f"{refused[0]} was given with streaming=True, which has no whole dataset on this disk")
+    if sampler is not None and not isinstance(sampler, StreamSampler):
+        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
+        raise UsageError(
+            f"a {kind} was given with streaming=True, which needs the order of shards",
+            hint="take a StreamSampler or a StreamSliceSampler",
+        )
+    parts["sampler"] = sampler or StreamSampler()
+    return open_stream(dataset, root, cache_size)
 
 
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..buffers.base import ReplayBuffer
-from ..buffers.loaders import NoLengthError, fetcher_asking, serve
+from ..buffers.loaders import fetcher_asking, serve
 from ..buffers.slots import SharedSlots
 from ..datasets.buffer import load_dataset
-from ..errors import SchemaError, UsageError
+from ..errors import NoLengthError, SchemaError, UsageError
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
 from .numbered import NumberedBatches
@@ -76,7 +76,7 @@ class _Shared:
         if (fetcher := fetcher_asking(self)) is None:
             return
         if fetcher.auto_collation:
-            _refuse_batching()
+            refuse_batching()
         serve(fetcher, self.slots)
 
 
@@ -189,7 +189,7 @@ class TorchMapDataset(_Shared, Dataset[Any]):
 
     def __getitems__(self, index: list[int]) -> NoReturn:
         """Refuse to be batched: SchemaError (a RuntimeError)."""
-        _refuse_batching()
+        refuse_batching()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch; which of its batches were taken is known to the loader."""
@@ -203,7 +203,8 @@ class TorchMapDataset(_Shared, Dataset[Any]):
         self.passes.start_at(Start(self.batches.seed, epoch, 0))
 
 
-def _refuse_batching() -> NoReturn:
+def refuse_batching() -> NoReturn:
+    """Raise SchemaError (a RuntimeError) for a loader that would make batches of batches."""
     raise SchemaError(
         "a DataLoader was to make batches of the batches of a torch dataset, which come from its sampler",
         hint=f"write {_LINE}",
@@ -279,7 +280,7 @@ def torch_dataset(
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None:
             check_number(name, value, 1)
-    shard = _shard(rank, world_size)
+    shard = shard_of_process(rank, world_size)
     if seed is None and shard.ranks > 1:
         raise UsageError(f"{shard.ranks} ranks have no seed in common, and would draw the same elements", hint="seed=0")
     seed = secrets.randbits(63) if seed is None else seed
@@ -320,7 +321,7 @@ def check_number(name: str, value: Any, least: int) -> None:
         raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
 
 
-def _shard(rank: int | None, world_size: int | None) -> Shard:
+def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
     """Return the part of this process, as given, of the process group, or of torchrun's variables."""
     if (rank is None) != (world_size is None):
         raise UsageError(f"rank={rank} and world_size={world_size} were given, both or none are expected")

@@ -14,13 +14,13 @@ from ..buffers.base import ReplayBuffer
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
-from ..samplers.uniform import EpochSampler
+from ..samplers.uniform import EpochSampler, seed_of
 from ..storages.base import Storage
 from ..storages.ensemble import StorageEnsemble
 from ..storages.write_log import Written
 from ..writers.base import Writer
 from ..writers.ensemble import WriterEnsemble
-from .orders import KeyedOrder, Shard, seed_of
+from .orders import KeyedOrder, Shard
 
 _VERSION = 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..samplers.uniform import permutation
+from ..samplers.uniform import permutation, seed_of
 
 Numbers: TypeAlias = NDArray[np.int64]
 _Words: TypeAlias = NDArray[np.uint64]
@@ -22,12 +20,6 @@ _LISTED = 1 << 20
 _ROUNDS = 6  # an even number
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
-
-
-def seed_of(*key: int) -> int:
-    """Return a number of 63 bits that depends on all numbers of a key, each of up to 64 bits."""
-    words = struct.pack(f"<{len(key)}Q", *(number % (1 << 64) for number in key))
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 class KeyedOrder:

@@ -61,11 +61,16 @@ class HttpTransport(Transport):
 
     @contextlib.contextmanager
     def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        with self.open_range(address, offset, None) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_range(self, address: str, start: int, stop: int | None) -> Iterator[tuple[int, Iterator[bytes]]]:
         what = _name_of(address)
-        with self._get(address, offset, what) as response:
-            start = _start_of(response, offset)
-            if start is not None:
-                yield start, self._blocks(response, what)
+        with self._get(address, start, what, stop=stop) as response:
+            found = _start_of(response, start)
+            if found is not None:
+                yield found, self._blocks(response, what)
                 return
         with self._get(address, 0, what) as response:  # the range was refused, or is not the one asked for
             if _start_of(response, 0) is None:
@@ -101,14 +106,18 @@ class HttpTransport(Transport):
             client.close()
 
     @contextlib.contextmanager
-    def _get(self, address: str, offset: int, what: str, version: str | None = None) -> Iterator[httpx2.Response]:
-        """Ask for an address from `offset` on; 200, 206 and, for a range, 416 come back as they are.
+    def _get(
+        self, address: str, offset: int, what: str, version: str | None = None, stop: int | None = None
+    ) -> Iterator[httpx2.Response]:
+        """Ask for an address from `offset` on, to `stop` or to its end; 200, 206 and, for a range, 416 come back as
+        they are.
 
         With a `version` the range is asked for only of that one.
         """
         headers = {"Accept-Encoding": "identity", **self.headers(address)}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
+        ranged = bool(offset) or stop is not None
+        if ranged:
+            headers["Range"] = f"bytes={offset}-" + ("" if stop is None else str(stop - 1))
             if version is not None:
                 headers["If-Range"] = version
         client = self._connected()
@@ -117,7 +126,7 @@ class HttpTransport(Transport):
                 request = client.build_request("GET", address, headers=headers, extensions={"trace": self._watch})
                 response = stack.enter_context(answer_to(client, request, self.interrupt))
             if response.status_code not in (200, 206) and not (
-                offset and response.status_code == _RANGE_NOT_SATISFIABLE
+                ranged and response.status_code == _RANGE_NOT_SATISFIABLE
             ):
                 raise failure(response, what, hint=self.hint)
             yield response

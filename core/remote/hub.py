@@ -216,8 +216,8 @@ class Hub(HttpTransport):
         return self._headers if address.startswith(f"{self._endpoint}/") else {}
 
     @contextlib.contextmanager
-    def open(self, address: str, offset: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        with _asked(address), super().open(address, offset) as opened:
+    def open_range(self, address: str, start: int, stop: int | None) -> Iterator[tuple[int, Iterator[bytes]]]:
+        with _asked(address), super().open_range(address, start, stop) as opened:
             yield opened
 
     @contextlib.contextmanager

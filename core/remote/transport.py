@@ -286,6 +286,10 @@ class Transport(Closing, ABC):
         raise Transient for what may pass, and NetworkError, AuthorisationError or DatasetNotFoundError.
         """
 
+    def open_range(self, address: str, start: int, stop: int) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
+        """Begin to read as `open` does, where nothing from byte `stop` on is needed; more may come."""
+        return self.open(address, start)
+
     @contextlib.contextmanager
     def open_version(self, address: str, offset: int, version: str | None = None) -> Iterator[Answer]:
         """Begin to read as `open` does, and state what the remote has: for files without a checksum.
@@ -314,6 +318,47 @@ def require_network(what: str, *variables: str) -> None:
         value = os.environ.get(variable, "").strip()
         if value.lower() in _TRUE:
             raise NetworkError(f"{what} needs the network, which {variable}={value} forbids", hint=f"unset {variable}")
+
+
+def read_range(
+    transport: Transport,
+    address: str,
+    start: int,
+    stop: int,
+    write: Callable[[memoryview, int], None],
+    *,
+    what: str,
+    note: Callable[[str], None] | None = None,
+) -> None:
+    """Pass the bytes `[start, stop)` of a file to `write(bytes, position)` as they come; a cut is resumed.
+
+    An attempt that brings nothing is counted, and repeated as `retrying` does. NetworkError, which names `what`, where
+    the file ends before, and what the transport raises.
+    """
+    position = start
+
+    def attempt() -> None:
+        nonlocal position
+        before = position
+        try:
+            with transport.open_range(address, position, stop) as (begin, blocks):
+                skip = position - begin
+                if skip < 0:
+                    raise NetworkError(f"another part of {what} came than was asked for")
+                for block in blocks:
+                    fresh = memoryview(block)[skip : skip + stop - position]
+                    skip = max(0, skip - len(block))
+                    write(fresh, position)
+                    position += len(fresh)
+                    if position == stop:
+                        return
+            raise Transient(NetworkError(f"{what} ended after {position:,} of {stop:,} bytes"))
+        except Transient as failure:
+            if position == before or failure.retry_after is not None:
+                raise
+
+    while position < stop:
+        retrying(attempt, note=note)
 
 
 def read_small(

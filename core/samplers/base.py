@@ -224,7 +224,7 @@ class Sampler(metaclass=_Samplers):
 
         UsageError (a ValueError) for a batch size below 1, SchemaError (a RuntimeError) for an empty storage.
         """
-        if batch_size < 1 or not len(storage):
+        if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
         if self.has_epochs:
             self._ran_out = False
@@ -233,7 +233,7 @@ class Sampler(metaclass=_Samplers):
     @final
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw elements as `sample` does, and return their rows too."""
-        if batch_size < 1 or not len(storage):
+        if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
         if self.has_epochs:
             self._ran_out = False
@@ -328,7 +328,7 @@ def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def sample(self: Sampler, storage: Storage, batch_size: int, *more: Any, **options: Any) -> Any:
-        if batch_size < 1 or not len(storage):
+        if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
         if self.has_epochs:
             self.ran_out = False

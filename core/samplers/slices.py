@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
@@ -24,6 +25,39 @@ from .trajectories import TableFinder, TrajectoryTable
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
 Weight: TypeAlias = Literal["episode", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMeasure:
+    """How many slices a batch has, or how long they are, and what becomes of trajectories that are shorter.
+
+    ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given; UsageError (a
+    ValueError) for numbers below 1, and for `pad_output` with `strict_length`.
+    """
+
+    num_slices: int | None
+    slice_len: int | None
+    strict_length: bool
+    pad_output: bool
+
+    def __post_init__(self) -> None:
+        if (self.num_slices is None) == (self.slice_len is None):
+            raise ConflictingArgumentsError(
+                f"num_slices is {self.num_slices} and slice_len is {self.slice_len}, exactly one of them is expected"
+            )
+        _check_count("num_slices", self.num_slices)
+        _check_count("slice_len", self.slice_len)
+        if self.pad_output and self.strict_length:
+            raise UsageError("pad_output=True was given with strict_length=True, which leaves nothing to pad")
+
+    def of(self, batch_size: int) -> tuple[int, int]:
+        """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
+        name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
+        assert known is not None  # one of them is
+        other, rest = divmod(batch_size, known)
+        if rest:
+            raise SchemaError(f"the batch size {batch_size} is not divisible by {name}={known}")
+        return (known, other) if self.num_slices else (other, known)
 
 
 class SliceSampler(Sampler):
@@ -90,14 +124,7 @@ class SliceSampler(Sampler):
         anchor: Anchor = "any",
         batched: bool = False,
     ) -> None:
-        if (num_slices is None) == (slice_len is None):
-            raise ConflictingArgumentsError(
-                f"num_slices is {num_slices} and slice_len is {slice_len}, exactly one of them is expected"
-            )
-        _check_count("num_slices", num_slices)
-        _check_count("slice_len", slice_len)
-        if pad_output and strict_length:
-            raise UsageError("pad_output=True was given with strict_length=True, which leaves nothing to pad")
+        self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         if weight not in get_args(Weight) or anchor not in get_args(Anchor):
             raise UsageError(
                 f"weight is {weight!r} and anchor {anchor!r}, expected are episode or step, any, start or end"
@@ -150,12 +177,7 @@ class SliceSampler(Sampler):
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
-        name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
-        assert known is not None  # one of them is
-        other, rest = divmod(batch_size, known)
-        if rest:
-            raise SchemaError(f"the batch size {batch_size} is not divisible by {name}={known}")
-        return (known, other) if self.num_slices else (other, known)
+        return self.measure.of(batch_size)
 
     def _table(self, storage: Storage) -> TrajectoryTable:
         """Return the trajectory table of a storage, up to date."""

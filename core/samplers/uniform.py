@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -69,6 +71,12 @@ def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator 
         other = int(chance * (place + 1))
         order[place], order[other] = order[other], order[place]
     return order
+
+
+def seed_of(*key: int) -> int:
+    """Return a number of 63 bits that depends on all numbers of a key, each of up to 64 bits."""
+    words = struct.pack(f"<{len(key)}Q", *(number % (1 << 64) for number in key))
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 _FEW = 1000

@@ -297,6 +297,11 @@ class Storage(Entries, Saving, ABC):
             self.mark_replaced(self.shape[0] % self.capacity_rows)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there is anything to draw; a storage whose length is not known states it here."""
+        return len(self) > 0
+
+    @property
     def capacity_rows(self) -> int:
         """How many rows there is room for, along dimension 0."""
         return self.max_size

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.loading import orders
-from rbtool.core.loading.orders import KeyedOrder, Shard, seed_of
+from rbtool.core.loading.orders import KeyedOrder, Shard
+from rbtool.core.samplers.uniform import seed_of
 
 SHARDS = st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.integers(ranks, 200), st.just(ranks), st.integers(1, 9)))
 

@@ -1,0 +1,262 @@
+"""Shards that are fetched into a folder of bounded size, in the background and in the order of need."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import UsageError
+from ...format import fs
+from ...format.contracts import Closing
+from ...progress import readable_size
+from ...storages.stream import OpenShard, Shards
+
+_LOCK = ".lock"
+_PART = ".part"
+_BLOCK = 512
+
+
+class ShardFiles(Closing):
+    """A dataset somewhere else, whose shards can be fetched one by one; used from several threads at once.
+
+    `address`, `identity` and `rows` are those of `Shards`.
+    """
+
+    address: str
+    identity: str
+    rows: Sequence[int] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of shards."""
+
+    @abstractmethod
+    def size(self, number: int) -> int:
+        """Return how many bytes a shard takes on the disk, 0 where that is not known."""
+
+    @abstractmethod
+    def fetch(self, number: int, folder: Path) -> None:
+        """Put a shard into an empty folder. Raises NetworkError and the like; what is there then is removed."""
+
+    @abstractmethod
+    def open(self, number: int, folder: Path) -> OpenShard:
+        """Map a shard that is in a folder; that may be removed afterwards."""
+
+
+class _Held(NamedTuple):
+    """A shard that is open, and the lock that keeps other processes from removing it."""
+
+    shard: OpenShard
+    lock: int
+
+
+class CachedShards(Shards):
+    """Shards that are fetched when they are needed, into `folder`, of at most `limit` bytes.
+
+    `threads` of them are fetched at a time. What is not needed is removed when there is no room, the shard first that
+    was not used for the longest time. Several processes can have one folder: a shard is fetched once, and stays while
+    one of them has it open.
+
+    UsageError where the shards that are open at the same time do not fit; what `ShardFiles` raises is raised when the
+    shard is taken, and the next `take` tries again. A pickle opens the folder again.
+    """
+
+    def __init__(self, files: ShardFiles, folder: Path, limit: int, *, threads: int = 2) -> None:
+        self.files = files
+        self.folder = folder
+        self.limit = limit
+        self.threads = threads
+        self.address, self.identity, self.rows = files.address, files.identity, files.rows
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._guard = threading.Lock()
+        self._making_room = threading.Lock()
+        self._held: dict[int, _Held] = {}
+        self._coming: dict[int, Future[None]] = {}
+        self._reserved: dict[int, int] = {}
+        self._wanted: list[int] = []
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    # Taking shards -----------------------------------------------------------------------------------
+
+    def take(self, number: int) -> OpenShard:
+        """Return a shard; wait for it if it is not there yet."""
+        self._after_fork()
+        held = self._held.get(number)
+        if held is None:
+            with self._guard:
+                coming = self._coming.pop(number, None)
+            if coming is not None:
+                coming.exception()  # what it raised may have passed: it is fetched again below, in this thread
+            held = self._held[number] = self._opened(number)
+        return held.shard
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Close the other shards, and begin to fetch those that are missing."""
+        self._after_fork()
+        self._wanted = list(numbers)
+        for number in self._held.keys() - set(numbers):
+            os.close(self._held.pop(number).lock)
+        with self._guard:
+            for number in self._coming.keys() - set(numbers):
+                if self._coming[number].cancel() or self._coming[number].done():
+                    del self._coming[number]
+            for number in numbers:
+                if number not in self._held and number not in self._coming:
+                    self._coming[number] = self._executor().submit(self._fetch_ahead, number)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rbtool-stream")
+        return self._pool
+
+    def _after_fork(self) -> None:
+        """Start again in a process that was forked: it has neither the threads nor, of its own, the locks."""
+        if self._process != os.getpid():
+            for held in self._held.values():
+                os.close(held.lock)
+            self._begin()
+
+    def _opened(self, number: int) -> _Held:
+        """Open a shard, once it is there whole, under a lock that other readers share."""
+        while True:
+            self._fetch(number, needed=True)
+            lock = self._locked(number, fcntl.LOCK_SH)
+            try:
+                if (place := self._place(number)).is_dir():
+                    with contextlib.suppress(OSError):  # when it was used last
+                        fs.touch(place)
+                    return _Held(self.files.open(number, place), lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)  # another process removed it in between
+
+    # Fetching ----------------------------------------------------------------------------------------
+
+    def _fetch_ahead(self, number: int) -> None:
+        self._fetch(number, needed=False)
+
+    def _fetch(self, number: int, *, needed: bool) -> None:
+        """Put a shard into its place unless it is there; one that is not needed yet is left out for want of room."""
+        place = self._place(number)
+        fs.make_folder(self.folder)
+        if place.is_dir():
+            return
+        lock = self._locked(number, fcntl.LOCK_EX)
+        try:
+            if place.is_dir() or not self._has_room(number, needed):
+                return
+            part = place.with_name(place.name + _PART)
+            fs.remove(part)  # of a process that was killed
+            fs.make_folder(part)
+            try:
+                self.files.fetch(number, part)
+                fs.sync_folder(part)
+                fs.rename(part, place)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    fs.remove(part)
+                raise
+        finally:
+            self._reserved.pop(number, None)
+            os.close(lock)
+
+    def _has_room(self, number: int, needed: bool) -> bool:
+        """Remove shards that nobody uses until another one fits; UsageError if one that is needed does not.
+
+        One that is not needed yet leaves room for one that is.
+        """
+        with self._making_room:
+            size = self.files.size(number)
+            room = size if needed else 2 * size
+            there = {place: _bytes_in(place) for place in self._places()}
+            used = sum(there.values()) + sum(self._reserved.values())
+            for place in sorted(there, key=_last_use):
+                if used + room <= self.limit:
+                    break
+                if (needed or int(place.name) not in self._wanted) and self._removed(place):
+                    used -= there[place]
+            if used + room <= self.limit:
+                self._reserved[number] = size
+                return True
+        if needed:
+            raise UsageError(
+                f"the shards of {self.address} that are used at the same time take {readable_size(used + size)}, and "
+                f"the cache may take {readable_size(self.limit)}",
+                hint="give it a larger cache_size, or a smaller window",
+            )
+        return False
+
+    def _removed(self, place: Path) -> bool:
+        """Remove a shard unless a process has it open."""
+        try:
+            lock = self._locked(int(place.name), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            fs.remove(place)
+            return True
+        finally:
+            os.close(lock)
+
+    # Places ------------------------------------------------------------------------------------------
+
+    def _place(self, number: int) -> Path:
+        return self.folder / str(number)
+
+    def _places(self) -> Iterator[Path]:
+        return (path for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def _locked(self, number: int, how: int) -> int:
+        """Lock a shard, and return the descriptor whose closing unlocks it."""
+        lock = fs.open_to_append(self.folder / f"{number}{_LOCK}")
+        try:
+            fcntl.flock(lock, how)
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def close(self) -> None:
+        """Forget all shards, and wait for those that are on their way."""
+        if self._process == os.getpid():
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+            for held in self._held.values():
+                os.close(held.lock)
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("files", "folder", "limit", "threads")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _bytes_in(folder: Path) -> int:
+    """Count the bytes that the files of a folder take on the disk: some have holes."""
+    found = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found += path.lstat().st_blocks * _BLOCK
+    return found
+
+
+def _last_use(place: Path) -> float:
+    try:
+        return place.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

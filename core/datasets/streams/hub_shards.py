@@ -1,0 +1,198 @@
+"""Shards of a dataset of rbtool on a hub, whose rows are fetched from its files by range."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import CorruptDataError, DatasetNotFoundError, UsageError
+from ...format import fs
+from ...format.digest import digest_text, open_regular
+from ...format.manifest import MANIFEST, Manifest
+from ...format.open_files import ListedFiles
+from ...format.packed.reader import PackedReader
+from ...format.packed.schema import SCHEMA
+from ...format.sources import RemoteFile
+from ...format.ted.reader import TedReader
+from ...remote.fetch import fetch_files
+from ...remote.hub import Hub, HubFile, hub_endpoint
+from ...remote.transport import read_range
+from ...storages.stream import OpenShard
+from .cache import ShardFiles
+from .ted_shards import EpisodeShards, Range, row_files, row_ranges, storage_of
+
+_BASE = "base"
+_LOCK = "base.lock"
+_PAGE = 8 << 10
+"""Bytes by which a range can take more on the disk, at its two ends."""
+
+
+class HubShards(ShardFiles):
+    """The shards of a dataset at a commit of a hub.
+
+    Manifest, episode table and other files without rows are fetched into `folder` once, and compared with the
+    checksums of the hub and the digests of the manifest. Of the files with rows a shard has the ranges of its episodes:
+    they are as long as in the dataset, with holes, and no manifest is next to them.
+
+    DatasetNotFoundError for a repository without a dataset, UsageError for a dataset without steps, and what a `Hub`
+    raises. A pickle has the commit, and asks the hub for nothing that is there.
+    """
+
+    def __init__(self, repository: str, revision: str | None, folder: Path) -> None:
+        self.repository = repository
+        self._connect()
+        self.commit = self.hub.commit(repository, revision)
+        self.folder = folder / _folder_name(repository, self.commit)
+        self._fetch_base()
+        self._open_base()
+
+    def _connect(self) -> None:
+        self._hub, self._process = Hub(), os.getpid()
+
+    @property
+    def hub(self) -> Hub:
+        """The connections of this process: those of the one that it was forked from are not its own."""
+        if self._process != os.getpid():
+            self._connect()
+        return self._hub
+
+    @property
+    def address(self) -> str:  # type: ignore[override]
+        """The repository at its commit."""
+        return f"hf://{self.repository}@{self.commit[:7]}"
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    # Files without rows ------------------------------------------------------------------------------
+
+    def _fetch_base(self) -> None:
+        """Fetch the files that hold no rows, in one process at a time."""
+        base = self.folder / _BASE
+        fs.make_folder(base)
+        lock = fs.open_to_append(self.folder / _LOCK)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
+            if MANIFEST not in files:
+                raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
+            fetch_files([files[MANIFEST]], base, self.hub)
+            manifest = Manifest.load(base)
+            if missing := {file.path for file in manifest.files} - files.keys():
+                raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
+            for file in manifest.files:
+                if files[file.path].size != file.size:
+                    raise CorruptDataError(f"{self.address}: {file.path} has another size than its manifest lists")
+            if manifest.layout == "packed":
+                fetch_files([files[SCHEMA]], base, self.hub)
+            rows = self._files_of_rows(manifest)
+            fetch_files([files[file.path] for file in manifest.files if file.path not in rows], base, self.hub)
+        finally:
+            os.close(lock)
+
+    def _remote(self, file: HubFile) -> RemoteFile:
+        return RemoteFile(file.path, file.size, file.checksum, (self._address_of(file.path),))
+
+    def _address_of(self, path: str) -> str:
+        return self.hub.address(self.repository, self.commit, path)
+
+    def _files_of_rows(self, manifest: Manifest) -> set[str]:
+        return row_files(manifest, lambda: (self.folder / _BASE / SCHEMA).read_bytes())
+
+    def _open_base(self) -> None:
+        """Open the dataset without its rows."""
+        manifest = Manifest.load(self.folder / _BASE)
+        if not manifest.steps:
+            raise UsageError(f"{self.address} has no steps: there is nothing to sample")
+        rows = self._files_of_rows(manifest)
+        self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
+        self._others = [file.path for file in manifest.files if file.path not in rows]
+        self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
+        self._shards = EpisodeShards.of(self._reader)
+        self.identity = manifest.content_digest
+        self.rows = self._shards.rows
+
+    def _hole(self, size: int) -> int:
+        """Return the descriptor of a file of this size without bytes or a name."""
+        path = self.folder / f"hole-{secrets.token_hex(8)}"
+        descriptor = fs.create(path)
+        try:
+            fs.remove(path)
+            fs.truncate(descriptor, size, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _opened(self, rows: Callable[[str], int]) -> TedReader | PackedReader:
+        """Open the dataset with files of rows of which `rows` gives the descriptors."""
+        opened: dict[str, int] = {}
+        try:
+            for name in (MANIFEST, *self._others):
+                opened[name] = open_regular(self.folder / _BASE / name)
+            for name in self._sizes:
+                opened[name] = rows(name)
+        except BaseException:
+            for descriptor in opened.values():
+                os.close(descriptor)
+            raise
+        listed = ListedFiles(self.folder / _BASE, opened)
+        return (PackedReader if listed.manifest.layout == "packed" else TedReader)(listed.root, listed)
+
+    # Shards ------------------------------------------------------------------------------------------
+
+    def _ranges(self, number: int) -> dict[str, Range]:
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        return row_ranges(self._reader, first, stop)
+
+    def size(self, number: int) -> int:
+        """Return how many bytes a shard takes on the disk."""
+        return sum(stop - start + _PAGE for start, stop in self._ranges(number).values())
+
+    def fetch(self, number: int, folder: Path) -> None:
+        """Fetch the ranges of a shard into files with holes."""
+        ranges = self._ranges(number)
+        for name, size in self._sizes.items():
+            path = folder / name
+            fs.make_folder(path.parent)
+            descriptor = fs.create(path)
+            try:
+                fs.truncate(descriptor, size, path)
+                if name in ranges:
+                    self._fetch_range(name, ranges[name], descriptor, path)
+                    fs.fsync(descriptor, path)
+            finally:
+                os.close(descriptor)
+
+    def _fetch_range(self, name: str, range_: Range, descriptor: int, path: Path) -> None:
+        def write(data: memoryview, position: int) -> None:
+            fs.pwrite(descriptor, data, position, path)
+
+        read_range(self.hub, self._address_of(name), *range_, write, what=f"{name} of {self.address}")
+
+    def open(self, number: int, folder: Path) -> OpenShard:
+        """Map a shard that is in a folder."""
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            return self._shards.open(storage_of(reader), number)
+
+    def close(self) -> None:
+        """Close the connections and the files."""
+        self._reader.close()
+        self.hub.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("repository", "commit", "folder")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+        self._open_base()
+
+
+def _folder_name(repository: str, commit: str) -> str:
+    whole = digest_text(f"{hub_endpoint()}/{repository}@{commit}")
+    return f"{repository.replace('/', '--')}-{whole.rpartition(':')[2][:16]}"

@@ -1,0 +1,146 @@
+"""Datasets of rbtool as shards: ranges of whole episodes, and the bytes of each file that hold their rows."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FormatError
+from ...format.manifest import Manifest
+from ...format.packed.reader import PackedReader
+from ...format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
+from ...format.ted.reader import TedReader
+from ...format.ted.tree import leaf_path
+from ...opening import open_dataset
+from ...storages.base import Storage
+from ...storages.packed import PackedStorage
+from ...storages.stream import OpenShard, Shards
+from ...ted.schema import row_bytes
+from ..storage import DatasetStorage
+
+Numbers: TypeAlias = NDArray[np.int64]
+Range: TypeAlias = tuple[int, int]
+
+SHARD_BYTES = 64 << 20
+"""Bytes of rows that a shard has, unless one episode has more."""
+
+
+@dataclass(frozen=True)
+class EpisodeShards:
+    """Where the shards of a dataset begin and end: `bounds`, int64 `[shards + 1]`, count episodes.
+
+    They depend on the fields and the lengths of the episodes alone, not on the layout or the place of the dataset: a
+    stream and a download have the same ones.
+    """
+
+    lengths: Numbers
+    bounds: Numbers
+
+    @classmethod
+    def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
+        """Cut a dataset into shards of `SHARD_BYTES`, each with the episode that reaches beyond."""
+        lengths = reader.episodes.length.astype(np.int64)
+        ends = np.cumsum(lengths) * max(1, row_bytes(reader.fields))
+        bounds, begin = [0], 0
+        while bounds[-1] < len(lengths):
+            stop = int(np.searchsorted(ends, begin + SHARD_BYTES, side="left")) + 1
+            bounds.append(min(max(stop, bounds[-1] + 1), len(lengths)))
+            begin = int(ends[bounds[-1] - 1])
+        return cls(lengths, np.array(bounds, np.int64))
+
+    @functools.cached_property
+    def starts(self) -> Numbers:
+        """The first steps of the shards and, at the end, the number of steps: int64 `[shards + 1]`."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])[self.bounds]
+
+    @property
+    def rows(self) -> list[int]:
+        """How many steps each shard has."""
+        return list(map(int, np.diff(self.starts)))
+
+    def open(self, storage: Storage, number: int) -> OpenShard:
+        """Return a shard whose rows are in a storage of the whole dataset."""
+        first, stop = self.bounds[number : number + 2]
+        return OpenShard(storage, int(self.starts[number]), self.lengths[first:stop])
+
+
+def storage_of(reader: TedReader | PackedReader) -> Storage:
+    """Map the rows of a dataset that is open."""
+    return DatasetStorage(reader) if isinstance(reader, TedReader) else PackedStorage(reader)
+
+
+class LocalShards(Shards):
+    """The shards of a dataset on this disk, which are read where they are."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.address = str(self.path)
+        with open_dataset(self.path) as reader:
+            self._shards = EpisodeShards.of(reader)
+            self._storage = storage_of(reader)
+            self.identity = reader.manifest.content_digest
+        self.rows = self._shards.rows
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def take(self, number: int) -> OpenShard:
+        """Return a shard."""
+        return self._shards.open(self._storage, number)
+
+
+# Files ----------------------------------------------------------------------------------------------
+
+
+def row_files(manifest: Manifest, schema: Callable[[], bytes]) -> set[str]:
+    """Return the names of the files that hold rows; `schema` gives the bytes of `schema.json` in layout packed."""
+    if manifest.layout == "ted":
+        return {leaf_path(field.key) for field in manifest.fields if field.row_bytes}
+    if manifest.layout != "packed":
+        raise FormatError(f"a dataset in layout {manifest.layout} is in no shards, ted or packed is expected")
+    found = PackedSchema.parse(schema(), manifest.fields, SCHEMA)
+    own = {one.file(explicit=explicit) for one in found.own_files for explicit in (False, True)}
+    return {file.path for file in manifest.files} & {RECORDS, EXPLICIT, *own}
+
+
+def row_ranges(reader: TedReader | PackedReader, first: int, stop: int) -> dict[str, Range]:
+    """Return the bytes of each file that hold the rows of the episodes `[first, stop)` of the table."""
+    table = reader.episodes
+    steps = int(table.start[first]), int(table.start[stop - 1] + table.length[stop - 1])
+    if isinstance(reader, TedReader):
+        sized = (field for field in reader.fields if field.row_bytes)
+        return {leaf_path(field.key): _bytes(steps, field.row_bytes) for field in sized}
+    numbers, schema = reader.numbers, reader.schema
+    records = steps[0] + first, steps[1] + stop
+    starts = numbers.explicit_starts[first:stop]
+    apart = np.flatnonzero(starts >= 0)
+    explicit = None
+    if len(apart):
+        explicit = int(starts[apart[0]]), int(starts[apart[-1]] + table.length[first + apart[-1]])
+    found = {RECORDS: _bytes(records, schema.record_bytes)}
+    if explicit is not None:
+        found[EXPLICIT] = _bytes(explicit, schema.record_bytes)
+    for one in schema.own_files:
+        found[one.file()] = _own_bytes(reader, one, records if one.state else steps, explicit=False)
+        if one.state and explicit is not None:
+            found[one.file(explicit=True)] = _own_bytes(reader, one, explicit, explicit=True)
+    return found
+
+
+def _bytes(rows: Range, width: int) -> Range:
+    return rows[0] * width, rows[1] * width
+
+
+def _own_bytes(reader: PackedReader, one: PackedField, rows: Range, *, explicit: bool) -> Range:
+    """Return the bytes of these rows of a field in a file of its own, or of the compressed chunks that hold them."""
+    if one.codec is None:
+        return _bytes(rows, one.field.row_bytes)
+    offsets = reader.offsets(one, explicit)
+    return int(offsets[rows[0] // one.chunk_rows]), int(offsets[-(-rows[1] // one.chunk_rows)])

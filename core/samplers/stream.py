@@ -1,0 +1,321 @@
+"""Samplers of a `StreamStorage`: epochs that go through its shards in an order that needs a few of them at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SchemaError, UsageError
+from ..storages.base import Storage
+from ..storages.stream import StreamStorage
+from .base import Index, Sampler
+from .boundaries import boundary_key
+from .slice_info import SliceEnds, SliceMarks
+from .slices import SliceMeasure, scaled
+from .uniform import permutation, seed_of
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_SHARDS, _ELEMENTS, _ROUND, _STARTS = range(4)
+"""What a random order is of: part of its key, so that no two orders of an epoch are the same."""
+
+
+class Part(NamedTuple):
+    """Which of `of` equal parts of all shards is drawn from: that of a rank, or of a worker of one."""
+
+    number: int = 0
+    of: int = 1
+
+
+class StreamSampler(Sampler):
+    """Draws every element of a stream once in an epoch, in an order that needs `window` shards at a time.
+
+    The shards come in random order. The elements of each are put in random order and spread over `window` rounds,
+    so that a round has a part of each of `window` shards; its elements are shuffled together, and batches are taken
+    from one round after the other. An element can come up to `window` shards late, and none comes twice.
+
+    - `shuffle`: without it, elements come in the order of the dataset.
+    - `drop_last`: whether the incomplete batch at the end of an epoch is left out.
+    - `ahead`: how many shards beyond the window are brought in the background.
+    - `seed`: the order depends on it, the epoch and nothing else. By default it is drawn with the first batch.
+    - `part`: `(number, of)` takes every `of`-th shard of the epoch's order, from that of this number on; `of`
+      samplers with the same seed draw all elements, and none of them twice.
+
+    `ran_out` is True from the last batch of an epoch to the next batch. The state is a few numbers: a sampler that
+    loads it continues with the very next element, as soon as the shards of its window are there.
+
+    SchemaError (a RuntimeError) for any other storage, and for one without a shard in this part; UsageError (a
+    ValueError) for arguments that make no sense.
+    """
+
+    has_epochs: ClassVar[bool] = True
+    replacement: ClassVar[bool] = False
+    reads_rows: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        shuffle: bool = True,
+        window: int = 4,
+        drop_last: bool = False,
+        ahead: int = 2,
+        seed: int | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        numbers: dict[str, tuple[Any, int]] = {"window": (window, 1), "ahead": (ahead, 0), "seed": (seed or 0, 0)}
+        for name, (value, least) in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
+        if not 0 <= part[0] < part[1]:
+            raise UsageError(f"part {part[0]} of {part[1]} was asked for, they are numbered from 0")
+        self.shuffle = shuffle
+        self.window = window if shuffle else 1
+        self.drop_last = drop_last
+        self.ahead = ahead
+        self.seed = seed
+        self.part = Part(*part)
+        self._given_seed = seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the beginning of the first epoch."""
+        self.seed = self._given_seed
+        self._shards: int | None = None
+        self._ran_out = False
+        self._start(0)
+
+    def go_to(self, seed: int, epoch: int, part: Part) -> None:
+        """Go to the beginning of an epoch, of another seed or part."""
+        self.seed, self.part = seed, part
+        self._ran_out = False
+        self._start(epoch)
+
+    def _start(self, epoch: int, round_: int = 0, taken: int = 0) -> None:
+        """Go to an element of an epoch."""
+        self.epoch, self._round, self._taken = epoch, round_, taken
+        self._pools: deque[Numbers] = deque()  # of rounds from `_round` on; `_taken` elements of the first are drawn
+        self._order: Numbers | None = None
+        self._dealt: dict[int, Numbers] = {}
+        self._begun = bool(round_ or taken)
+
+    # Drawing -----------------------------------------------------------------------------------------
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw the next `batch_size` elements of the epoch, or the remaining ones."""
+        return torch.from_numpy(self._next(self._stream(storage), batch_size)), {}
+
+    def _stream(self, storage: Storage) -> StreamStorage:
+        """Return the storage if it is a stream with a shard in this part; SchemaError otherwise."""
+        if not isinstance(storage, StreamStorage):
+            raise SchemaError(f"a {type(self).__name__} draws from a stream, found a {type(storage).__name__}")
+        count = len(storage.shards)
+        if count <= self.part.number:
+            raise SchemaError(
+                f"{storage.shards.address} has {count} shard{'s' * (count != 1)}, and part {self.part.number} of "
+                f"{self.part.of} has none"
+            )
+        if self._shards is not None and self._shards != count:
+            raise SchemaError(f"the state is of a stream with {self._shards} shards, this one has {count}")
+        self._shards = count
+        if self.seed is None:
+            device = None if self.generator is None else self.generator.device
+            self.seed = int(torch.randint(2**63 - 1, (), generator=self.generator, device=device))
+        return storage
+
+    def _next(self, stream: StreamStorage, count: int) -> Numbers:
+        """Take the next `count` elements of the epoch, `[n, ...]`, fewer at its end; `ran_out` states whether it is."""
+        least = count if self.drop_last else 1
+        there = self._fill(stream, count)
+        if there < least and self._begun:  # what is left is for smaller batches
+            self._start(self.epoch + 1)
+            there = self._fill(stream, count)
+        if there < least:
+            self._refuse(stream, there, count)
+        self._begun = True
+        found, missing = [], min(count, there)
+        while missing:
+            pool = self._pools[0][self._taken :][:missing]
+            found.append(pool)
+            missing -= len(pool)
+            self._taken += len(pool)
+            self._skip_empty()
+        self._ran_out = self._fill(stream, least) < least
+        if self._ran_out:
+            self._start(self.epoch + 1)
+        return np.concatenate(found)
+
+    def _refuse(self, stream: StreamStorage, there: int, count: int) -> NoReturn:
+        if there:
+            raise UsageError(
+                f"a batch of {count} elements was asked for, an epoch has {there} and incomplete batches are left out",
+                hint="ask for fewer, or take drop_last=False",
+            )
+        raise SchemaError(f"there is nothing to draw in part {self.part.number} of {stream.shards.address}")
+
+    def _fill(self, stream: StreamStorage, count: int) -> int:
+        """Prepare rounds until `count` elements are left, or until the epoch ends; return how many are left."""
+        order = self._shard_order(stream)
+        while (left := sum(map(len, self._pools)) - self._taken) < count:
+            number = self._round + len(self._pools)
+            if number >= len(order) + self.window - 1:
+                return left
+            self._pools.append(self._round_of(stream, order, number))
+            self._skip_empty()
+        return left
+
+    def _skip_empty(self) -> None:
+        """Forget rounds of which all elements are drawn."""
+        while self._pools and self._taken >= len(self._pools[0]):
+            self._taken -= len(self._pools.popleft())
+            self._round += 1
+
+    # Order -------------------------------------------------------------------------------------------
+
+    def shards_of(self, storage: Storage) -> list[int]:
+        """Return the shards of this part in the order of the present epoch."""
+        return list(map(int, self._shard_order(self._stream(storage))))
+
+    def _shard_order(self, stream: StreamStorage) -> Numbers:
+        if self._order is None:
+            shards = self._shuffled(np.arange(len(stream.shards)), _SHARDS, 0)
+            self._order = shards[self.part.number :: self.part.of]
+        return self._order
+
+    def _round_of(self, stream: StreamStorage, order: Numbers, number: int) -> Numbers:
+        """Return the elements of a round in their order: a part of each shard of its window."""
+        first, stop = max(0, number - self.window + 1), min(number + 1, len(order))
+        stream.shards.expect(order[first : number + 1 + self.ahead].tolist())
+        self._dealt = {place: dealt for place, dealt in self._dealt.items() if place >= first}
+        lots = []
+        for place in range(first, stop):
+            if place not in self._dealt:
+                shard = int(order[place])
+                self._dealt[place] = self._shuffled(self._elements(stream, shard), _ELEMENTS, shard)
+            dealt, turn = self._dealt[place], number - place
+            lots.append(dealt[len(dealt) * turn // self.window : len(dealt) * (turn + 1) // self.window])
+        return self._chosen(self._shuffled(np.concatenate(lots), _ROUND, number), number)
+
+    def _shuffled(self, elements: Numbers, kind: int, number: int) -> Numbers:
+        return elements[permutation(len(elements), self._generator(kind, number))] if self.shuffle else elements
+
+    def _generator(self, kind: int, number: int) -> torch.Generator:
+        """Return the random numbers of one order of this epoch."""
+        assert self.seed is not None
+        return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, kind, number))
+
+    def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
+        """Return the elements of a shard, `[n, ...]`: their numbers, int64 `[n]`."""
+        return stream.numbers(shard, np.arange(stream.take(shard).rows))
+
+    def _chosen(self, elements: Numbers, number: int) -> Numbers:
+        """Return what is drawn for the elements of a round."""
+        return elements
+
+    # State -------------------------------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the place of the next element: numbers, few of them."""
+        return {
+            "seed": self.seed, "epoch": self.epoch, "round": self._round, "taken": self._taken,
+            "part": self.part.number, "parts": self.part.of, "shards": self._shards, "window": self.window,
+            "shuffle": self.shuffle, "_ran_out": self._ran_out,
+        }  # fmt: skip
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""
+        here = self.save_state()
+        if missing := here.keys() - state.keys():
+            raise SchemaError(f"{', '.join(sorted(missing))} is missing in the state of a {type(self).__name__}")
+        for name in ("part", "parts", "window", "shuffle"):
+            if state[name] != here[name]:
+                raise SchemaError(f"the state has {name}={state[name]!r}, this sampler {name}={here[name]!r}")
+        self.seed, self._shards, self._ran_out = state["seed"], state["shards"], bool(state["_ran_out"])
+        self._start(int(state["epoch"]), int(state["round"]), int(state["taken"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generator, and orders, which are made again."""
+        return super().__getstate__() | {"_pools": deque(), "_order": None, "_dealt": {}}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shuffle={self.shuffle}, window={self.window}, part={tuple(self.part)})"
+
+
+class StreamSliceSampler(StreamSampler):
+    """Draws a slice of every trajectory of a stream once in an epoch: consecutive steps of one episode.
+
+    The order of trajectories is that of elements of a `StreamSampler`, whose arguments it takes. `num_slices`,
+    `slice_len`, `truncated_key`, `strict_length` and `pad_output`, the index, the info and what is raised for them are
+    those of `SliceSampler`. Where a slice starts is uniformly random, and depends on the seed and the epoch alone.
+
+    The slices of an epoch have one length: SchemaError (a RuntimeError) where a batch asks for another.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        pad_output: bool = False,
+        **options: Any,
+    ) -> None:
+        self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
+        self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
+        self._slice_len: int | None = None
+        super().__init__(**options)
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw slices with `batch_size` steps in total, or the remaining ones."""
+        count, slice_len = self.measure.of(batch_size)
+        if self._begun and self._slice_len != slice_len:
+            raise SchemaError(f"slices of {slice_len} steps were asked for in an epoch of slices of {self._slice_len}")
+        self._slice_len = slice_len
+        slices = self._next(self._stream(storage), count)
+        start, taken = slices[:, 0], slices[:, 1]
+        ends = SliceEnds.of(taken, slice_len, flat=True)
+        rows = np.minimum(start[:, None] + ends.place, (start + taken - 1)[:, None]).reshape(-1)
+        if not self.measure.pad_output:
+            rows, ends = rows[ends.real.numpy()], ends.kept()
+        index = (torch.from_numpy(rows),)
+        info = self._marks.of(storage, index, ends)
+        if self.measure.pad_output:
+            info["collector", "mask"] = ends.real.clone()
+        return index, info
+
+    def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
+        """Draw slices and read their rows, which also gives the flags of the info."""
+        with self._marks.reading() as marks:
+            return *self.draw(storage, batch_size), marks.rows
+
+    def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
+        """Return the trajectories of a shard that are long enough: the numbers of their first steps, and lengths."""
+        assert self._slice_len is not None
+        lengths = stream.take(shard).lengths
+        first = stream.numbers(shard, np.cumsum(lengths) - lengths)
+        found = np.stack([first, lengths], 1)
+        return found[lengths >= (self._slice_len if self.measure.strict_length else 1)]
+
+    def _chosen(self, elements: Numbers, number: int) -> Numbers:
+        """Choose a slice of each of these trajectories: its first step, and how many steps it has."""
+        assert self._slice_len is not None
+        first, lengths = elements[:, 0], elements[:, 1]
+        taken = np.minimum(lengths, self._slice_len)
+        if not self.shuffle:
+            return np.stack([first, taken], 1)
+        chances = torch.rand(len(elements), generator=self._generator(_STARTS, number), dtype=torch.float64).numpy()
+        return np.stack([first + scaled(chances, lengths - taken + 1), taken], 1)
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the place of the next slice, and the length of those of this epoch."""
+        return super().save_state() | {"slice_len": self._slice_len}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""
+        super().load_state(state)
+        self._slice_len = state["slice_len"]

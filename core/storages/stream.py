@@ -1,0 +1,246 @@
+"""A storage of a dataset in shards, which are brought to this disk when their turn comes."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from ..errors import NoLengthError, SchemaError
+from .base import Storage
+from .cursors import as_index
+from .dataset import tensordict_of
+
+Numbers: TypeAlias = NDArray[np.int64]
+_Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
+
+_SHARD = 32
+"""Bits of an element's number that hold its row, where the shards before it have an unknown number of rows."""
+_TEXT_LENGTH = "_length"
+
+
+class OpenShard(NamedTuple):
+    """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64."""
+
+    storage: Storage
+    first: int
+    lengths: Numbers
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.lengths.sum())
+
+
+class Shards(ABC):
+    """A dataset in parts of whole episodes, of which a few at a time are on this disk.
+
+    `address` names the dataset in messages, `identity` is a text that no other data has. `rows` are the numbers of
+    rows of all shards, None where they are known only once a shard is there.
+    """
+
+    address: str
+    identity: str
+    rows: Sequence[int] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of shards."""
+
+    @abstractmethod
+    def take(self, number: int) -> OpenShard:
+        """Return a shard; wait for it if it is not there yet."""
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Bring the shards that are needed next, in this order, in the background; others need not be kept."""
+
+
+class StreamStorage(Storage):
+    """The steps of a dataset in shards. An element's number leads to its shard, which is brought when it is read.
+
+    Where the sizes of all shards are known, elements are numbered from 0 on, as in the whole dataset, and `len` counts
+    them. Else row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError).
+
+    All shards have the same fields: SchemaError (a RuntimeError) names the first difference. Texts, `[L]` bytes with
+    a `<key>_length`, are as wide as the widest one of a batch. IndexError for elements that are not there; writes raise
+    SchemaError. What `Shards` raise is passed on.
+    """
+
+    def __init__(self, shards: Shards, checkpointer: Any = None) -> None:
+        self.shards = shards
+        rows = shards.rows
+        self._starts = None if rows is None else np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self._schema: tuple[int, _Schema] | None = None
+        self._compared: set[int] = set()
+        super().__init__(sys.maxsize if self._starts is None else max(1, int(self._starts[-1])), checkpointer)
+
+    def __len__(self) -> int:
+        if self._starts is None:
+            raise NoLengthError(f"{self.shards.address} has an unknown number of steps until all of it was read")
+        return int(self._starts[-1])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is a shard."""
+        return len(self.shards) > 0 if self._starts is None else len(self) > 0
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of steps."""
+        return torch.Size([len(self)])
+
+    # Elements ----------------------------------------------------------------------------------------
+
+    def take(self, shard: int) -> OpenShard:
+        """Return a shard, compared with the first one that was taken."""
+        found = self.shards.take(shard)
+        if shard not in self._compared:
+            self._compare(shard, found)
+            self._compared.add(shard)
+        return found
+
+    def _compare(self, shard: int, found: OpenShard) -> None:
+        if self.shards.rows is not None and found.rows != self.shards.rows[shard]:
+            raise SchemaError(
+                f"shard {shard} of {self.shards.address} has {found.rows:,} steps, {self.shards.rows[shard]:,} were "
+                "announced"
+            )
+        if not found.rows:
+            return
+        schema = _schema_of(found.storage.get(torch.tensor([found.first])))
+        if self._schema is None:
+            self._schema = shard, schema
+        elif schema != self._schema[1]:
+            self._refuse(shard, schema)
+
+    def _refuse(self, shard: int, schema: _Schema) -> NoReturn:
+        assert self._schema is not None
+        first, known = self._schema
+        name = next(key for key in (*known, *schema) if known.get(key) != schema.get(key))
+        one, other = (_described(found.get(name)) for found in (known, schema))
+        raise SchemaError(
+            f"{'.'.join(name)} is {one} in shard {first} of {self.shards.address}, and {other} in shard {shard}"
+        )
+
+    def numbers(self, shard: int, rows: Numbers) -> Numbers:
+        """Return the numbers of rows of a shard, int64 `[n]`."""
+        return rows + (shard << _SHARD if self._starts is None else self._starts[shard])
+
+    def _places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shards of elements, and their rows there."""
+        if self._starts is None:
+            return numbers >> _SHARD, numbers & ((1 << _SHARD) - 1)
+        shards = np.searchsorted(self._starts, numbers, side="right") - 1
+        return shards, numbers - self._starts[shards]
+
+    def read_rows(self, rows: Any) -> Any:
+        """Return the elements with these numbers: an int, a slice or int64 `[n]`."""
+        return self.read_at(rows)
+
+    def read_at(self, index: Any) -> TensorDictBase:
+        """Read the elements with these numbers into fresh tensors."""
+        index = as_index(index, 1)
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(len(self)))
+        found = torch.as_tensor(index).cpu()
+        if found.dtype == torch.bool:
+            raise IndexError("the elements of a stream are named by number, found a mask")
+        numbers = found.reshape(-1).numpy()
+        shards, rows = self._places(self._checked(numbers))
+        batch = self._gathered(shards, rows)
+        shaped: TensorDictBase = batch[0] if not found.dim() else batch.reshape(found.shape)
+        return shaped
+
+    def _checked(self, numbers: Numbers) -> Numbers:
+        limit = len(self.shards) << _SHARD if self._starts is None else len(self)
+        outside = np.flatnonzero((numbers < 0) | (numbers >= limit))
+        if len(outside):
+            raise IndexError(
+                f"element {numbers[outside[0]]:,} was asked for, which {self.shards.address} does not have"
+            )
+        return numbers
+
+    def _gathered(self, shards: Numbers, rows: Numbers) -> TensorDictBase:
+        parts = []
+        for shard in np.unique(shards):
+            places = np.flatnonzero(shards == shard)
+            found, wanted = self.take(int(shard)), rows[places]
+            if len(wanted) and wanted.max() >= found.rows:
+                raise IndexError(f"row {wanted.max():,} of shard {shard} was asked for, which has {found.rows:,}")
+            parts.append((places, found.storage.get(torch.from_numpy(wanted + found.first))))
+        if len(parts) == 1:
+            only: TensorDictBase = parts[0][1]
+            return only
+        return _merged(parts, len(rows))
+
+    # What a storage that cannot be written refuses ----------------------------------------------------
+
+    def write_rows(self, rows: Any, data: Any) -> NoReturn:
+        """Refuse: SchemaError (a RuntimeError)."""
+        raise SchemaError(f"{self.shards.address} is a stream, which is read-only")
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
+        """Refuse: SchemaError (a RuntimeError)."""
+        self.write_rows(cursor, data)
+
+    def clear_rows(self) -> NoReturn:
+        """Refuse: SchemaError (a RuntimeError)."""
+        self.write_rows(None, None)
+
+    # State -------------------------------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """Return what identifies this data."""
+        return {"identity": self.shards.identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is of this very data; SchemaError if not."""
+        if state.get("identity") != self.shards.identity:
+            raise SchemaError(f"the state belongs to other data than {self.shards.address}")
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same rows: nobody can change them."""
+        return True
+
+    def share(self) -> None:
+        """Do nothing: other processes read the same files."""
+
+
+def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the leaves by their paths."""
+    found: dict[Any, Any] = dict(rows.items(True, True))
+    return {(key,) if isinstance(key, str) else tuple(key): leaf for key, leaf in found.items()}
+
+
+def _schema_of(rows: TensorDictBase) -> _Schema:
+    """Return type and shape of each leaf; texts have no width."""
+    found = {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in _columns(rows).items()}
+    texts = {path for path in found if (*path[:-1], path[-1] + _TEXT_LENGTH) in found}
+    return {path: (dtype, torch.Size([-1]) if path in texts else shape) for path, (dtype, shape) in found.items()}
+
+
+def _described(leaf: tuple[torch.dtype, torch.Size] | None) -> str:
+    return "missing" if leaf is None else f"{str(leaf[0]).removeprefix('torch.')} {list(leaf[1])}"
+
+
+def _merged(parts: Iterable[tuple[Numbers, TensorDictBase]], count: int) -> TensorDictBase:
+    """Put the rows of several shards, which have the same fields, at their places in one batch."""
+    lots = [(torch.from_numpy(places), _columns(rows)) for places, rows in parts]
+    merged = {}
+    for path in lots[0][1]:
+        columns = [columns[path] for _, columns in lots]
+        shape = columns[0].shape[1:]
+        if any(column.shape[1:] != shape for column in columns):  # texts of several widths
+            shape = torch.Size([max(column.shape[1] for column in columns)])
+        target = torch.zeros((count, *shape), dtype=columns[0].dtype)
+        for (places, _), column in zip(lots, columns, strict=True):
+            target[(places, slice(column.shape[1])) if column.dim() == 2 else places] = column
+        merged[path] = target
+    return tensordict_of(merged, (count,))

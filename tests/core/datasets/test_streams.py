@@ -1,0 +1,284 @@
+"""`load_dataset(…, streaming=True)`: from a hub on loopback, and from a copy on this disk."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import streaming
+import torch
+from hub import Fault, Hub
+from streaming import batches_of, in_process
+
+import rbtool
+from rbtool.core.datasets.streams import ted_shards
+from rbtool.core.datasets.streams.cache import CachedShards, ShardFiles
+from rbtool.core.storages.stream import OpenShard
+from rbtool.core.testing.datasets import write_walks
+
+EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
+LAYOUTS = ("ted", "compressed", pytest.param("packed", marks=pytest.mark.slow))
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of repositories, `org/<layout>`, with the same steps."""
+    root = tmp_path_factory.mktemp("hub")
+    write_walks(root / "org" / "ted", EPISODES)
+    rbtool.convert(root / "org" / "ted", root / "org" / "packed", layout="packed")
+    field = {"observation": "zstd:1"}
+    compress = [f"{key}={how}" for key, how in field.items()]
+    rbtool.convert(root / "org" / "ted", root / "org" / "compressed", layout="packed", compress=compress)
+    return root
+
+
+@pytest.fixture
+def hub(datasets: Path) -> Iterator[Hub]:
+    with Hub(datasets, lfs_threshold=1000) as served:
+        yield served
+
+
+@pytest.fixture
+def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    return hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stream_has_the_batches_of_the_dataset(datasets: Path, environment: dict[str, str], layout: str) -> None:
+    asked: list[Any] = [
+        {},
+        {"slices": True},
+        {"skip": 5},
+        {"window": 1, "seed": 9},
+        {"cache_size": "100kB", "window": 2},
+    ]
+    found = in_process(environment, *({"dataset": f"hf://org/{layout}"} | one for one in asked))
+    expected = [batches_of(str(datasets / "org" / "ted"), **one) for one in asked]
+    assert found == expected
+    assert found[0]["shards"] > 6
+    steps = sum(length for length, _ in EPISODES)
+    assert sorted(step for batch in found[0]["steps"] for step in batch) == list(range(steps))
+    assert found[2]["steps"] == found[0]["steps"][5:]
+
+
+def test_the_rows_are_those_of_the_dataset(datasets: Path) -> None:
+    whole = rbtool.load_dataset(datasets / "org" / "ted")
+    for batch in rbtool.load_dataset(datasets / "org" / "packed", 16, streaming=True, seed=0):
+        assert (batch.exclude("index") == whole.storage.get(batch["index"])).all()
+
+
+def test_a_second_stream_fetches_nothing_again(hub: Hub, environment: dict[str, str]) -> None:
+    in_process(environment, {"dataset": "hf://org/ted"})
+    before = len(hub.requests)
+    in_process(environment, {"dataset": "hf://org/ted"})
+    assert {asked.path.split("?")[0].split("/")[1] for asked in hub.requests[before:]} == {"api"}
+    assert any(asked.status == 206 for asked in hub.requests[:before])
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut:1500", "norange", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reset", "status:503"))]
+)
+def test_a_network_that_is_interrupted_changes_nothing(
+    datasets: Path, hub: Hub, environment: dict[str, str], kind: str
+) -> None:
+    hub.faults.append(Fault("GET .*memmap", kind, times=6))
+    found = in_process(environment, {"dataset": "hf://org/ted"})[0]
+    assert found == batches_of(str(datasets / "org" / "ted"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault("GET .*memmap", "status:401", times=99), "AuthorisationError"),
+        pytest.param(Fault("GET .*memmap", "status:404", times=99), "StaleListing", marks=pytest.mark.slow),
+        (Fault("GET .*memmap", "status:429", times=99, headers={"Retry-After": "9999"}), "NetworkError"),
+        pytest.param(Fault("GET .*memmap", "reset", times=99), "NetworkError", marks=pytest.mark.slow),
+        pytest.param(Fault("GET /api", "status:401", times=99), "AuthorisationError", marks=pytest.mark.slow),
+    ],
+)
+def test_a_remote_that_refuses_is_one_sentence(hub: Hub, environment: dict[str, str], fault: Fault, error: str) -> None:
+    hub.faults.append(fault)
+    found = in_process(environment, {"dataset": "hf://org/ted"}, {"dataset": "hf://org/ted"})
+    assert {one.get("error") for one in found} == {error}
+    assert "\n" not in found[0]["message"]
+
+
+def test_a_stream_continues_where_the_network_failed(datasets: Path, hub: Hub, environment: dict[str, str]) -> None:
+    hub.faults.append(Fault("GET .*observation.memmap", "status:401", times=99))
+    assert in_process(environment, {"dataset": "hf://org/ted"})[0]["error"] == "AuthorisationError"
+    hub.faults.clear()
+    assert in_process(environment, {"dataset": "hf://org/ted"})[0] == batches_of(str(datasets / "org" / "ted"))
+
+
+@pytest.mark.parametrize("dataset", ["hf://org/missing", "hf://org/empty"])
+def test_what_is_no_dataset_is_not_found(hub: Hub, environment: dict[str, str], dataset: str, tmp_path: Path) -> None:
+    hub.root = tmp_path / "hub"
+    (hub.root / "org" / "empty").mkdir(parents=True)
+    (hub.root / "org" / "empty" / "README.md").write_text("nothing")
+    hub.rescan()
+    assert in_process(environment, {"dataset": dataset})[0]["error"] == "DatasetNotFoundError"
+
+
+@pytest.mark.parametrize("dataset", ["hf://org", "hf://org/a/b", "hf:///a", "hf://org/../x"])
+def test_what_is_no_address_is_refused(dataset: str) -> None:
+    with pytest.raises(rbtool.UsageError, match="no address of a dataset on a hub"):
+        rbtool.load_dataset(dataset, streaming=True)
+
+
+def test_without_the_network_a_stream_is_one_sentence(environment: dict[str, str]) -> None:
+    found = in_process(environment | {"RBTOOL_OFFLINE": "1"}, {"dataset": "hf://org/ted"})[0]
+    assert found["error"] == "NetworkError"
+
+
+# The cache ------------------------------------------------------------------------------------------
+
+
+def bytes_below(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("shards/*/**/*") if path.is_file())
+
+
+def test_the_cache_stays_within_its_size(environment: dict[str, str], tmp_path: Path) -> None:
+    found = in_process(environment, {"dataset": "hf://org/ted", "window": 1, "cache_size": "200kB"})
+    assert "error" not in found[0]
+    assert 0 < bytes_below(tmp_path / "root") <= 200_000
+
+
+def test_a_cache_that_cannot_hold_a_window_is_refused(environment: dict[str, str]) -> None:
+    found = in_process(environment, {"dataset": "hf://org/ted", "window": 6, "cache_size": "100kB"})[0]
+    assert found["error"] == "UsageError"
+    assert "a smaller window" in found["hint"]
+
+
+def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]) -> None:
+    asked = '[{"dataset": "hf://org/ted", "cache_size": "400kB", "window": 2}]'
+    command = [sys.executable, streaming.__file__, asked]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=120)[0] for process in running]
+    assert answers[0] == answers[1]
+    assert "error" not in answers[0]
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_leaves_nothing_half(
+    datasets: Path, hub: Hub, environment: dict[str, str], times: int
+) -> None:
+    command = [sys.executable, streaming.__file__, '[{"dataset": "hf://org/ted"}]']
+    for _ in range(times):
+        hub.faults.append(Fault("GET .*reward.memmap", "stall:60"))
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while hub.faults[-1].times and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        hub.faults.clear()
+    assert in_process(environment, {"dataset": "hf://org/ted"})[0] == batches_of(str(datasets / "org" / "ted"))
+
+
+class LocalFiles(ShardFiles):
+    """Shards of three steps, which are files."""
+
+    address = identity = "local files"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def size(self, number: int) -> int:
+        return 4096
+
+    def fetch(self, number: int, folder: Path) -> None:
+        self.fetched.append(number)
+        torch.save(torch.arange(3) + 3 * number, folder / "rows")
+
+    def open(self, number: int, folder: Path) -> OpenShard:
+        storage = rbtool.TensorStorage(torch.load(folder / "rows"))
+        return OpenShard(storage, 0, torch.tensor([3]).numpy())
+
+
+def test_shards_that_are_used_are_kept(tmp_path: Path) -> None:
+    files = LocalFiles(6)
+    shards = CachedShards(files, tmp_path, 3 * 4096)
+    shards.expect([0, 1])
+    assert shards.take(0).storage.get(slice(None)).tolist() == [0, 1, 2]
+    for number in (1, 2, 3, 4):
+        shards.expect([0, number])
+        assert shards.take(number).storage.get(0) == 3 * number
+    shards.take(0)
+    assert files.fetched.count(0) == 1
+    shards.close()
+    assert len(list(tmp_path.glob("[0-9]"))) <= 3
+
+
+def test_a_copy_of_a_stream_opens_its_shards_again(tmp_path: Path) -> None:
+    shards = CachedShards(LocalFiles(2), tmp_path, 1 << 20)
+    shards.take(1)
+    copy = pickle.loads(pickle.dumps(shards))
+    assert copy.take(1).storage.get(0) == 3
+    assert not copy.files.fetched[1:]
+
+
+def test_what_is_on_its_way_ends_with_the_stream(tmp_path: Path) -> None:
+    shards = CachedShards(LocalFiles(40), tmp_path, 1 << 20, threads=2)
+    shards.expect(list(range(40)))
+    shards.close()
+    assert not [one for one in psutil.Process().open_files() if str(tmp_path) in one.path]
+
+
+# Arguments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "r+"}, "mode was given with streaming=True"),
+        ({"split_trajs": True}, "split_trajs was given"),
+        ({"verify": True}, "verify was given"),
+        ({"sampler": rbtool.RandomSampler()}, "a RandomSampler was given"),
+        ({"cache_size": "many"}, "is no size"),
+        ({"cache_size": 0}, "is no size"),
+    ],
+)
+def test_what_a_stream_does_not_have_is_refused(datasets: Path, options: Any, message: str) -> None:
+    with pytest.raises(rbtool.UsageError, match=message):
+        rbtool.load_dataset(datasets / "org" / "ted", streaming=True, **options)
+
+
+def test_a_cache_size_without_a_stream_is_refused(datasets: Path) -> None:
+    with pytest.raises(rbtool.UsageError, match="without streaming=True"):
+        rbtool.load_dataset(datasets / "org" / "ted", cache_size="1GB")
+
+
+def test_a_state_of_another_dataset_is_refused(datasets: Path, tmp_path: Path) -> None:
+    write_walks(tmp_path / "other", EPISODES[:-1])
+    state = rbtool.load_dataset(datasets / "org" / "ted", 4, streaming=True).state_dict()
+    other = rbtool.load_dataset(tmp_path / "other", 4, streaming=True)
+    with pytest.raises(rbtool.SchemaError, match="the state belongs to other data"):
+        other.load_state_dict(state)
+
+
+def test_shards_have_the_size_that_is_asked_for(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1)
+    one_each = rbtool.load_dataset(datasets / "org" / "ted", streaming=True)
+    assert len(one_each.storage.shards) == len(EPISODES)
+    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1 << 30)
+    assert len(rbtool.load_dataset(datasets / "org" / "ted", streaming=True).storage.shards) == 1
+
+
+def test_a_stream_is_a_member_of_an_ensemble(datasets: Path) -> None:
+    stream = rbtool.load_dataset(datasets / "org" / "ted", 8, streaming=True, seed=0)
+    other = rbtool.load_dataset(datasets / "org" / "packed", 8, seed=0)
+    both = rbtool.ReplayBufferEnsemble(stream, other, batch_size=8)
+    assert both.sample().numel() == 8

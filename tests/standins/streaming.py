@@ -1,0 +1,80 @@
+"""Streams as JSON: as a script in a process of its own, which the hub's client needs, and as functions.
+
+    python streaming.py '[{"dataset": "hf://org/name", "root": "/tmp/root"}, …]'
+
+prints, for each, the steps of its batches and a digest of all their entries, or the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rbtool
+from rbtool.core.datasets.streams import ted_shards
+
+ted_shards.SHARD_BYTES = 4000
+SLICES = {"num_slices": 2, "strict_length": False}
+
+
+def batches_of(
+    dataset: str,
+    *,
+    root: str | None = None,
+    slices: bool = False,
+    seed: int = 0,
+    limit: int | None = None,
+    skip: int = 0,
+    cache_size: int | str | None = None,
+    window: int = 4,
+    batch_size: int = 16,
+) -> dict[str, Any]:
+    """Take the batches of an epoch; `skip` of them in a stream that another one, with its state, continues."""
+    kind = rbtool.StreamSliceSampler if slices else rbtool.StreamSampler
+    options: dict[str, Any] = {"root": root, "streaming": True, "cache_size": cache_size}
+
+    def opened(seed: int) -> Any:
+        sampler = kind(window=window, **(SLICES if slices else {}))
+        return rbtool.load_dataset(dataset, batch_size, sampler=sampler, seed=seed, **options)
+
+    buffer = opened(seed)
+    if skip:
+        for _ in itertools.islice(buffer, skip):
+            pass
+        state, buffer = buffer.state_dict(), opened(seed + 1)
+        buffer.load_state_dict(state)
+    found, hasher = [], hashlib.sha256()
+    for batch in itertools.islice(buffer, limit):
+        found.append(batch["index"].flatten().tolist())
+        for key, value in sorted(batch.items(True, True), key=lambda item: str(item[0])):
+            hasher.update(f"{key} {value.dtype} {list(value.shape)}".encode() + value.contiguous().numpy().tobytes())
+    return {"steps": found, "digest": hasher.hexdigest(), "shards": len(buffer.storage.shards)}
+
+
+def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:
+    """Take the batches of several streams in a process with these variables."""
+    command = [sys.executable, str(Path(__file__)), json.dumps(asked)]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    with contextlib.suppress(KeyError):
+        asked["root"] = str(asked["root"])
+    try:
+        return batches_of(**asked)
+    except rbtool.RbtoolError as error:
+        return {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+
+
+if __name__ == "__main__":
+    print(json.dumps([_answer(asked) for asked in json.loads(sys.argv[1])]))
