@@ -142,7 +142,7 @@ class EnsembleDraws(EnsembleState):
     def _drawn(self, counts: Sequence[tuple[int, int]], *, with_rows: bool) -> Draw:
         found: list[Any] = []
         for number, count in counts:
-            unit = unit_of(self._members[number].sampler)
+            unit = self._sampler.unit_of_member(number)
             found += draw_fully(number, count, self.batch, unit, partial(self._drawn_of, number, with_rows))
         return self._composed(found)
 

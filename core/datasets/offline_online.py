@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -40,6 +41,16 @@ class _Mixture(ReplayBufferEnsemble):
             )
         super()._load_saved(saved)
         self.fraction, self.base = found
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        before = self.fraction, self.base
+        try:
+            with super()._all_or_nothing():
+                yield
+        except BaseException:
+            self.fraction, self.base = before
+            raise
 
 
 class OfflineToOnlineReplayBuffer:

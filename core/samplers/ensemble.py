@@ -49,14 +49,16 @@ class SamplerEnsemble(Sampler):
       draw; None for equal weights.
     - `temperature`: weights are raised to `1 / temperature`: 1 leaves them, a high one makes them equal.
     - `batch`: `"exact"` makes batches `[B]` of any size: of a member with the share w there are B * w elements,
-      rounded up or down at random so that the mean is exact. Members with a `SliceSampler` get whole slices.
+      rounded up or down at random so that the mean is exact. Members with a `SliceSampler` get whole slices, which
+      takes `strict_length=True` and no `span`, or `pad_output=True`.
 
     `p` and `temperature` can be assigned during training. The generator decides on the members as well as on the rows.
     An ensemble has no epochs: samplers without replacement continue with their next one.
 
     UsageError (a ValueError) for weights that are negative, not finite, all zero or not as many as the members, for a
     temperature that is not positive, and for a batch size that k does not divide; SchemaError (a RuntimeError) for
-    `p` with `sample_from_all`, and for a member that has a weight and no elements; EnsembleKindError (a TypeError) for
+    `p` with `sample_from_all`, for a member that has a weight and no elements, and for one in exact batches that may
+    return fewer steps than asked for; EnsembleKindError (a TypeError) for
     a storage that is no `StorageEnsemble`. Names are those of TorchRL.
 
     >>> from rbtool import RandomSampler, StorageEnsemble, TensorStorage
@@ -87,6 +89,8 @@ class SamplerEnsemble(Sampler):
         self.batch = batch
         self.p = p
         self.temperature = temperature
+        for number in range(len(self.members)):
+            self.unit_of_member(number)
 
     # Weights ---------------------------------------------------------------------------------------
 
@@ -221,7 +225,22 @@ class SamplerEnsemble(Sampler):
     @property
     def unit(self) -> int:
         """The number that the count of each member is a multiple of in exact batches: whole slices."""
-        return math.lcm(*[unit_of(member) for member in self.members])
+        return math.lcm(*[self.unit_of_member(number) for number in range(len(self.members))])
+
+    def unit_of_member(self, number: int) -> int:
+        """Return the number that the count of a member is a multiple of.
+
+        SchemaError (a RuntimeError) for a member of an exact batch that may return fewer steps than asked for: whether
+        it does depends on the trajectories that are drawn.
+        """
+        member = self.members[number]
+        if self.batch == "exact" and _shortens(member):
+            raise SchemaError(
+                f"member {number} has a {type(member).__name__} that may return fewer steps than asked for, and the "
+                "parts of an exact batch have exact lengths",
+                hint="give it a slice_len, and either strict_length=True and no span or pad_output=True",
+            )
+        return unit_of(member)
 
     # Draws -----------------------------------------------------------------------------------------
 
@@ -243,7 +262,8 @@ class SamplerEnsemble(Sampler):
         parts = []
         for member, count in self.counts(storage.sizes, batch_size):
             sampler, leaf = self.members[member], storage.members[member]
-            parts += draw_fully(member, count, self.batch, unit_of(sampler), partial(sampler.sample, leaf))
+            unit = self.unit_of_member(member)
+            parts += draw_fully(member, count, self.batch, unit, partial(sampler.sample, leaf))
         return compose(parts, storage, self.batch)
 
     def _chosen(self, index: Any) -> Any:
@@ -353,6 +373,17 @@ def unit_of(sampler: Sampler) -> int:
         draws = len(sampler.members) if sampler.num_buffer_sampled is None else sampler.num_buffer_sampled
         return whole * draws
     return int(getattr(sampler, "slice_len", None) or getattr(sampler, "num_slices", None) or 1)
+
+
+def _shortens(sampler: Sampler) -> bool:
+    """Whether a sampler may return fewer or shorter slices than were asked for, so that the rest is no whole slice."""
+    if isinstance(sampler, SamplerEnsemble):
+        return any(map(_shortens, sampler.members))
+    if getattr(sampler, "num_slices", None) and sampler.has_epochs and not getattr(sampler, "drop_last", False):
+        return True  # the last batch of an epoch has fewer slices; the rest of them, one perhaps, is no multiple
+    if getattr(sampler, "pad_output", False) or getattr(sampler, "batched", False):
+        return False
+    return not getattr(sampler, "strict_length", True) or any(getattr(sampler, "span", ()))
 
 
 def _is_size(weights: Any) -> bool:

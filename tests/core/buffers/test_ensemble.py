@@ -21,7 +21,6 @@ from rbtool import (
     Resize,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    SchemaError,
     SliceSampler,
     StorageEnsemble,
     TensorDictReplayBuffer,
@@ -400,16 +399,3 @@ def test_an_entry_of_the_name_of_the_source_is_not_overwritten() -> None:
         ReplayBufferEnsemble(member).sample(2)
     assert ReplayBufferEnsemble(member, source_key="origin").sample(2)["origin"].tolist() == [[0, 0]]
     assert "origin" not in ReplayBufferEnsemble(member, source_key=None).sample(2)
-
-
-def test_slices_that_are_cut_short_cannot_fill_an_exact_batch() -> None:
-    rings = [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]
-    for ring in rings:
-        ring.extend(TensorDict({"episode": torch.arange(12) // 3}, [12]))
-    rings[1].set_sampler(SliceSampler(traj_key="episode", slice_len=4, strict_length=False))
-    buffer = ReplayBufferEnsemble(*rings, batch="exact", schema="intersect")
-    with pytest.raises(SchemaError, match=r"member 1 .* has trajectories shorter than its slices") as caught:
-        buffer.sample(8)
-    assert "strict_length=True" in caught.value.hint
-    with pytest.raises(SchemaError, match=r"member 1 .* has trajectories shorter than its slices"):
-        buffer.sampler.sample(buffer.storage, 8)

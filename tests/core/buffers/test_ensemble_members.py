@@ -14,10 +14,14 @@ from tensordict import TensorDict
 import rbtool
 from rbtool import (
     LazyTensorStorage,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBufferEnsemble,
     RoundRobinWriter,
     SamplerEnsemble,
+    SchemaError,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
     StorageEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -195,3 +199,31 @@ def test_parts_make_an_ensemble_and_collate_functions_are_called() -> None:
     batch = buffer.sample(20)
     assert bool((batch[:10] % 10 == 0).all())
     assert bool((batch[10:] > 1000).all())
+
+
+SHORT: dict[str, Any] = {
+    "short": lambda: SliceSampler(traj_key="episode", slice_len=4, strict_length=False),
+    "cut": lambda: SliceSampler(traj_key="episode", slice_len=2, span=1),
+    "prioritized": lambda: PrioritizedSliceSampler(20, 0.5, 0.5, traj_key="episode", slice_len=4, strict_length=False),
+    "epochs": lambda: SliceSamplerWithoutReplacement(traj_key="episode", num_slices=2),
+}
+
+
+@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize("length", [3, 6])
+def test_samplers_of_short_slices_are_refused_in_exact_batches_whatever_is_drawn(kind: str, length: int) -> None:
+    """Also where all trajectories are long enough: in a ring they need not stay so."""
+    rings = [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]
+    for ring in rings:
+        ring.extend(TensorDict({"episode": torch.arange(12) // length}, [12]))
+    buffer = ReplayBufferEnsemble(*rings, batch="exact")
+    rings[1].set_sampler(SHORT[kind]())
+    for refused in (
+        lambda: ReplayBufferEnsemble(*rings, batch="exact"),
+        lambda: buffer.sample(8),
+        lambda: buffer.sample_counts([4, 4]),
+        lambda: buffer.sampler.sample(buffer.storage, 8),
+    ):
+        with pytest.raises(SchemaError, match=r"member 1 .* may return fewer steps") as caught:
+            refused()
+        assert "strict_length=True" in caught.value.hint

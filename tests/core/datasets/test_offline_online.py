@@ -196,3 +196,23 @@ def test_other_checkpoints_are_refused_with_nothing_changed(walks: Path, tmp_pat
         with pytest.raises(RuntimeError, match="no offline_fraction"):
             buffer.load_state_dict(state)
     assert buffer.offline_fraction == 0.5
+
+
+def test_a_load_that_fails_leaves_the_fraction(walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed(walks, offline_fraction=0.25).dumps(tmp_path / "checkpoint")
+    buffer = mixed(walks, offline_fraction=0.75)
+    state = mixed(walks, offline_fraction=0.25).state_dict()
+
+    def interrupted(self: Any, draws: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplayBufferEnsemble, "rotated_draws", interrupted)
+        for load in (lambda: buffer.loads(tmp_path / "checkpoint"), lambda: buffer.load_state_dict(state)):
+            with pytest.raises(KeyboardInterrupt):
+                load()
+            assert buffer.offline_fraction == 0.75
+    buffer.anneal(1, 2)
+    assert buffer.offline_fraction == 0.375
+    buffer.loads(tmp_path / "checkpoint")
+    assert buffer.offline_fraction == 0.25
