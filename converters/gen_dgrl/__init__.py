@@ -16,7 +16,7 @@ FORMATS = (
         title="Gen-DGRL",
         example=("bigfish-1M_E", "bigfish 1M_E"),
         variable="GEN_DGRL_DATASET_DIR",
-        found="a .tar.xz or tar of npy files, each a pickled dictionary with observations (--trust-pickle)",
+        found="a .tar.xz, tar or folder of npy files, each a pickled dictionary with observations (--trust-pickle)",
         ends="the file; dones in its last step is a termination",
         final="yes",
     ),

@@ -35,7 +35,9 @@ def published() -> dict[str, str]:
 
 
 def id_of(path: Path) -> str:
-    """The id of a published archive, by the folders that it is in; else the name of the file."""
+    """The id of a published archive, unpacked or not, by the folders that it is in; else the name of the file."""
     parts = path.absolute().as_posix()
-    known = next((name for name, file in published().items() if parts.endswith(f"/{file}")), None)
+    plain = (parts.removesuffix(ending) for ending in (SUFFIX, ".tar", "") if parts.endswith(ending))
+    end = f"{next(plain)}{SUFFIX}"
+    known = next((name for name, file in published().items() if end.endswith(f"/{file}")), None)
     return known or path.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Reads archives of Gen-DGRL: a pickled dictionary of arrays for each episode. Never imports Procgen or torch."""
+"""Reads episodes of Gen-DGRL, a pickled dictionary of arrays each, in an archive or a folder. Never imports Procgen."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from .datasets import id_of
+from .folder import SUFFIX, EpisodeFolder
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
 OBSERVATION: Key = ("observation",)
 _NAMES = ("observations", "actions", "rewards", "dones")
-_SUFFIX = ".npy"
 _HEAD = 16 << 10
 _LARGEST = 512 << 20
 _TRIED = 16
@@ -64,13 +64,14 @@ class ArchiveSurvey:
 
 
 class GenDgrlReader(Reader):
-    """A `.tar.xz` archive, or a tar, or a folder with one of them and nothing else.
+    """A `.tar.xz` archive, or a tar, or a folder with one of them and nothing else, or the folder of an unpacked one.
 
     It has an `.npy` file for each episode: a pickled dictionary of four arrays.
 
     `observations` (T + 1 rows) become `observation`, `actions` `action`, `rewards` `next.reward`, and `dones` mark the
-    last step as terminated. Episodes are numbered in the order of the archive, and bear the name of their `file` as
-    text and the seed of the level, which that name states. Observations stored as floats become uint8 again.
+    last step as terminated. Episodes are numbered in the order of the archive, or in that of the names in a folder, and
+    bear the name of their `file` as text and the seed of the level, which that name states. Observations stored as
+    floats become uint8 again.
 
     Options: `trust_pickle` is needed: episodes are pickles. `id`, the published dataset that the archive is.
 
@@ -85,8 +86,8 @@ class GenDgrlReader(Reader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is an archive with an array of Python objects among its first members."""
         try:
-            archive = _archive_at(path)
-            return archive is not None and begins_as_archive(archive) and _has_episode(archive)
+            with _opened(path) as archive:
+                return _has_episode(archive)
         except (RbtoolError, OSError, ValueError, LookupError):
             return False
 
@@ -94,10 +95,7 @@ class GenDgrlReader(Reader):
         """Open the archive."""
         self._found: ArchiveSurvey | None = None
         self._unpickler: PickleReader | None = None
-        found = _archive_at(self.path)
-        if found is None or not begins_as_archive(found):
-            raise FormatError(f"{self.path} is no archive of episodes: a .tar.xz, or a folder with one, is expected")
-        self._archive = Archive(found)
+        self._archive = _opened(self.path)
         try:
             require_trust(
                 self.path, self.options.get("trust_pickle"), "its episodes are pickles, which can run anything"
@@ -286,8 +284,8 @@ class GenDgrlReader(Reader):
         return found
 
     def files(self) -> list[Path]:
-        """The archive."""
-        return [self._archive.path]
+        """The archive, or the files of episodes."""
+        return self._archive.files
 
     def _close_reader(self) -> None:
         if self._unpickler is not None:
@@ -316,33 +314,39 @@ def _fields(forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple
     )
 
 
-def _archive_at(path: Path) -> Path | None:
-    """The file itself; of a folder the one file in it."""
-    if not path.is_dir():
-        return path if path.is_file() else None
-    files = [file for file in path.iterdir() if not file.name.startswith(".")]
-    return files[0] if len(files) == 1 and files[0].is_file() else None
+def _opened(path: Path) -> Archive | EpisodeFolder:
+    """Open an archive, a folder with one alone, or the folder of an unpacked one; FormatError for anything else."""
+    if path.is_dir():
+        files = [file for file in path.iterdir() if not file.name.startswith(".")]
+        if len(files) == 1 and files[0].is_file() and begins_as_archive(files[0]):
+            return Archive(files[0])
+        if (folder := EpisodeFolder(path)).files:
+            return folder
+    elif path.is_file() and begins_as_archive(path):
+        return Archive(path)
+    raise FormatError(
+        f"{path} has no episodes: a .tar.xz or a tar of .npy files is expected, or the folder of an unpacked one"
+    )
 
 
 def _is_episode(member: ArchiveMember) -> bool:
     name = Path(member.name).name
-    return name.endswith(_SUFFIX) and not name.startswith(".")
+    return name.endswith(SUFFIX) and not name.startswith(".")
 
 
 def _seed_of(name: str) -> int | None:
     """The seed of the level that the name of an episode states: `TIME_NUMBER_LENGTH_SEED_RETURN`."""
-    found = _NAMED.fullmatch(Path(name).name.removesuffix(_SUFFIX))
+    found = _NAMED.fullmatch(Path(name).name.removesuffix(SUFFIX))
     return int(found[1]) if found is not None and int(found[1]) >= 0 else None
 
 
-def _has_episode(path: Path) -> bool:
-    with Archive(path) as archive:
-        for count, member in enumerate(archive.members()):
-            if _is_episode(member):
-                head = archive.read(member.start, min(member.size, _HEAD))
-                return head.startswith(MAGIC) and b"'|O'" in head[:128] and b"observations" in head
-            if count >= _TRIED:
-                break
+def _has_episode(archive: Archive | EpisodeFolder) -> bool:
+    for count, member in enumerate(archive.members()):
+        if _is_episode(member):
+            head = archive.read(member.start, min(member.size, _HEAD))
+            return head.startswith(MAGIC) and b"'|O'" in head[:128] and b"observations" in head
+        if count >= _TRIED:
+            break
     return False
 
 

@@ -13,27 +13,37 @@ from ...core.format.reader import Reader
 from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
 from ...core.remote.catalogue import not_found
 from ...core.remote.mirrors import MirrorSource
-from .datasets import published
+from .datasets import SUFFIX, published
 
 _VARIABLE = "GEN_DGRL_URL"
 
 
 class GenDgrlCache(LocalCache):
-    """A folder with archives at their published paths."""
+    """A folder with archives at their published paths: `.tar.xz`, `.tar`, or the folder of an unpacked one."""
 
     def find(self, dataset_id: str, reader: type[Reader]) -> Path:
         """Return the archive of a dataset; DatasetNotFoundError for one that is not there."""
-        path = self.folder / _path_of(safe_id(dataset_id))
-        if not path.is_file():
+        path = _path_of(safe_id(dataset_id))
+        found = self._copy(path)
+        if found is None:
             raise DatasetNotFoundError(
-                f"the local {self.source} folder {self.folder} has no dataset {dataset_id!r}: looked for {path}",
+                f"the local {self.source} folder {self.folder} has no dataset {dataset_id!r}: looked for "
+                f"{self.folder / path}, for a .tar and for a folder",
                 hint=f"{self.variable} names the folder, if it is another",
             )
-        return path
+        return found
 
     def ids(self, reader: type[Reader]) -> Iterator[str]:
         """Ids of all datasets whose archive is there."""
-        return (name for name, path in published().items() if (self.folder / path).is_file())
+        return (name for name, path in published().items() if self._copy(path) is not None)
+
+    def _copy(self, path: str) -> Path | None:
+        packed = self.folder / path
+        plain = packed.with_name(packed.name.removesuffix(SUFFIX))
+        if packed.is_file():
+            return packed
+        archive = plain.with_name(f"{plain.name}.tar")
+        return archive if archive.is_file() else plain if plain.is_dir() else None
 
 
 class GenDgrlSource(MirrorSource):

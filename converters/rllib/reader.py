@@ -5,7 +5,6 @@ Imports pyarrow; never ray.
 
 from __future__ import annotations
 
-import re
 import struct
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.names import natural_order
 from ...core.format.reader import Reader
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
@@ -311,12 +311,7 @@ def _episodes(count: int) -> str:
 def _named_so(folder: Path) -> list[Path]:
     """List the files of a folder that may have rows, ordered as people count."""
     found = [path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
-    return sorted((path for path in found if not path.name.startswith(".")), key=_counted)
-
-
-def _counted(path: Path) -> list[tuple[int, str]]:
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdecimal() and len(part) < 18 else (0, part) for part in parts]
+    return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: natural_order(path.name))
 
 
 def _is_one(path: Path) -> bool:

@@ -33,6 +33,7 @@ from ...core.format.contracts import Array, SourceFacts
 from ...core.format.documents import dump_json
 from ...core.format.identical import notes_on_identical
 from ...core.format.manifest import Dropped
+from ...core.format.names import natural_order
 from ...core.format.reader import FinalStep
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
 
@@ -307,11 +308,7 @@ def _files_at(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        yield from sorted(h5_files_in(path), key=lambda file: _natural(file.name))
-
-
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+        yield from sorted(h5_files_in(path), key=lambda file: natural_order(file.name))
 
 
 def _steps(count: int) -> str:

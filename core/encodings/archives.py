@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Closing
@@ -70,6 +71,11 @@ class Archive(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    @property
+    def files(self) -> list[Path]:
+        """The file of the archive."""
+        return [self.path]
 
     def read(self, position: int, count: int) -> bytes:
         """Return `count` bytes from a position of what is unpacked; CutError where the archive ends before."""
@@ -201,10 +207,17 @@ class Archive(Closing):
         return CorruptDataError(f"{self.path} is damaged: {why}", hint=_AGAIN)
 
 
+class MemberBytes(Protocol):
+    """What `Archive.read` does, for other places that members are in."""
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from a position."""
+
+
 class MemberFile:
     """`size` bytes of an archive from a position on, as a file that is read once; `head` are those read already."""
 
-    def __init__(self, archive: Archive, position: int, size: int, head: bytes = b"") -> None:
+    def __init__(self, archive: MemberBytes, position: int, size: int, head: bytes = b"") -> None:
         self._archive, self._position, self._left = archive, position, size
         self._head = head
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dgrl_files import add, name_of, random_episodes, saved, write_archive
+from dgrl_files import add, name_of, random_episodes, saved, write_archive, write_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rbtool
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
-from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.reader import Reader
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.readers import ReaderTests
@@ -225,3 +225,45 @@ def test_what_contradicts_itself_is_refused_and_the_others_are_taken(case: str, 
         rbtool.convert(file, tmp_path / "out", **TRUST)
     result = rbtool.convert(file, tmp_path / "out", skip_bad=True, **TRUST)
     assert_equal_rows(result.path, [EPISODE, EPISODE], [0, 2])
+
+
+def test_the_folder_of_an_unpacked_archive(tmp_path: Path) -> None:
+    episodes = random_episodes((5, 2, 0, *[3] * 9))
+    folder = write_folder(tmp_path / "1M" / "level_200" / "expert" / "bigfish", episodes)
+    there = [number for number, one in enumerate(episodes) if len(one["rewards"])]
+    for number, path in enumerate((folder, folder / "bigfish")):
+        for workers in (0, 2):
+            result = rbtool.convert(path, tmp_path / f"out{number}{workers}", num_workers=workers, **TRUST)
+            assert_equal_rows(result.path, [episodes[one] for one in there], there)
+            assert result.request["id"] == ("bigfish-1M_E" if path == folder else "bigfish")
+    packed = write_archive(tmp_path / "a.tar.xz", episodes)
+    assert rbtool.diff(rbtool.convert(packed, tmp_path / "packed", **TRUST).path, result.path).equal
+
+
+@pytest.mark.parametrize("size", [0, 50, 900])
+def test_a_cut_file_of_a_folder_is_one_episode(size: int, tmp_path: Path) -> None:
+    episodes = random_episodes((40, 30, 20))
+    folder = write_folder(tmp_path / "episodes", episodes)
+    second = sorted(folder.rglob("*.npy"))[1]
+    os.truncate(second, size)
+    with pytest.raises(RbtoolError, match=second.name):
+        rbtool.convert(folder, tmp_path / "out", **TRUST)
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True, **TRUST)
+    assert_equal_rows(result.path, [episodes[0], episodes[2]], [0, 2])
+
+
+def test_what_is_no_file_in_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "episodes", random_episodes((4, 3)))
+    os.mkfifo(folder / "bigfish" / "fifo.npy")
+    with pytest.raises(FormatError, match=r"fifo\.npy"):
+        rbtool.convert(folder, tmp_path / "out", format="gen_dgrl", **TRUST)
+
+
+@pytest.mark.parametrize("names", [("a.npy",), ("a.txt",), ()])
+def test_a_folder_without_episodes_is_another_format(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        np.save(tmp_path / "array", np.zeros(3))
+        (tmp_path / "array.npy").rename(tmp_path / name)
+    assert not GenDgrlReader.recognises(tmp_path)
+    with pytest.raises(FormatError, match="has no episodes" if "a.npy" not in names else "a pickled dictionary"):
+        Trusting(tmp_path).facts()

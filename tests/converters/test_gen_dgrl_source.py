@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dgrl_files import random_episodes, write_archive
+from dgrl_files import random_episodes, write_archive, write_folder
 from static_server import SOUND, Fault, StaticServer
 
 import rbtool
@@ -136,6 +136,17 @@ def test_the_local_folder_serves_without_the_network(
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
     assert rbtool.download("gen_dgrl", ID, local=True, trust_pickle=True).path.name == ID
+    assert pixels(f"gen_dgrl:{ID}") == PIXELS
+
+
+@pytest.mark.parametrize("form", [".tar", ""])
+def test_local_copies_that_are_unpacked(form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    monkeypatch.setenv("GEN_DGRL_DATASET_DIR", str(tmp_path / "local"))
+    place = tmp_path / "local" / "1M" / "level_200" / "expert" / f"bigfish{form}"
+    (write_archive if form else write_folder)(place, EPISODES)
+    assert rbtool.download("gen_dgrl", ID, local=True, trust_pickle=True).request["id"] == ID
     assert pixels(f"gen_dgrl:{ID}") == PIXELS
 
 

@@ -3,13 +3,12 @@
     python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
     python runner.py --serve
 
-WORK is a folder prepared by the test: `source/` (Minari), `table.hdf5` (D4RL), `run/` (Atari), `dataset/` (converted),
-`older/` and, where the job reads one, a checkpoint. `kill` stops the process with SIGKILL; `fill` takes every free
-byte of the file system (WORK then lies on a small one of its own). The job runs in a forked child, so that hundreds of
-faults cost one start of Python. Afterwards the destination must be absent, the old result or the new one,
-byte for byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is
-run again both so and from the start, each on what the strike left. What a download has fetched may stay until its
-second run. `--strikes` spreads so many faults over the job, the last at its end; without it every operation is struck.
+WORK is a folder prepared by the test, with what jobs read. `kill` stops the process with SIGKILL; `fill` takes every
+free byte of the file system (WORK is then on a small one of its own). The job runs in a forked child, so that hundreds
+of faults cost one start of Python. Afterwards the destination must be absent, the old result or the new one, byte for
+byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is run again
+both so and from the start. What a download has fetched may stay until its second run. `--strikes` spreads so many
+faults over the job, the last at its end; without it every operation is struck.
 
 `--serve` reads lines of such arguments, each a JSON list that begins with a path for what is printed, runs each in a
 forked child, and answers with its exit code: 40 tests then start Python and torch once, which takes 6 s.
@@ -114,6 +113,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     jobs: dict[str, Callable[[Path], object]] = {
         "convert": lambda dest: rbtool.convert(source, dest, force=True),
         "convert-blocks": lambda dest: rbtool.convert(work / "table.hdf5", dest, force=True),
+        "convert-archive": lambda dest: rbtool.convert(work / "archive.tar.xz", dest, force=True, trust_pickle=True),
         "convert-checkpoints": lambda dest: rbtool.convert(work / "run", dest, force=True),
         "download": _download,
     }

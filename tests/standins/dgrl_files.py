@@ -64,3 +64,12 @@ def write_archive(path: Path, episodes: Sequence[Any], *, form: int = tarfile.GN
             length = len(episode["rewards"]) if isinstance(episode, dict) and "rewards" in episode else 0
             add(archive, name_of(number, length), saved(episode))
     return path
+
+
+def write_folder(path: Path, episodes: Sequence[Any]) -> Path:
+    """Write the files of an unpacked archive."""
+    archive = write_archive(path.with_suffix(".tar"), episodes)
+    with tarfile.open(archive) as opened:
+        opened.extractall(path, filter="data")
+    archive.unlink()
+    return path
