@@ -105,6 +105,7 @@ from .core.transforms.values import DecodeText as DecodeText
 from .core.transforms.values import Normalize as Normalize
 from .core.transforms.values import Resize as Resize
 from .core.transforms.values import ToTensorImage as ToTensorImage
+from .core.transforms.video import DecodeVideo as DecodeVideo
 from .core.transforms.windows import NextStateReconstructor as NextStateReconstructor
 from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDict
 from .core.verbs import cache as cache

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...core.encodings.images import Images
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
+from ...core.format.videos import reference_field
 from ...core.ted.schema import DTYPES, FLAGS, NEXT, REWARD, Field, Key, Role, Timing, key_name, role_of, safe_part
 from .info import INFO, VIDEO, DatasetInfo, Feature
 
@@ -34,12 +36,15 @@ _TAKEN = frozenset({NEXT, "episode", "reward", *(flag[0] for flag in FLAGS)})
 
 @dataclass(frozen=True, slots=True)
 class FeatureColumn:
-    """A feature with its field, under its root key; `channels_first` is about images."""
+    """A feature with its field, under its root key; `channels_first` is about images.
+
+    `is_kept` states that rows refer to frames of a video."""
 
     feature: Feature
     field: Field
     timing: Timing
     channels_first: bool = False
+    is_kept: bool = False
 
     @property
     def name(self) -> str:
@@ -96,17 +101,17 @@ class EndFlags:
         return RowFlags(done, none, done | flags.get(NEXT_SUCCESS, none))
 
 
-def columns_of(info: DatasetInfo, stored: Mapping[str, str], skipped: Iterable[str]) -> FeatureColumns:
+def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> FeatureColumns:
     """Lay out the features.
 
-    `stored` has the element type of each column of the files, by name; `skipped` are images that are left out.
+    `stored` has the element type of each column of the files, by name; `images` is what becomes of images.
     FormatError for features whose keys would contain each other.
     """
-    found, left_out = FeatureColumns(), set(skipped)
+    found = FeatureColumns()
     for name, feature in sorted(info.features.items()):
         if name == EPISODE_INDEX:
             continue
-        if name in left_out:
+        if feature.is_visual and images == "skip":
             found.dropped.append(Dropped(name, "images are left out (--images skip)"))
         elif name in NEXT_FLAGS:
             if name not in stored:
@@ -117,7 +122,7 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], skipped: Iterable[s
             if name == NEXT_SUCCESS:
                 found.columns.append(_column(feature, ("success",), "info", "result", "bool", ()))
         elif feature.is_visual:
-            _add_image(found, feature)
+            _add_image(found, feature, keep=images == "keep" and feature.dtype == VIDEO)
         elif name not in stored:
             raise FormatError(
                 f"{info.root}: {INFO} has the feature {name!r}, of which the files of rows have no column"
@@ -132,7 +137,7 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], skipped: Iterable[s
     return found
 
 
-def _add_image(found: FeatureColumns, feature: Feature) -> None:
+def _add_image(found: FeatureColumns, feature: Feature, *, keep: bool) -> None:
     if feature.is_depth:
         found.dropped.append(Dropped(feature.name, "it is a map of depths, which its video holds as colors"))
         return
@@ -144,7 +149,9 @@ def _add_image(found: FeatureColumns, feature: Feature) -> None:
     first = feature.names[0] in ("channel", "channels", "c") if feature.names else shape[2] not in channels
     key = _key_of(feature.name)
     _note(found, feature.name, key)
-    found.columns.append(_column(feature, key, "observation", "state", "uint8", shape, channels_first=first))
+    pixels = Field(key, "uint8", shape, "observation")
+    field = reference_field(pixels) if keep else pixels
+    found.columns.append(FeatureColumn(feature, field, "state", first, keep))
 
 
 def _add_numbers(found: FeatureColumns, info: DatasetInfo, feature: Feature, stored: str) -> None:
@@ -181,10 +188,18 @@ def _column(
     timing: Timing,
     dtype: str,
     shape: tuple[int, ...],
-    *,
-    channels_first: bool = False,
 ) -> FeatureColumn:
-    return FeatureColumn(feature, Field(key, dtype, shape, role), timing, channels_first)
+    return FeatureColumn(feature, Field(key, dtype, shape, role), timing)
+
+
+def as_stated(image: Array, column: FeatureColumn, what: str) -> Array:
+    """Bring images `[..., height, width, channels]` to the stated form; FormatError where they have another one."""
+    found = np.moveaxis(image, -1, -3) if column.channels_first else image
+    if found.shape[-3:] != column.feature.shape:
+        raise FormatError(
+            f"{what}: images have the shape {list(found.shape[-3:])}, info.json states {list(column.feature.shape)}"
+        )
+    return found
 
 
 def _key_of(name: str) -> Key:

@@ -46,6 +46,23 @@ class EpisodeEntry:
     videos: Mapping[str, VideoPlace] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class FrameEpisode:
+    """Rows `[start, stop)` of the file `path` are an episode, whose first frame has the number `frame`."""
+
+    number: int
+    path: str
+    start: int
+    stop: int
+    frame: int
+    terminated: bool
+    text: Mapping[str, str]
+    videos: Mapping[str, VideoPlace]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
 def read_tasks(info: DatasetInfo) -> dict[int, str]:
     """Return the tasks by number; none where there is no file of them."""
     found: dict[int, str] = {}

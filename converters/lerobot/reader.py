@@ -18,10 +18,12 @@ from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, row_bytes, ted_fields
 from .fields import NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED, EndFlags, FeatureColumn
-from .images import EpisodeVideos, column_images
+from .images import column_images
 from .info import IMAGE, VIDEO, DatasetInfo, looks_like_lerobot, read_info
+from .metadata import FrameEpisode
 from .rows import RowsFile, numbers_of
-from .survey import DatasetSurvey, FoundDataset, FrameEpisode
+from .survey import DatasetSurvey, FoundDataset
+from .videos import EpisodeVideos, kept_contents
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -37,11 +39,13 @@ class LerobotReader(Reader):
     has to count them. `observation.images.top` is (observation, image, top), the parts of other names are the parts of
     their keys. Texts of tasks are the text `language_instruction` of episodes.
 
-    Images are decoded: those in columns by Pillow, those in videos by PyAV. The frame of a row is the one that is shown
-    `frame_index / fps` seconds after the episode begins in the video, and one that is half a frame away is refused.
+    Images in columns are decoded by Pillow. Videos are kept: rows refer to their frames (`format.videos`); with the
+    option `images` set to `decode` they are decoded by PyAV, with `skip` all images are left out. The frame of a row is
+    the one that is shown `frame_index / fps` seconds after the episode begins in the video, and one that is half a
+    frame away is refused.
 
-    Options: `images` is `decode` or `skip`; `ends` states whether `next.done` and `next.success` mean terminations
-    (`terminated`, the default) or time limits (`truncated`); `id` is the repository.
+    Options: `images` is `keep`, `decode` or `skip`; `ends` states whether `next.done` and `next.success` mean
+    terminations (`terminated`, the default) or time limits (`truncated`); `id` is the repository.
 
     Raises FormatError for what contradicts itself, CorruptDataError for damaged files.
     """
@@ -59,13 +63,13 @@ class LerobotReader(Reader):
 
     def on_open(self) -> None:
         """Read `info.json`."""
-        self._images = require_images(self.options.get("images"), known=("decode", "skip"))
+        self._images = require_images(self.options.get("images"), known=("keep", "decode", "skip"))
         self._info: DatasetInfo = read_info(self.path)
         self._meaning = self._meaning_of_ends()
         self._end_flags = EndFlags(self._meaning.terminated)
         self._state: FoundDataset | None = None
         self._files: dict[str, RowsFile] = {}
-        self._videos = EpisodeVideos(self._info)
+        self._open_videos: EpisodeVideos | None = None
 
     def _meaning_of_ends(self) -> EndMeaning:
         names = self._info.features.keys()
@@ -85,11 +89,15 @@ class LerobotReader(Reader):
 
     def _surveyed(self, progress: Callable[[int], None]) -> FoundDataset:
         if self._state is None:
-            info = self._info
-            skipped = {one.name for one in info.features.values() if one.is_visual and self._images == "skip"}
-            survey = DatasetSurvey(info, skipped, ends_terminated=self._meaning.terminated)
+            survey = DatasetSurvey(self._info, self._images, ends_terminated=self._meaning.terminated)
             self._state = survey.find(progress)
         return self._state
+
+    @property
+    def _videos(self) -> EpisodeVideos:
+        if self._open_videos is None:
+            self._open_videos = EpisodeVideos(self._info, self._found.videos)
+        return self._open_videos
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Read the small columns of all files and find the episodes."""
@@ -141,6 +149,14 @@ class LerobotReader(Reader):
         for number in numbers if damaged else ():
             if number in damaged:
                 raise damaged[number]
+
+    def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
+        """The videos of these episodes that are kept."""
+        found = self._found
+        names = [column.name for column in found.columns.columns if column.is_kept]
+        chosen = [found.episodes[number] for number in numbers if number in found.episodes]
+        paths = sorted({one.videos[name].path for one in chosen for name in names})
+        return kept_contents(self._info, {path: found.videos[path] for path in paths})
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""
@@ -219,4 +235,5 @@ class LerobotReader(Reader):
     def on_close(self) -> None:
         """Close the files."""
         self._close_files()
-        self._videos.close()
+        if self._open_videos is not None:
+            self._open_videos.close()

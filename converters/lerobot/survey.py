@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...core.encodings.images import Images
 from ...core.encodings.stored_columns import FETCH_AGAIN
-from ...core.encodings.video import VideoFile
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
@@ -28,31 +26,14 @@ from .fields import (
     FeatureColumns,
     columns_of,
 )
-from .info import INFO, VIDEO, DatasetInfo, require_content
-from .metadata import EpisodeEntry, VideoPlace, read_episodes, read_tasks
+from .info import INFO, VIDEO, DatasetInfo
+from .metadata import EpisodeEntry, FrameEpisode, read_episodes, read_tasks
 from .rows import RowsFile, numbers_of, stored_form, texts_of
+from .videos import WITHOUT_IMAGES, FoundVideo, VideoSurvey
 
 _ROWS = 1 << 16
-_WITHOUT_IMAGES = "--skip-bad leaves out such episodes, --images skip the images"
 _OLDER, _NEWER = "episode_", "file-"
 """How the names of files of rows begin in v2, and in v3."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrameEpisode:
-    """Rows `[start, stop)` of the file `path` are an episode, whose first frame has the number `frame`."""
-
-    number: int
-    path: str
-    start: int
-    stop: int
-    frame: int
-    terminated: bool
-    text: Mapping[str, str]
-    videos: Mapping[str, VideoPlace]
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass
@@ -63,6 +44,7 @@ class FoundDataset:
     episodes: dict[int, FrameEpisode] = field(default_factory=dict)
     damaged: dict[int, RbtoolError] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    videos: dict[str, FoundVideo] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -83,12 +65,12 @@ class _Run:
 class DatasetSurvey:
     """Looks at the small columns of all files of rows; `ends_terminated` states that `next.done` is a termination.
 
-    `skipped` are the names of images that are left out.
+    `images` is what becomes of images.
     """
 
-    def __init__(self, info: DatasetInfo, skipped: set[str], *, ends_terminated: bool) -> None:
+    def __init__(self, info: DatasetInfo, images: Images, *, ends_terminated: bool) -> None:
         self._info = info
-        self._skipped = skipped
+        self._images = images
         self._flags = EndFlags(ends_terminated)
         self._entries = read_episodes(info)
         self._tasks = read_tasks(info)
@@ -110,7 +92,7 @@ class DatasetSurvey:
             progress(1)
         if self._stored is None:
             raise next(iter(self._unreadable.values()))
-        columns = columns_of(info, self._stored, self._skipped)
+        columns = columns_of(info, self._stored, self._images)
         found = FoundDataset(columns, files=paths)
         for number in sorted(self._entries.keys() | self._runs.keys()):
             try:
@@ -156,7 +138,7 @@ class DatasetSurvey:
                     has = f"{name!r} as {stored[name]}" if name in stored else f"no column {name!r}"
                     raise FormatError(f"{file.path} has {has}, and {self._first} has it as {dtype}")
             if self._stored is None:
-                columns_of(info, stored, self._skipped)
+                columns_of(info, stored, self._images)
                 self._stored, self._first = stored, path
             small = [name for name in (TIMESTAMP, TASK_INDEX, *NEXT_FLAGS) if name in stored and name in known]
             texts = [name for name in known if stored.get(name) == "string"]
@@ -189,7 +171,7 @@ class DatasetSurvey:
 
     def _drift(self, block: _Block, low: int, high: int, frames: Array) -> RbtoolError | None:
         """Return what is wrong with the times of rows, by which frames of videos are found."""
-        if TIMESTAMP not in block.names or not self._videos():
+        if TIMESTAMP not in block.names or self._images == "skip" or not self._info.visual(VIDEO):
             return None
         stated, fps = block.floats(TIMESTAMP)[low:high], self._info.fps
         apart = np.abs(stated - frames[low:high] / fps)
@@ -200,11 +182,8 @@ class DatasetSurvey:
         return FormatError(
             f"{block.file.path}: row {block.start + at:,} has the timestamp {stated[at - low]:.3f} s, its frame "
             f"{frames[at]} at {fps:g} frames a second is at {frames[at] / fps:.3f} s",
-            hint=_WITHOUT_IMAGES,
+            hint=WITHOUT_IMAGES,
         )
-
-    def _videos(self) -> list[str]:
-        return [one.name for one in self._info.visual(VIDEO) if one.name not in self._skipped]
 
     def _add(self, number: int, run: _Run) -> None:
         """Take a run of rows; one that continues where a block was cut becomes part of the run before it."""
@@ -276,39 +255,17 @@ class DatasetSurvey:
                 )
 
     def _require_videos(self, found: FoundDataset) -> None:
-        """Compare the files of videos with the rows, as far as their headers go."""
-        names = self._videos()
-        frames: dict[str, int | RbtoolError] = {}
-        longer: Counter[str] = Counter()
-        for number, episode in list(found.episodes.items()) if names else ():
-            for name in names:
-                place = episode.videos[name]
-                if place.path not in frames:
-                    frames[place.path] = _frames_in(self._info.root / place.path, name)
-                stated = frames[place.path]
-                problem = stated if isinstance(stated, RbtoolError) else self._too_short(episode, name, stated)
-                if problem is not None:
-                    found.damaged[number] = problem
-                    found.episodes.pop(number, None)
-                elif not self._info.shares_files and isinstance(stated, int):
-                    longer[name] += stated > episode.frame + len(episode)
-        for name, count in longer.items():
-            if count:
-                found.notes.append(
-                    f"{count:,} video{'s' if count > 1 else ''} of {name} have more frames than there are rows: the "
-                    "frames of the rows are found by their times, the others are left out"
-                )
-
-    def _too_short(self, episode: FrameEpisode, name: str, frames: int) -> RbtoolError | None:
-        place = episode.videos[name]
-        needed = round(place.start * self._info.fps) + episode.frame + len(episode)
-        if not frames or frames >= needed:
-            return None
-        return FormatError(
-            f"{self._info.root / place.path} has {frames:,} frames, and the rows of episode {episode.number} need "
-            f"{needed:,}",
-            hint=_WITHOUT_IMAGES,
-        )
+        """Compare the files of videos with the rows."""
+        videos = [column for column in found.columns.columns if column.feature.dtype == VIDEO]
+        survey = VideoSurvey(self._info, videos)
+        for number, episode in list(found.episodes.items()) if videos else ():
+            try:
+                survey.require(episode)
+            except FormatError as error:
+                found.damaged[number] = error
+                del found.episodes[number]
+        found.videos = survey.found()
+        found.notes += survey.notes()
 
     def _notes(self, found: FoundDataset) -> Iterator[str]:
         info = self._info
@@ -345,12 +302,3 @@ class _Block:
 
     def distinct_texts(self, low: int, high: int) -> dict[str, list[str]]:
         return {name: list(dict.fromkeys(texts[low:high])) for name, texts in self._texts.items()}
-
-
-def _frames_in(path: Path, name: str) -> int | RbtoolError:
-    try:
-        require_content(path, f"it has frames of {name}", hint=_WITHOUT_IMAGES)
-        with VideoFile(path) as video:
-            return video.stated_frames
-    except FormatError as error:
-        return error

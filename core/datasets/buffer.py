@@ -42,6 +42,7 @@ from ..transforms.base import Compose
 from ..verbs.mixtures import open_mixture
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .storage import DatasetStorage, Mode
+from .videos import with_frames
 
 if TYPE_CHECKING:
     from ..preprocess.processor import Unit
@@ -277,6 +278,7 @@ def load_dataset(
     seed: int | None = None,
     mode: Mode = "c",
     verify: bool = False,
+    decode_video: bool = True,
     root: str | os.PathLike[str] | None = None,
     streaming: bool = False,
     cache_size: int | str | None = None,
@@ -288,7 +290,8 @@ def load_dataset(
     buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
     stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
     `verify` first reads all files and compares them with their digests; what is small is compared at every open.
-    `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. `root` is the storage
+    `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. Frames of videos that the
+    dataset keeps are decoded in each batch that is read, unless `decode_video` is False. `root` is the storage
     root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
     With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, and is read shard by shard, a few ahead
@@ -325,9 +328,10 @@ def load_dataset(
         raise UsageError("cache_size was given without streaming=True, which it is for")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
-        buffer = _mixture(path, root, storage_of, parts, arguments)
+        buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
     else:
         with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
+            arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
     buffer.unseeded = seed is None
     return buffer
@@ -341,15 +345,14 @@ def _mixture(
     arguments: dict[str, Any],
 ) -> ReplayBufferEnsemble:
     """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
-    sampler, transform = parts["sampler"], arguments["transform"]
+    sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
     chain = Compose() if transform is None else Compose(transform)
     looking_back = len(chain.looking_back)
 
     def opened(reader: TedReader | PackedReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
-        return DatasetReplayBuffer(
-            storage=storage_of(reader), **parts | {"sampler": own}, transform=chain[:looking_back]
-        )
+        first = with_frames(reader, chain[:looking_back]) if decode_video else chain[:looking_back]
+        return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
 
     shared = arguments | {"transform": chain[looking_back:] if looking_back else transform}
     return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)

@@ -32,6 +32,7 @@ from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer
 from .storage import DatasetStorage
+from .videos import with_frames
 
 _STORE = ".rbtool-store"
 
@@ -224,6 +225,8 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
             storage = self._opened(split_trajs)
         except CorruptDataError as error:
             raise CorruptDataError(error.message, hint='download="force" replaces it with a sound one') from error
+        with open_steps(self._folder) as reader:
+            arguments["transform"] = with_frames(reader, arguments.get("transform"))
         super().__init__(storage=storage, **arguments)
 
     def _opened(self, split_trajs: bool) -> Storage:

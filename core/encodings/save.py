@@ -17,6 +17,7 @@ from ..format.packed.reader import PackedReader
 from ..format.ted.builder import created_by, provenance_step, write_documents
 from ..format.ted.reader import FolderReader, TedReader
 from ..format.ted.tree import leaf_path, write_tree_meta
+from ..format.videos import refuse_videos, write_videos
 from ..progress import Progress, Silent
 from ..ted.schema import Key
 from .compact import LeafProgress
@@ -180,6 +181,7 @@ def save_compact(
     `step` is how they came there; `target` is as for `save_checkpoint`.
     """
     if form == "h5":
+        refuse_videos(source, "a checkpoint in one file")
         from .h5_writer import write_h5  # loads h5py, which nothing else here needs
 
         def seal(data: FileRecord, explicit: int, parts: tuple[FileRecord, ...]) -> Manifest:
@@ -220,6 +222,7 @@ def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
         *source.episodes.save(folder),
         *write_episode_text(folder, source.episode_text or ()),
         *write_documents(folder, source.documents()),
+        *write_videos(folder, source.videos()),
     ]
 
 

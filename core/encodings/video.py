@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,89 @@ def require_pyav() -> Any:
     return av
 
 
+@dataclass(frozen=True, slots=True)
+class VideoIndex:
+    """Where the frames of a video are, in the order in which they are shown.
+
+    - `stamps`: their time stamps, int64 `[frames]`, ascending.
+    - `keys`: the key frames, at which decoding can start, int64 `[k]`, ascending; `key_times` are the time stamps to
+      seek them by, int64 `[k]`.
+    - `unit`: seconds that a time stamp counts.
+    """
+
+    stamps: Array
+    keys: Array
+    key_times: Array
+    unit: Fraction
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+    @property
+    def times(self) -> Array:
+        """The times of all frames in seconds after the first one, float64 `[frames]`."""
+        times: Array = (self.stamps - self.stamps[0]) * float(self.unit)
+        return times
+
+    def frames_at(self, times: Array, fps: float, path: Path) -> Array:
+        """Return the frames that are shown at these ascending times, in seconds: int64 `[n]`; `path` is for messages.
+
+        FormatError for a time of which no frame is within half a frame, and where two times have one frame.
+        """
+        known = self.times
+        after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
+        before = after - 1
+        after = np.minimum(after, len(known) - 1)
+        found = np.where(np.abs(known[after] - times) < np.abs(known[before] - times), after, before)
+        apart = np.abs(known[found] - times)
+        bad = ~(apart < 0.5 / fps)
+        bad[1:] |= found[1:] <= found[:-1]
+        if bad.any():
+            at = int(bad.argmax())
+            raise FormatError(
+                f"{path} has {len(known):,} frames up to {known[-1]:.3f} s, none of which is that of row {at:,} "
+                f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or that of another row"
+            )
+        return found.astype(np.int64)
+
+    def to_bytes(self) -> bytes:
+        """Write the index: a version, sizes, the unit, and the arrays, all of them int64."""
+        head = [_INDEX_VERSION, len(self.stamps), len(self.keys), self.unit.numerator, self.unit.denominator]
+        return np.concatenate([np.array(head), self.stamps, self.keys, self.key_times]).astype("<i8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, origin: str) -> VideoIndex:
+        """Read what `to_bytes` wrote; CorruptDataError, which names `origin`, for anything else."""
+        numbers = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
+        version, frames, count, over, under = numbers[:5].tolist() if len(numbers) > 5 else (0,) * 5
+        parts = np.split(numbers[5:], [frames, frames + count]) if frames > 0 < count else []
+        if version != _INDEX_VERSION or len(data) != 8 * (5 + frames + 2 * count) or not parts or under <= 0 >= over:
+            raise CorruptDataError(f"{origin} is no index of a video", hint=FETCH_AGAIN)
+        return cls(parts[0], parts[1], parts[2], Fraction(over, under))
+
+
+_INDEX_VERSION = 1
+
+
 class VideoFile(Closing):
     """One video file. Its frames are numbered from 0 in the order in which they are shown; `read` takes any numbers.
 
     Frames are RGB, `[height, width, 3]` of uint8, as PyAV's `to_ndarray(format="rgb24")` gives them. A frame is sought
-    by the time stamp that the container has for it, and compared with the time stamp of what was decoded. Not for use
-    by several threads at once.
+    by the time stamp that the container has for it, and compared with the time stamp of what was decoded. Without an
+    `index` the packets of the file are read for it, and not decoded. `threads` are those of the decoder: one is best
+    for frames in no order. Not for use by several threads at once.
 
     DatasetNotFoundError or FormatError for what is no file, CorruptDataError for one that cannot be decoded, and
     RbtoolError where PyAV or the codec is not there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, index: VideoIndex | None = None, *, threads: int | None = None) -> None:
         self.path = path
         self._av = require_pyav()
+        self._threads = threads
+        self._reformatter = self._av.video.reformatter.VideoReformatter()
         require_regular(path)
+        self._given = index
         self._container: Any = None
         self._decoded: Iterator[Any] = iter(())
         self._place = -1  # the frame that was decoded last
@@ -70,6 +139,8 @@ class VideoFile(Closing):
                 f"{self.path} is in a codec that this PyAV {self._av.__version__} has no decoder of",
                 hint="pip install --upgrade av",
             )
+        if self._threads is not None:
+            context.thread_count = self._threads
         self.shape = (int(context.height), int(context.width), CHANNELS)
         if not 0 < self.shape[0] * self.shape[1] <= _MOST_PIXELS:
             self.close()
@@ -80,59 +151,36 @@ class VideoFile(Closing):
         """The number of frames that the header states, 0 where it states none; nothing else is read for it."""
         return int(self._stream.frames)
 
-    @cached_property
-    def _index(self) -> tuple[Array, Array, Array]:
-        """Time stamps of all frames, ascending; frames from which decoding can start, and their decoding times."""
+    @property
+    def index(self) -> VideoIndex:
+        """Where the frames are."""
+        if self._given is None:
+            with self._damage():
+                self._given = self._look_over()
+        return self._given
+
+    def _look_over(self) -> VideoIndex:
         stamps, keys = [], []
-        with self._damage():
-            for packet in self._container.demux(self._stream):
-                if not packet.size or packet.is_discard:
-                    continue
-                if packet.pts is None:
-                    raise CorruptDataError(f"{self.path} has frames without a time")
-                stamps.append(packet.pts)
-                if packet.is_keyframe:
-                    keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
         self._rewound = False
+        for packet in self._container.demux(self._stream):
+            if not packet.size or packet.is_discard:
+                continue
+            if packet.pts is None:
+                raise CorruptDataError(f"{self.path} has frames without a time")
+            stamps.append(packet.pts)
+            if packet.is_keyframe:
+                keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
         times = np.unique(np.array(stamps, np.int64))
         if len(times) != len(stamps) or not keys:
             raise CorruptDataError(f"{self.path} has several frames of one time, or no key frame")
         pairs = np.array(sorted(keys), np.int64)
-        starts = np.searchsorted(times, pairs[:, 0])
+        starts = np.searchsorted(times, pairs[:, 0]).astype(np.int64)
         if starts[0]:  # frames before the first key frame cannot be decoded
             raise CorruptDataError(f"{self.path} does not begin with a key frame")
-        return times, starts, pairs[:, 1]
+        return VideoIndex(times, starts, pairs[:, 1].copy(), Fraction(self._stream.time_base))
 
     def __len__(self) -> int:
-        return len(self._index[0])
-
-    @property
-    def times(self) -> Array:
-        """The times of all frames in seconds after the first one, float64 `[frames]`."""
-        stamps = self._index[0]
-        times: Array = (stamps - stamps[0]) * float(self._stream.time_base)
-        return times
-
-    def frames_at(self, times: Array, fps: float) -> Array:
-        """Return the frames that are shown at these ascending times, in seconds: int64 `[n]`.
-
-        FormatError for a time of which no frame is within half a frame, and where two times have one frame.
-        """
-        known = self.times
-        after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
-        before = after - 1
-        after = np.minimum(after, len(known) - 1)
-        found = np.where(np.abs(known[after] - times) < np.abs(known[before] - times), after, before)
-        apart = np.abs(known[found] - times)
-        bad = ~(apart < 0.5 / fps)
-        bad[1:] |= found[1:] <= found[:-1]
-        if bad.any():
-            at = int(bad.argmax())
-            raise FormatError(
-                f"{self.path} has {len(known):,} frames up to {known[-1]:.3f} s, none of which is that of row {at:,} "
-                f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or that of another row"
-            )
-        return found.astype(np.int64)
+        return len(self.index)
 
     def read(self, frames: Array) -> Array:
         """Decode these frames, in any order and as often as they occur: uint8 `[n, height, width, 3]`."""
@@ -143,28 +191,32 @@ class VideoFile(Closing):
             )
         images = np.empty((len(wanted), *self.shape), np.uint8)
         order = np.argsort(wanted, kind="stable")
-        last, image = -1, None
+        before = -1
         for place in order.tolist():
-            number = int(wanted[place])
-            if number != last or image is None:
-                last, image = number, self._image(number)
-            images[place] = image
+            if before >= 0 and wanted[before] == wanted[place]:
+                images[place] = images[before]
+            else:
+                self._put_image(int(wanted[place]), images[place])
+            before = place
         return images
 
-    def _image(self, number: int) -> Array:
+    def _put_image(self, number: int, image: Array) -> None:
+        """Decode a frame into `image`, `[height, width, 3]`."""
         with self._damage():
             if number != self._place or self._frame is None:
                 self._frame = self._decode(number)
                 self._place = number
             found = (self._frame.height, self._frame.width, CHANNELS)
             if found == self.shape:  # before any memory is taken for it
-                image: Array = self._frame.to_ndarray(format="rgb24")
-                return image
+                plane = self._reformatter.reformat(self._frame, format="rgb24").planes[0]
+                rows = np.frombuffer(plane, np.uint8).reshape(found[0], plane.line_size)
+                image.reshape(found[0], -1)[:] = rows[:, : found[1] * CHANNELS]
+                return
         raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, {list(self.shape)} is expected")
 
     def _decode(self, number: int) -> Any:
         """Decode one frame, from where decoding is, or from the nearest start before it."""
-        stamps, starts, _ = self._index
+        stamps, starts = self.index.stamps, self.index.keys
         nearest = int(np.searchsorted(starts, number, side="right")) - 1
         if self._rewound and self._place <= number and starts[nearest] <= self._place + 1:
             frame = self._next_at(int(stamps[number]))
@@ -179,7 +231,8 @@ class VideoFile(Closing):
 
     def _seek(self, start: int) -> None:
         self._place, self._frame, self._rewound = -1, None, True
-        stamp = int(self._index[2][start]) if start else min(int(self._index[2][0]), int(self._index[0][0]))
+        index = self.index
+        stamp = int(index.key_times[start]) if start else min(int(index.key_times[0]), int(index.stamps[0]))
         self._container.seek(stamp, stream=self._stream)
         self._decoded = self._container.decode(self._stream)
 

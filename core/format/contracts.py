@@ -34,7 +34,8 @@ class SourceFacts:
     """What a reader states about its source before it reads any step.
 
     `fields` pairs each source field, under its root key, with when it is known. `spaces` holds the observation
-    and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim.
+    and action spaces as strict JSON. `documents` are the source's own metadata files, kept verbatim, and
+    `videos` the files of videos that rows refer to, by their names in the dataset (`format.videos`).
     `episode_numbers` are the source's ids of all its episodes in storage order; `steps` is their total length, and
     `lengths` the length of each where it is known. `final_missing` states that the source may have no observation after
     the last step of an episode: then each last piece states whether it has. A source that never has one, and states the
@@ -51,6 +52,7 @@ class SourceFacts:
     dropped_keys: tuple[Dropped, ...] = ()
     notes: tuple[str, ...] = ()
     documents: Mapping[str, bytes] = field(default_factory=dict)
+    videos: Mapping[str, Path | bytes] = field(default_factory=dict)
     env_metadata: Mapping[str, Any] | None = None
     lengths: Sequence[int] | None = None
     final_missing: bool = False
@@ -164,6 +166,10 @@ class StepReader(Closing, ABC):
     def documents(self) -> dict[str, bytes]:
         """The source's own metadata files by name, and `env_metadata.json` where there is one."""
 
+    def videos(self) -> dict[str, Path | bytes]:
+        """Where the files of kept videos can be read, by name, while this reader is open."""
+        return {}
+
     def again(self) -> StepReader:
         """Return a reader of the same steps, for another thread or process; of the very same files where it can."""
         return copy.copy(self)
@@ -221,6 +227,9 @@ class PassedSteps(StepReader):
 
     def documents(self) -> dict[str, bytes]:
         return self.source.documents()
+
+    def videos(self) -> dict[str, Path | bytes]:
+        return self.source.videos()
 
     def again(self) -> StepReader:
         return type(self)(self.source.again())

@@ -131,6 +131,8 @@ MANIFEST = f"{HIDDEN}/manifest.json"
 TRANSFERS = f"{HIDDEN}/transfers.jsonl"
 """What is recorded of uploads and downloads: the one file in a dataset that its manifest never lists."""
 
+VIDEOS = f"{HIDDEN}/videos/"
+"""Prefix of the paths of videos that are kept, and of their indexes."""
 SOURCE_DOCUMENTS = f"{HIDDEN}/source/"
 """Prefix of the paths of the source's own metadata files."""
 ENV_METADATA = "env_metadata.json"
@@ -361,8 +363,11 @@ def content_digest(files: tuple[FileRecord, ...]) -> str:
 
 
 def content_files(files: Iterable[FileRecord]) -> list[FileRecord]:
-    """Choose the data and episode files; the source's own metadata and `env_metadata.json` are left out."""
-    return [file for file in files if not is_source_document(file.path)]
+    """Choose the data and episode files: all but the source's own metadata, `env_metadata.json` and kept videos.
+
+    The rows have the ids of videos, which are parts of their digests.
+    """
+    return [file for file in files if not (is_source_document(file.path) or file.path.startswith(VIDEOS))]
 
 
 def is_source_document(path: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -170,6 +171,9 @@ class MergedSteps(StepReader):
 
     def documents(self) -> dict[str, bytes]:
         return joined_documents([member.documents() for member in self.members])
+
+    def videos(self) -> dict[str, Path | bytes]:
+        return {name: content for member in self.members for name, content in member.videos().items()}
 
     def verify_files(self) -> None:
         for member in self.members:

@@ -77,10 +77,9 @@ class Reader(Closing, ABC):
     - `on_close()`: close what `on_open` opened; optional.
 
     and may implement `read_episodes`, where many short episodes can be read together, `read_outcomes`, where rewards
-    and flags can be read without the rest, `notes_on` and `require_sound`, where they depend on the episodes chosen,
-    `verify_read`, where the files have checksums.
-    Options that a format needs are named in `option_names` and found in `self.options`. `core.testing.readers` holds
-    the tests of the contract.
+    and flags can be read without the rest, `notes_on`, `videos_of` and `require_sound`, where they depend on the
+    episodes chosen, `verify_read`, where the files have checksums. Options that a format needs are named in
+    `option_names` and found in `self.options`. `core.testing.readers` holds the tests of the contract.
     """
 
     path: Path
@@ -103,8 +102,7 @@ class Reader(Closing, ABC):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Return the facts of all episodes from a pass over structure and text, not over the arrays.
 
-        Called once. `progress` takes how many more episodes were looked at.
-        """
+        Called once. `progress` takes how many more episodes were looked at."""
 
     @abstractmethod
     def read_episode(self, number: int) -> Iterator[Piece]:
@@ -133,6 +131,10 @@ class Reader(Closing, ABC):
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
         """Return sentences on these episodes that a user should read, after those of the facts."""
         return ()
+
+    def videos_of(self, numbers: Sequence[int]) -> Mapping[str, Path | bytes]:
+        """Return the files of kept videos that these episodes refer to, as in `SourceFacts.videos`."""
+        return {}
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
@@ -191,22 +193,21 @@ class Reader(Closing, ABC):
 
         With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
         to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
-        `progress` takes how many more episodes were looked at. Raises UsageError for episodes that are not there.
+        `progress` takes how many more were looked at. Raises UsageError for episodes that are not there.
         """
         whole = self.__survey(progress)
         numbers = whole.episode_numbers if selection is None else select_episodes(selection, whole.episode_numbers)
         self.require_sound(numbers, everything=selection is None)
-        notes = [*whole.notes, *self.notes_on(numbers)]
-        steps, lengths = whole.steps, whole.lengths
+        notes, steps, lengths = [*whole.notes, *self.notes_on(numbers)], whole.steps, whole.lengths
         if whole.final_missing and self.final_step != "repeat":
             kept = self.__without_last_steps(whole, numbers)
-            left = set(numbers) - kept.keys()
-            notes += [_vanished(sorted(left))] if left else []
+            notes += [_vanished(sorted(left))] if (left := set(numbers) - kept.keys()) else []
             numbers, steps, lengths = list(kept), sum(kept.values()), list(kept.values())
         elif selection is not None:
             lengths = self.__lengths(whole, numbers)
             steps = sum(lengths)
-        return replace(whole, episode_numbers=numbers, steps=steps, lengths=lengths, notes=tuple(notes))
+        found = replace(whole, episode_numbers=numbers, steps=steps, lengths=lengths, notes=tuple(notes))
+        return replace(found, videos=self.videos_of(numbers))
 
     @final
     def stated(self, *, progress: Callable[[int], None] | None = None) -> SourceFacts:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from ..errors import SchemaError, UsageError
 from ..ted.schema import Field, Key
@@ -15,6 +15,7 @@ from .contracts import Array, StepReader, own_attributes, refuse_overrides
 from .episodes import EpisodeTable
 from .manifest import Dropped
 from .returns import table_with_returns
+from .videos import refuse_videos
 
 _CHUNK_BYTES = 4 << 20
 
@@ -77,12 +78,16 @@ class Chosen:
 class Sink(ABC):
     """Writes episodes in one format.
 
+    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset.
+
     The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
     hold; and `write_rows(target, progress)`. It may implement `size`.
 
     `notes` are sentences on what is different there, `dropped` the keys left out; both are known once `check` has
     returned.
     """
+
+    keeps_videos: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -116,6 +121,8 @@ class Sink(ABC):
     def check(self) -> None:
         """Raise SchemaError where the format cannot hold the data, before anything is written."""
         if not self._prepared:
+            if not self.keeps_videos:
+                refuse_videos(self.chosen.reader, "an export in this format")
             self.prepare()
             self._prepared = True
 

@@ -378,6 +378,7 @@ def result_origin(
         dropped_keys=(*manifest.dropped_keys, *dropped_keys),
         notes=tuple(notes),
         documents=documents,
+        videos=reader.videos(),
     )
 
 

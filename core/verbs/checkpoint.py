@@ -22,6 +22,7 @@ from ..format.manifest import Manifest
 from ..format.packed.builder import write_dataset
 from ..format.staging import Staging, is_ours
 from ..format.ted.builder import Origin, provenance_step
+from ..format.videos import refuse_videos
 from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
@@ -338,6 +339,7 @@ def _build_for_torchrl(
     The name is that of an H5 file if the destination ends in `.h5`; None publishes the folder.
     """
     progress = progress or Silent()
+    refuse_videos(source, "a checkpoint for TorchRL")
     target = staging.path / _H5_NAME if form == "h5" else staging.path
     filled = FilledStorage.of_dataset(source.manifest.steps)
     with verified_steps(source) as steps:

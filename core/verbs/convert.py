@@ -215,7 +215,7 @@ class Rewriting:
         manifest = reader.manifest
         codecs = parse_codecs(self.compress, reader.fields)
         origin = replace(
-            Origin.of(_planned(reader), reader.documents()),
+            Origin.of(_planned(reader), reader.documents(), reader.videos()),
             request=self._request(manifest),
             provenance=(*manifest.provenance, self._step(reader)),
         )

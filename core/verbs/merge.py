@@ -185,7 +185,7 @@ class _Merging:
             new = numbers if renumbered else None
             merged = MergedSteps(members, schema, manifest, order=order, numbers=new)
             self.progress.start("merging", manifest.steps, "steps")
-            origin = Origin.of(manifest, merged.documents())
+            origin = Origin.of(manifest, merged.documents(), merged.videos())
             made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.progress.advance)
             stack.close()  # compares what was read with its digests, before anything is published
             self.progress.done()

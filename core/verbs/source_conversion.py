@@ -31,6 +31,7 @@ from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step
+from ..format.videos import size_of_videos
 from ..progress import Progress
 from ..remote.checksums import matches
 from ..ted.schema import Field, row_bytes, ted_fields
@@ -174,7 +175,7 @@ class SourceConversion:
 
     @cached_property
     def _expected_bytes(self) -> int:
-        documents = sum(map(len, self.facts.documents.values()))
+        documents = sum(map(len, self.facts.documents.values())) + size_of_videos(self.facts.videos)
         episodes = _EPISODE_BYTES * len(self.facts.episode_numbers)
         return (
             rows_bytes(self._fields, self._layout, self.facts.steps, len(self.facts.episode_numbers))
@@ -275,6 +276,7 @@ class SourceConversion:
             dropped_keys=self.facts.dropped_keys,
             notes=self.facts.notes,
             documents=documents,
+            videos=self.facts.videos,
         )
 
 

@@ -291,7 +291,7 @@ class _Splitting:
         manifest = planned_manifest(reader)
         step = self._step(self._names[part], chosen)
         return replace(
-            Origin.of(manifest, reader.documents()),
+            Origin.of(manifest, reader.documents(), reader.videos()),
             request=replace(manifest.request, layout=self.layout),
             provenance=(*manifest.provenance, step),
         )

@@ -203,10 +203,7 @@ def test_a_video_of_another_size_costs_its_episode(older: Path) -> None:
 
 
 def test_frames_after_the_rows_are_left_out_and_counted(older: Path) -> None:
-    before = rbtool.convert(older, older.parent / "before").content_digest
-    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)], g="1", crf="0")
-    result = rbtool.convert(older, older.parent / "after", episodes="0,2")
-    assert result.content_digest != before
+    write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)])
     notes = rbtool.convert(older, older.parent / "all").notes
     assert any("1 video of observation.images.top have more frames" in note for note in notes)
 

@@ -33,11 +33,12 @@ KEYS: dict[str, Key] = {
 
 
 def small(path: Path, **arguments: Any) -> LerobotReader:
-    return type("Small", (LerobotReader,), {"piece_bytes": 40_000})(path, **arguments)
+    size = 700 if arguments.get("options") == {"images": "keep"} else 40_000
+    return type("Small", (LerobotReader,), {"piece_bytes": size})(path, **arguments)
 
 
 class _Contract(ReaderTests):
-    version, images = "v2.1", "video"
+    version, images, choice = "v2.1", "video", "decode"
 
     @pytest.fixture(autouse=True)
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -50,12 +51,21 @@ class _Contract(ReaderTests):
     def reader(self) -> type[Reader]:
         return LerobotReader
 
+    def open(self) -> Reader:
+        return LerobotReader(self.folder, options={"images": self.choice})
+
     def with_small_pieces(self) -> Reader:
-        return small(self.folder)
+        return small(self.folder, options={"images": self.choice})
 
 
 class TestReaderOfEpisodeFiles(_Contract):
     """v2.1, with videos."""
+
+
+class TestReaderOfKeptVideos(_Contract):
+    """v3.0, with videos that are not decoded."""
+
+    version, choice = "v3.0", "keep"
 
 
 class TestReaderOfSharedFiles(_Contract):
@@ -77,7 +87,7 @@ def image_keys(features: dict[str, Any]) -> dict[str, Key]:
 
 def assert_equals_plain_reading(folder: Path, out: Path, final_step: FinalStep = "repeat", **options: Any) -> None:
     """Convert, and compare every row, the one after it and the ends with a plain reading."""
-    result = rbtool.convert(folder, out, final_step=final_step, **options)
+    result = rbtool.convert(folder, out, final_step=final_step, images="decode", **options)
     features = json.loads((folder / "meta/info.json").read_text())["features"]
     keys = {name: key for name, key in KEYS.items() if name in features} | image_keys(features)
     states = [name for name, key in keys.items() if key[0] == "observation"]
@@ -242,11 +252,12 @@ def test_a_type_that_the_stated_one_holds_becomes_it_and_another_is_kept(tmp_pat
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_any_number_of_workers_writes_the_same_bytes(version: str, layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_any_number_of_workers_writes_the_same_bytes(version: str, layout: str, images: str, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "d", random_takes((5, 1, 6, 9)), version=version)
     digests = {
-        rbtool.convert(folder, tmp_path / f"out{count}", num_workers=count, layout=layout).content_digest
-        for count in (0, 1, 2)
+        rbtool.convert(folder, tmp_path / f"{count}", num_workers=count, layout=layout, images=images).content_digest
+        for count in (0, 2)
     }
     assert len(digests) == 1
 
@@ -255,7 +266,9 @@ def test_a_video_folder_of_another_name_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     shutil.copytree(DATA / "v21", folder)
     (folder / "videos").rename(folder / "video")
-    one, other = (rbtool.convert(path, tmp_path / f"{path.name} out") for path in (DATA / "v21", folder))
+    one, other = (
+        rbtool.convert(path, tmp_path / f"{path.name} out", images="decode") for path in (DATA / "v21", folder)
+    )
     assert one.content_digest == other.content_digest
 
 
@@ -265,6 +278,6 @@ def test_image_shapes_with_channels_first(tmp_path: Path) -> None:
     info["features"][CAMERA] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
     (folder / "meta/info.json").write_text(json.dumps(info))
     expected = np.stack([row[CAMERA] for row in plain_rows(folder)])
-    with LerobotReader(folder) as reader:
+    with LerobotReader(folder, options={"images": "decode"}) as reader:
         (piece,) = reader.pieces()
         assert np.array_equal(piece.columns["observation", "image", "top"][:3], np.moveaxis(expected, -1, 1))

@@ -18,6 +18,7 @@ from ...format.packed.reader import PackedReader
 from ...format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from ...format.ted.reader import TedReader
 from ...format.ted.tree import leaf_path
+from ...format.videos import refuse_videos
 from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
@@ -45,7 +46,11 @@ class EpisodeShards:
 
     @classmethod
     def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
-        """Cut a dataset into shards of `SHARD_BYTES`, each with the episode that reaches beyond."""
+        """Cut a dataset into shards of `SHARD_BYTES`, each with the episode that reaches beyond.
+
+        UsageError for one with videos that are kept, which are in no shard.
+        """
+        refuse_videos(reader, "a stream of shards")
         lengths = reader.episodes.length.astype(np.int64)
         ends = np.cumsum(lengths) * max(1, row_bytes(reader.fields))
         bounds, begin = [0], 0

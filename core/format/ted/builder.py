@@ -36,6 +36,7 @@ from ..manifest import (
 from ..open_files import pread_into, pread_rows
 from ..row_runs import Rows, as_array
 from ..syncing import sync_file
+from ..videos import VideoContents, reference_keys, write_videos
 from .tree import (
     FieldRange,
     MappedLeaf,
@@ -192,13 +193,14 @@ class Origin:
     dropped_keys: tuple[Dropped, ...] = ()
     notes: tuple[str, ...] = ()
     documents: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    videos: VideoContents = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, manifest: Manifest, documents: Mapping[str, bytes]) -> Origin:
-        """Carry over what another dataset or checkpoint states about itself."""
+    def of(cls, manifest: Manifest, documents: Mapping[str, bytes], videos: VideoContents | None = None) -> Origin:
+        """Carry over what another dataset or checkpoint states about itself, with the videos that it keeps."""
         return cls(
             manifest.request, manifest.provenance, manifest.resolved_revision, manifest.spaces,
-            manifest.renamed_keys, manifest.dropped_keys, manifest.notes, documents,
+            manifest.renamed_keys, manifest.dropped_keys, manifest.notes, documents, videos or {},
         )  # fmt: skip
 
 
@@ -281,6 +283,7 @@ def write_manifest(
     """Complete a folder whose data files are written: episodes, text, documents and, last, the manifest."""
     files = [*data, *table.save(folder), *write_episode_text(folder, text or ())]
     files += write_documents(folder, origin.documents)
+    files += write_videos(folder, origin.videos if reference_keys(leaves) else {})
     files.sort()
     manifest = Manifest(
         kind="dataset", layout=layout, request=origin.request, steps=table.steps, episodes=len(table),

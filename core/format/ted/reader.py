@@ -17,7 +17,17 @@ from ..contracts import Array
 from ..digest import FileRecord
 from ..documents import parse_json
 from ..episodes import EPISODES_TEXT, EpisodeRow, EpisodeTable, parse_episode_text
-from ..manifest import ENV_METADATA, HIDDEN, MANIFEST, SOURCE_DOCUMENTS, Dropped, Manifest, Request, is_source_document
+from ..manifest import (
+    ENV_METADATA,
+    HIDDEN,
+    MANIFEST,
+    SOURCE_DOCUMENTS,
+    VIDEOS,
+    Dropped,
+    Manifest,
+    Request,
+    is_source_document,
+)
 from ..open_files import ListedFiles, MappedWindow, OpenedReader, OpenFiles
 from ..returns import sum_rewards
 from ..staging import mend
@@ -67,6 +77,10 @@ class FolderReader(OpenedReader):
     def documents(self) -> dict[str, bytes]:
         names = [file.path for file in self.manifest.files if is_source_document(file.path)]
         return {name.removeprefix(SOURCE_DOCUMENTS): self.listed.read(name) for name in names}
+
+    def videos(self) -> dict[str, Path | bytes]:
+        names = [file.path for file in self.manifest.files if file.path.startswith(VIDEOS)]
+        return {name.removeprefix(VIDEOS): self.listed.place(name) for name in names}
 
     @property
     def kept_steps(self) -> int:

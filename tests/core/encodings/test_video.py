@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lerobot_files import decoded, picture, write_video
 
-from rbtool.core.encodings.video import VideoFile
+from rbtool.core.encodings.video import VideoFile, VideoIndex
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 
 DATA = Path(__file__).parents[2] / "data" / "lerobot"
@@ -54,13 +54,26 @@ def path(tmp_path: Path) -> Path:
 
 def test_frames_are_found_by_their_times(path: Path) -> None:
     with VideoFile(path) as video:
-        assert video.times == pytest.approx(np.arange(12) / 10)
-        assert video.frames_at(np.array([0.2, 0.3]), 10).tolist() == [2, 3]
-        assert video.frames_at(np.array([0.24, 0.26]), 10).tolist() == [2, 3]
-        assert video.frames_at(np.array([0.1, 0.5, 1.1]), 10).tolist() == [1, 5, 11]
+        assert video.index.times == pytest.approx(np.arange(12) / 10)
+        assert video.index.frames_at(np.array([0.2, 0.3]), 10, path).tolist() == [2, 3]
+        assert video.index.frames_at(np.array([0.24, 0.26]), 10, path).tolist() == [2, 3]
+        assert video.index.frames_at(np.array([0.1, 0.5, 1.1]), 10, path).tolist() == [1, 5, 11]
         for times in ([1.2], [0.1, 0.12], [-0.06], [np.nan]):
             with pytest.raises(FormatError, match="none of which is that of row"):
-                video.frames_at(np.array(times), 10)
+                video.index.frames_at(np.array(times), 10, path)
+
+
+def test_an_index_is_read_again_and_nothing_else_is_taken_for_one(path: Path) -> None:
+    with VideoFile(path) as video:
+        index, expected = video.index, video.read(np.arange(12))
+    data = index.to_bytes()
+    again = VideoIndex.from_bytes(data, "v.index")
+    assert again.unit == index.unit
+    with VideoFile(path, again) as video:
+        assert np.array_equal(video.read(np.arange(12)[::-1]), expected[::-1])
+    for other in (b"", data[:-8], data + b"0", bytes(len(data)), b"\xff" * len(data)):
+        with pytest.raises(CorruptDataError, match=r"v\.index is no index"):
+            VideoIndex.from_bytes(other, "v.index")
 
 
 def test_frames_that_are_not_there_are_refused(path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Videos that a dataset keeps, decoded in the batches of its buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..format.contracts import StepReader
+from ..format.videos import reference_keys
+from ..transforms.base import Compose
+from ..transforms.video import DecodeVideo
+
+
+def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = False) -> Any:
+    """Return `transform`, which may be None, with one in front that decodes the frames of kept videos.
+
+    Transforms that look back stay first. The same transform for a dataset that keeps no videos.
+    """
+    keys = reference_keys(reader.fields)
+    if not keys:
+        return transform
+    decode = DecodeVideo(reader.path, keys, channels_first=channels_first)
+    if transform is None:
+        return decode
+    chain = Compose(transform)
+    first = len(chain.looking_back)
+    return Compose(*chain[:first], decode, *chain[first:])

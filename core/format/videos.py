@@ -1,0 +1,98 @@
+"""Videos that are kept in a dataset: files in `.rbtool/videos`, and the fields whose rows refer to their frames.
+
+A file is named after its content, `ID.mp4`, next to `ID.index`, where its frames are. A row of the field
+`video.observation.image.top` has two numbers: the id of the file and the number of the frame, which is the row of
+`observation.image.top`. Equal ids are equal files, so that rows of several datasets can be joined as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from ..errors import CorruptDataError, UsageError
+from ..ted.schema import NEXT, Field, Key
+from .contracts import StepReader
+from .digest import PREFIX, FileRecord, open_regular
+from .manifest import VIDEOS
+from .syncing import NewFile
+
+VIDEO = "video"
+VideoContents: TypeAlias = Mapping[str, Path | bytes]
+"""Files of videos and their indexes by name: where their bytes are, or the bytes."""
+_PIECE = 1 << 20
+_ID_DIGITS = 15
+"""Hexadecimal digits of the digest in an id: 60 bits, which int64 holds."""
+
+
+def video_id(digest: str) -> int:
+    """Return the id of a file with that digest: 0 is the id of no file."""
+    return int(digest.removeprefix(PREFIX)[:_ID_DIGITS], 16)
+
+
+def video_name(number: int) -> str:
+    """Name the file of a video."""
+    return f"{number:0{_ID_DIGITS}x}.mp4"
+
+
+def index_name(number: int) -> str:
+    """Name the file that holds where the frames of a video are."""
+    return f"{number:0{_ID_DIGITS}x}.index"
+
+
+def reference_field(field: Field) -> Field:
+    """Return the field that refers to the frames of an image, int64 `[2]`: the id of the file, and the frame."""
+    return Field((VIDEO, *field.key), "int64", (2,), "id")
+
+
+def reference_keys(fields: Iterable[Field]) -> list[Key]:
+    """Return the keys of the fields that refer to frames of videos, at the root and under `next`."""
+    alike = (field.key for field in fields if (field.dtype, field.shape, field.role) == ("int64", (2,), "id"))
+    return [key for key in alike if len(key) > 1 + (key[0] == NEXT) and key[key[0] == NEXT] == VIDEO]
+
+
+def image_key(key: Key) -> Key:
+    """Return the key of the image that a field refers to, at the root or under `next`."""
+    lead = (NEXT,) if key[0] == NEXT else ()
+    return (*lead, *key[len(lead) + 1 :])
+
+
+def size_of_videos(videos: VideoContents) -> int:
+    """Bytes of all files."""
+    return sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in videos.values())
+
+
+def write_videos(folder: Path, videos: VideoContents) -> list[FileRecord]:
+    """Write files of videos into the folder of a dataset; CorruptDataError for a file that changed since."""
+    found = []
+    for name, content in videos.items():
+        file = NewFile(folder / f"{VIDEOS}{name}")
+        try:
+            if isinstance(content, bytes):
+                file.append(memoryview(content))
+            else:
+                _copy(content, file)
+                if name.endswith(".mp4") and video_name(video_id(file.digest)) != name:
+                    raise CorruptDataError(f"{content} was changed while it was read", hint="run it again")
+            file.sync()
+        finally:
+            file.close()
+        found.append(FileRecord(f"{VIDEOS}{name}", file.size, file.digest))
+    return found
+
+
+def _copy(source: Path, file: NewFile) -> None:
+    with os.fdopen(open_regular(source), "rb", buffering=0) as opened:
+        while data := opened.read(_PIECE):
+            file.append(memoryview(data))
+
+
+def refuse_videos(reader: StepReader, what: str) -> None:
+    """Raise UsageError for a dataset whose images are in kept videos, which `what` cannot hold."""
+    if reference_keys(reader.fields):
+        raise UsageError(
+            f"{reader.path} has images in videos that are kept, which {what} cannot hold",
+            hint="convert the original with --images decode, or with --images skip",
+        )

@@ -1,0 +1,105 @@
+"""Frames of videos that a dataset keeps, decoded when a batch leaves the buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..encodings.open_videos import open_video
+from ..encodings.video import VideoIndex
+from ..errors import CorruptDataError, SchemaError
+from ..format.manifest import VIDEOS
+from ..format.videos import image_key, index_name, video_name
+from .base import Transform
+from .keyed import Path as KeyPath
+from .keyed import as_keys, require_tensordict
+
+_MOST_THREADS = 8
+_DIGITS = 1 << 60
+
+
+class DecodeVideo(Transform):
+    """Replaces references to frames of the videos that the dataset at `path` keeps: `("video", *key)` becomes `key`.
+
+    `in_keys` are the keys of references, at the root and under `next`, int64 `[*batch, 2]`: the id of a file and the
+    number of a frame. Absent ones are passed over. Frames are uint8 `[*batch, height, width, 3]`, with `channels_first`
+    `[*batch, 3, height, width]`. A reference to the id 0 is padding and becomes zeros. The frames are exactly those
+    that decoding each video from its start gives. Files are decoded by several threads, and a few stay open in each
+    process.
+
+    CorruptDataError for a video that is missing or damaged, SchemaError (a RuntimeError) for references that are none,
+    RbtoolError where PyAV is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], in_keys: Any, *, channels_first: bool = False) -> None:
+        super().__init__()
+        self.path = Path(path).absolute()
+        self.in_keys = as_keys(in_keys)
+        self.channels_first = channels_first
+
+    def forward(self, data: Any) -> Any:
+        batch = require_tensordict(data, self)
+        images = {key: image_key(key) for key in self.in_keys if batch.get(key, None) is not None}
+        references = {key: self._checked(batch.get(key), key) for key in images}
+        frames = self._decoded({key: one.reshape(-1, 2) for key, one in references.items()})
+        decoded = batch.exclude(*images).filter_empty_()
+        for key, image in images.items():
+            rows = torch.from_numpy(frames[key]).reshape(*references[key].shape[:-1], *frames[key].shape[1:])
+            decoded.set(image, rows.movedim(-1, -3).contiguous() if self.channels_first else rows)
+        return decoded
+
+    @staticmethod
+    def _checked(references: Any, key: KeyPath) -> NDArray[np.int64]:
+        if not isinstance(references, torch.Tensor) or references.dtype != torch.int64 or references.shape[-1:] != (2,):
+            raise SchemaError(f"{'.'.join(key)} does not refer to frames: int64 [..., 2] is expected")
+        found: NDArray[np.int64] = references.numpy(force=True)
+        return found
+
+    def _decoded(self, references: Mapping[KeyPath, NDArray[np.int64]]) -> dict[KeyPath, NDArray[np.uint8]]:
+        """Decode the frames of all keys, each file once for all that refer to it."""
+        found: dict[KeyPath, NDArray[np.uint8]] = {}
+        jobs: dict[int, list[tuple[KeyPath, NDArray[np.int64]]]] = {}
+        for key, rows in references.items():
+            for number in np.unique(rows[:, 0]).tolist():
+                if number:
+                    jobs.setdefault(number, []).append((key, np.flatnonzero(rows[:, 0] == number)))
+
+        def decode(number: int) -> list[tuple[KeyPath, NDArray[np.int64], NDArray[np.uint8]]]:
+            parts = jobs[number]
+            frames = np.concatenate([references[key][places, 1] for key, places in parts])
+            images = self._read(number, frames)
+            cuts = np.cumsum([len(places) for _, places in parts])[:-1]
+            return [(key, places, part) for (key, places), part in zip(parts, np.split(images, cuts), strict=True)]
+
+        if len(jobs) > 1:
+            with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1, _MOST_THREADS)) as pool:
+                done = list(pool.map(decode, jobs))
+        else:
+            done = [decode(number) for number in jobs]
+        for key, places, images in (part for parts in done for part in parts):
+            if key not in found:
+                found[key] = np.zeros((len(references[key]), *images.shape[1:]), np.uint8)
+            if images.shape[1:] != found[key].shape[1:]:
+                raise SchemaError(f"{'.'.join(key)}: videos have frames of {list(images.shape[1:])} and of "
+                                  f"{list(found[key].shape[1:])}")  # fmt: skip
+            found[key][places] = images
+        return {key: found.get(key, np.zeros((len(rows), 0, 0, 3), np.uint8)) for key, rows in references.items()}
+
+    def _read(self, number: int, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
+        if not 0 < number < _DIGITS:
+            raise SchemaError(f"{number} is no id of a video")
+        path = self.path / f"{VIDEOS}{video_name(number)}"
+        if not path.is_file():
+            raise CorruptDataError(f"{path} is missing: rows refer to its frames")
+        index = self.path / f"{VIDEOS}{index_name(number)}"
+        with open_video(path, lambda: VideoIndex.from_bytes(index.read_bytes(), str(index))) as video:
+            if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
+                raise CorruptDataError(f"{path} has {len(video):,} frames, rows refer to frame {int(frames.max()):,}")
+            return video.read(frames)

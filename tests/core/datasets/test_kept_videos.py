@@ -1,0 +1,217 @@
+"""Videos that a dataset keeps: batches have the frames that decoding gives, in any order and process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
+from torch.utils.data import DataLoader
+
+import rbtool
+from rbtool.core.encodings.open_videos import clear_video_decoder_cache, set_video_decoder_cache_size
+from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format.videos import reference_keys
+from rbtool.core.opening import open_steps
+
+DATA = Path(__file__).parents[2] / "data" / "lerobot"
+IMAGE = ("observation", "image", "top")
+STEPS = 20
+
+
+@pytest.fixture(scope="module", params=["v2.1", "v3.0"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("kept") / "d", random_takes((6, 1, 4, 9)), version=request.param)
+
+
+@pytest.fixture(scope="module")
+def kept(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layout = "ted" if source.parent.name.endswith("0") else "packed"
+    return rbtool.convert(source, tmp_path_factory.mktemp("out") / "kept", layout=layout).path
+
+
+@pytest.fixture
+def own(kept: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(kept, tmp_path / "own"))
+
+
+def frames(source: Path) -> tuple[Any, Any]:
+    """Return the frame of each row, and the one after it: that of the row itself at ends, where none is known."""
+    rows = plain_rows(source)
+    images = np.stack([row[CAMERA] for row in rows])
+    numbers = np.array([row["episode_index"] for row in rows])
+    after = np.arange(1, len(rows) + 1)
+    after[[*(np.flatnonzero(np.diff(numbers))), len(rows) - 1]] -= 1
+    return images, images[after]
+
+
+def assert_right(batch: Any, source: Path, rows: Any) -> None:
+    images, after = frames(source)
+    assert torch.equal(batch[IMAGE], torch.from_numpy(images[rows]))
+    assert torch.equal(batch["next"][IMAGE], torch.from_numpy(after[rows]))
+    assert not [key for key in batch.keys(True) if "video" in key]
+
+
+def test_rows_of_any_order_have_their_frames(source: Path, kept: Path) -> None:
+    buffer, draw = rbtool.load_dataset(kept), np.random.default_rng(0)
+    assert len(buffer) == STEPS
+    for _ in range(20):
+        rows = draw.integers(0, STEPS, 7)
+        assert_right(buffer[torch.from_numpy(rows)], source, rows)
+    assert_right(buffer[:], source, np.arange(STEPS))
+    assert_right(buffer[3], source, 3)
+
+
+def test_kept_and_decoded_datasets_give_equal_batches(source: Path, kept: Path, tmp_path: Path) -> None:
+    decoded = rbtool.convert(source, tmp_path / "decoded", images="decode").path
+    one, other = (rbtool.load_dataset(path, 5, seed=3) for path in (kept, decoded))
+    for _ in range(5):
+        batch, expected = one.sample(), other.sample()
+        assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+        assert (batch == expected).all()
+
+
+def test_a_few_open_videos_are_enough(source: Path, kept: Path) -> None:
+    buffer, draw = rbtool.load_dataset(kept), np.random.default_rng(1)
+    try:
+        for size in (0, 1, 3):
+            set_video_decoder_cache_size(size)
+            rows = draw.integers(0, STEPS, 30)
+            assert_right(buffer[torch.from_numpy(rows)], source, rows)
+    finally:
+        set_video_decoder_cache_size(8)
+    with pytest.raises(UsageError, match="number of videos from 0"):
+        set_video_decoder_cache_size(-1)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_of_a_loader_decode_the_same(method: str, source: Path, kept: Path) -> None:
+    dataset = rbtool.torch_dataset(kept, batch_size=4, sampler=rbtool.SamplerWithoutReplacement(), seed=0)
+    next(iter(dataset))  # the parent has videos open, which a fork must leave alone
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+    batches = [(batch, batch["info", "index"].numpy()) for batch in loader]
+    assert sorted(np.concatenate([rows for _, rows in batches]).tolist()) == list(range(STEPS))
+    for batch, rows in batches:
+        assert_right(batch, source, rows)
+
+
+def test_a_fork_decodes_what_its_parent_has_open(source: Path, kept: Path) -> None:
+    buffer = rbtool.load_dataset(kept)
+    assert_right(buffer[:4], source, np.arange(4))
+    child = os.fork()
+    if not child:
+        try:
+            assert_right(buffer[2:9], source, np.arange(2, 9))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert_right(buffer[4:6], source, np.arange(4, 6))
+
+
+def test_a_pickled_buffer_decodes_the_same(source: Path, kept: Path) -> None:
+    buffer = pickle.loads(pickle.dumps(rbtool.load_dataset(kept)))
+    assert_right(buffer[5:8], source, np.arange(5, 8))
+
+
+def test_references_are_there_on_demand(kept: Path) -> None:
+    batch = rbtool.load_dataset(kept, decode_video=False)[:]
+    assert batch["video", *IMAGE].shape == (STEPS, 2)
+    assert ("observation", "state") in batch.keys(True)
+    assert IMAGE not in batch.keys(True)
+
+
+def test_padded_trajectories_have_black_frames_after_their_ends(source: Path, kept: Path) -> None:
+    batch = rbtool.load_dataset(kept, split_trajs=True)[:]
+    images, _ = frames(source)
+    assert torch.equal(batch[IMAGE][batch["mask"]], torch.from_numpy(images))
+    assert not batch[IMAGE][~batch["mask"]].any()
+
+
+def test_a_changed_video_is_found_by_its_digest(own: Path) -> None:
+    assert rbtool.load_dataset(own, verify=True)[:][IMAGE].any()
+    video = next((own / ".rbtool/videos").glob("*.mp4"))
+    data = bytearray(video.read_bytes())
+    data[len(data) // 2] ^= 1
+    video.write_bytes(bytes(data))
+    with pytest.raises(CorruptDataError, match=video.name):
+        rbtool.load_dataset(own, verify=True)
+    assert rbtool.check(own).errors
+
+
+def test_a_missing_video_is_named(own: Path) -> None:
+    buffer = rbtool.load_dataset(own)
+    clear_video_decoder_cache()
+    for video in (own / ".rbtool/videos").glob("*.mp4"):
+        video.unlink()
+    with pytest.raises(CorruptDataError, match=r"\.mp4 is missing: rows refer to its frames"):
+        buffer[:2]
+
+
+def test_only_the_videos_of_chosen_episodes_are_kept(tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((3, 4, 5)))
+    kept = rbtool.convert(source, tmp_path / "out", episodes="1").path
+    assert len(list((kept / ".rbtool/videos").glob("*.mp4"))) == 1
+
+
+def layouts(kept: Path, out: Path) -> Path:
+    return rbtool.convert(rbtool.convert(kept, out / "ted", layout="ted").path, out / "b", layout="packed").path
+
+
+def checkpoints(kept: Path, out: Path) -> Path:
+    saved = rbtool.checkpoint.save(kept, out / "c", form="flat").path
+    return rbtool.checkpoint.load(saved, out / "b").path
+
+
+def pipelines(kept: Path, out: Path) -> Path:
+    return rbtool.preprocess(kept, dest=out / "b", operations={"clip-reward": "-9:9"}).path
+
+
+@pytest.mark.parametrize("rewritten", [layouts, checkpoints, pipelines])
+def test_verbs_that_keep_rows_keep_the_videos(rewritten: Any, source: Path, kept: Path, tmp_path: Path) -> None:
+    buffer = rbtool.load_dataset(rewritten(kept, tmp_path / "again"), verify=True)
+    assert_right(buffer[:], source, np.arange(STEPS))
+
+
+def test_parts_and_merged_datasets_have_their_videos(source: Path, kept: Path, tmp_path: Path) -> None:
+    parts = rbtool.split(kept, tmp_path / "parts", train=0.5, val=0.5, seed=1).parts
+    merged = rbtool.merge([part.path for part in parts], tmp_path / "merged").path
+    batch = rbtool.load_dataset(merged, verify=True)[:]
+    images, _ = frames(source)
+    index = batch["info", "index"].numpy()
+    assert sorted(index.tolist()) == list(range(STEPS))
+    assert torch.equal(batch[IMAGE], torch.from_numpy(images[index]))
+
+
+def test_two_cameras_and_files_of_several_sizes(tmp_path: Path) -> None:
+    with open_steps(rbtool.convert(DATA / "g1", tmp_path / "g1").path) as reader:
+        assert reference_keys(reader.fields) == [
+            ("video", "observation", "image", "cam_high"), ("next", "video", "observation", "image", "cam_high"),
+        ]  # fmt: skip
+    rows = plain_rows(DATA / "g1")
+    order = np.random.default_rng(0).permutation(39)
+    batch = rbtool.load_dataset(tmp_path / "g1")[torch.from_numpy(order)]
+    expected = np.stack([rows[row]["observation.images.cam_high"] for row in order])
+    assert torch.equal(batch["observation", "image", "cam_high"], torch.from_numpy(expected))
+
+
+SAVED = {
+    "one file": lambda kept, out: rbtool.checkpoint.save(kept, out / "c.h5", form="h5"),
+    "torchrl": lambda kept, out: rbtool.checkpoint.save(kept, out / "c", form="flat", for_library="torchrl"),
+    "stream": lambda kept, out: rbtool.load_dataset(kept, streaming=True),
+    "export": lambda kept, out: rbtool.export(kept, out / "c.npz", to="npz"),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED.values(), ids=SAVED)
+def test_what_cannot_hold_videos_refuses_them(saved: Any, kept: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="images in videos that are kept"):
+        saved(kept, tmp_path)
+    assert not list(tmp_path.iterdir())
