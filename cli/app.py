@@ -11,7 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from ..core import __version__
-from .failures import EXIT_CODES, Stopped, claim_streams, release_streams, report, watch_signals
+from .failures import (
+    EXIT_CODES,
+    Stopped,
+    allow_open_files,
+    claim_streams,
+    release_streams,
+    report,
+    watch_signals,
+)
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
 
@@ -73,6 +81,7 @@ def main() -> None:
     """Run the command line on `sys.argv` and exit with its code."""
     claim_streams()
     watch_signals()
+    allow_open_files()
     code = _run(sys.argv[1:])
     failed = release_streams()
     sys.exit(report(failed, Output()) if failed is not None and code == 0 else code)

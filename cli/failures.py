@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 import traceback
@@ -30,6 +31,8 @@ EXIT_CODES = """Exit codes:
   130  interrupted (Ctrl-C)
   143  terminated"""
 _HUNG_UP = 129
+_OPEN_FILES = 8192
+_RAISE = "raise the limit (ulimit -n 4096), and run it again"
 _NO_MEMORY = re.compile(
     r"can(?:'t|not) allocate memory|not enough memory|out of memory|unable to allocate|bad_alloc|failed to map segment",
     re.IGNORECASE,
@@ -118,6 +121,9 @@ def _of_system(error: OSError) -> Failure:
     if error.filename == STDOUT:
         return Failure(known.__name__, f"{STDOUT} cannot be written: {message}", "", code)
     where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return Failure(known.__name__, f"{where}no more than {limit} files can be open at a time", _RAISE, code)
     return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
 
 
@@ -159,6 +165,15 @@ def watch_signals() -> None:
             signal.signal(number, stop)
     if sys.platform == "win32" and hasattr(signal, "SIGBREAK"):
         signal.signal(signal.SIGBREAK, stop)
+
+
+def allow_open_files() -> None:
+    """Raise the limit on open files that a shell sets to what the system allows: each column of a dataset has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def claim_streams() -> None:

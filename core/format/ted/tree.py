@@ -306,8 +306,12 @@ class TreeWriter:
         listed = list(fields)
         require_own_files(field.key for field in listed)
         fs.make_folder(folder)
-        for field in listed:
-            self.leaves[field.key] = LeafWriter(folder / leaf_path(field.key), field, ranged=ranged, rows=rows)
+        try:
+            for field in listed:
+                self.leaves[field.key] = LeafWriter(folder / leaf_path(field.key), field, ranged=ranged, rows=rows)
+        except BaseException:  # with all files open that can be, the folder could not even be removed
+            self.close()
+            raise
 
     def append(self, columns: Mapping[Key, Rows]) -> None:
         """Append rows to the leaves named."""
