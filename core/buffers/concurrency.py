@@ -171,6 +171,12 @@ class Sharing:
     """What was written when a sampler that reads rows last drew under the lock."""
     _copies = 0
     """The number of processes with a copy of this buffer."""
+    _revision = 0
+
+    @property
+    def revision(self) -> object:
+        """Another value after each exchange of a part or a lock."""
+        return self._revision
 
     @property
     def shared(self) -> bool:
@@ -193,6 +199,7 @@ class Sharing:
             self._transform.shared = False
         with self._guard:
             self._guard = SharedGuard() if shared else Guard()
+            self._revision += 1
             self._unshared, self._storage.journal = False, None
             if shared:
                 self._share_rows()
@@ -216,6 +223,11 @@ class Sharing:
     def guard(self) -> Guard:
         """Excludes writers, and reads rows of one instant."""
         return self._guard
+
+    @property
+    def draw_lock(self) -> threading.RLock:
+        """Held by one draw, or change of the sampler, at a time."""
+        return self._sampling
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -293,6 +305,7 @@ class Sharing:
 
     def _after_fork(self) -> None:
         self._sampling = threading.RLock()
+        self._revision += 1
         self._guard.after_fork()
         if self._prefetcher is not None:
             self._prefetcher.after_fork()

@@ -25,7 +25,8 @@ from ..storages.ensemble import (
 from ..storages.gathering import Gatherer
 from ..writers.ensemble import WriterEnsemble
 from .base import ReplayBuffer
-from .ensemble_draws import EnsembleDraws, part_of_index
+from .ensemble_draws import EnsembleDraws
+from .ensemble_labels import part_of_index
 from .parts import UnsupportedError, WrongKindError
 from .schemas import Joiner, Policy, checked_policy
 from .tensordict import TensorDictReplayBuffer
@@ -114,6 +115,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             collate_fn=collate_fn, generator=generator, **arguments,
         )  # fmt: skip
         self._lend(None)
+        self._refresh()
         if shared:
             self.share()
 

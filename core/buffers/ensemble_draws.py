@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 
-from ..errors import SchemaError, UsageError
+from ..errors import UsageError
 from ..samplers.ensemble import unit_of
 from ..samplers.ensemble_index import (
     BatchForm,
@@ -23,42 +23,83 @@ from ..samplers.ensemble_index import (
     labels_of,
     rows_of,
 )
-from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, IndexPart, StorageEnsemble
+from ..samplers.joint import Counts, JointDraw
+from ..storages.ensemble import INDEX
 from ..storages.gathering import Gatherer, MemberRows
+from .base import ReplayBuffer
 from .concurrency import Draw
+from .ensemble_labels import labelled, one_behind_another
 from .ensemble_state import EnsembleState
-from .locks import hold_all
-from .pytrees import ragged_elements
+from .locks import Guard, HoldAll
 from .schemas import Joiner, Schema, SchemaDifference, differences, joined_schema, schema_of
+
+_NOTHING = contextlib.nullcontext()
+
+
+class _Lineup(NamedTuple):
+    """What follows from the parts of members, until one of them is exchanged."""
+
+    guards: list[Guard]
+    tracks_generations: bool
+    """Whether the info of a member has generations."""
+    draws: HoldAll
+    """Excludes other draws from members, and changes of their samplers."""
+    draws_and_writes: HoldAll
+
+    @classmethod
+    def of(cls, members: Sequence[ReplayBuffer]) -> _Lineup:
+        """Ask the members."""
+        ranked = sorted(members, key=lambda member: member.guard.rank)
+        guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
+        return cls(
+            [member.guard for member in members],
+            any(member.writer.tracks_generations for member in members),
+            HoldAll(locks),
+            HoldAll([*guards, *locks]),
+        )
+
+    def exclusion(self, joint: JointDraw) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which nobody else uses what a joint draw uses."""
+        return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else _NOTHING
 
 
 class RowsDraw(Draw):
-    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed."""
+    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed.
 
-    __slots__ = ("_source_key", "labels", "of_members")
+    `labels` and `common`, the info of the samplers, have the shape of the batch.
+    """
 
-    def __init__(self, rows: MemberRows, labels: Sequence[torch.Tensor], source_key: str | None) -> None:
+    __slots__ = ("_source_key", "common", "labels", "of_members")
+
+    def __init__(
+        self, rows: MemberRows, labels: Sequence[torch.Tensor], source_key: str | None, common: Mapping[Any, Any]
+    ) -> None:
         self.last, self.rows = False, None
         self.of_members = rows
         self.labels = labels
+        self.common = common
         self._source_key = source_key
 
     @property
     def index(self) -> Any:
-        return index_with(self.labels)
+        return index_with(self.of_members, self.labels)
 
     @property
     def info(self) -> Any:  # type: ignore[override]
-        return {INDEX: self.index} | ({} if self._source_key is None else {self._source_key: self.labels[2]})
+        source = {} if self._source_key is None else {self._source_key: self.labels[2]}
+        return {**self.common, INDEX: self.index, **source}
 
     @property
     def parts(self) -> Any:  # type: ignore[override]
-        rows, start, found = self.of_members, 0, []
-        for member, stop in zip(rows.members.tolist(), rows.stops.tolist(), strict=True):
-            index = torch.from_numpy(rows.numbers[start:stop])
-            found.append((member, Draw(index, {INDEX: index})))
-            start = stop
+        rows, dims, found = self.of_members, self.labels[1].dim(), []
+        flat = {key: value.flatten(0, dims - 1) for key, value in self.common.items()}
+        for member, part in rows.parts:
+            index = torch.from_numpy(rows.numbers[part])
+            found.append((member, Draw(index, {key: value[part] for key, value in flat.items()} | {INDEX: index})))
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draw, (self.index, self.info, self.last, self.rows, self.parts)
 
 
 class EnsembleDraws(EnsembleState):
@@ -67,6 +108,15 @@ class EnsembleDraws(EnsembleState):
     _collates: list[Callable[[Any], Any] | None]
     _joiner: Joiner
     _gatherer: Gatherer
+    _lineup: _Lineup
+    """That of the present revision."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_lineup"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._refresh()
 
     @property
     def batch(self) -> BatchForm:
@@ -87,29 +137,29 @@ class EnsembleDraws(EnsembleState):
             )
         with self._sampling:
             self.settle()
-            self._refresh()
-            some = [(member, count) for member, count in enumerate(counts) if count]
-            rows = self._uniform_rows(sum(counts), some)
-            draw = self._draw_counts(some) if rows is None else self._draw_rows(rows)
+            draw = self._draw(sum(counts), counts=[(member, count) for member, count in enumerate(counts) if count])
         batch = self.batch_of(draw)
         return (batch, draw.info) if return_info else batch
 
-    def _draw(self, size: int, with_rows: bool = True) -> Draw:
+    def _draw(self, size: int, with_rows: bool = True, counts: Counts | None = None) -> Draw:
+        """Draw from members that the sampler chooses, or so many elements of each."""
         with self._sampling:
             self._refresh()
-            rows = self._uniform_rows(size)
-            return (
-                self._draw_counts(self._sampler.counts(self._storage.sizes, size))
-                if rows is None
-                else self._draw_rows(rows)
-            )
+            joint = self._joint()
+            if joint is None:
+                return self._draw_counts(self._sampler.counts(self._storage.sizes, size) if counts is None else counts)
+            with self._lineup.exclusion(joint):
+                counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
+                draw = None if drawn is None else self._draw_of(joint, *drawn)
+            return self._draw_counts(counts) if draw is None else self._completed_in_turn(draw)
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
         """Draw so many elements of each member."""
         with self._sampling:
             self._learn_schemas()
             if reading := [self._members[number] for number, _ in counts if self._reads_at_draw(number)]:
-                with hold_all({member.guard for member in reading}):  # the rows are those of the instant of the draw
+                guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
+                with HoldAll(guards):  # the rows are those of the instant of the draw
                     draw = self._drawn(counts, with_rows=False)
                     draw.rows = self._gathered(draw)
                     if draw.rows is None:
@@ -118,10 +168,38 @@ class EnsembleDraws(EnsembleState):
                 draw = self._drawn(counts, with_rows=True)
             return self._completed_in_turn(draw)
 
-    def _draw_rows(self, rows: MemberRows) -> Draw:
-        """Make a draw of rows that were drawn at once."""
+    def _joint(self) -> JointDraw | None:
+        """Return what draws of all members in one go; None where each has to draw by itself."""
+        joint = self._sampler.joint(self._storage)
+        if joint is None or self._lineup.tracks_generations or (joint.reads_rows and not self._gathers):
+            return None
+        for member in self._members:
+            if joint.reads_rows and not member.returns_rows:
+                return None
+            member.settle()
+        return joint
+
+    def _refresh(self) -> None:
+        before = self._followed
+        super()._refresh()
+        if self._followed is not before:
+            self._lineup = _Lineup.of(self._members)
+
+    def _draw_of(self, joint: JointDraw, rows: MemberRows, info: Mapping[Any, Any]) -> Draw | None:
+        """Make a draw of rows that were drawn in one go; None if they have to be read member by member."""
         self._learn_schemas()
-        return self._completed_in_turn(RowsDraw(rows, labels_of(rows, self._storage, self.batch), self.source_key))
+        labels = labels_of(rows, self._storage, self.batch)
+        size = labels[1].shape
+        draw = RowsDraw(rows, labels, self.source_key, {key: value.view(size) for key, value in info.items()})
+        if joint.reads_rows:
+            carrying = self._carrying(rows.parts.listed)
+            draw.rows = batch = None if carrying is None else self._gathered(draw)
+            if batch is None:
+                return None
+            draw.common = joint.info_of(batch)
+            for key, value in draw.common.items() if carrying else ():
+                batch.set(key, value)
+        return draw
 
     def _completed_in_turn(self, draw: Draw) -> Draw:
         """Make the batches of transforms with random numbers now: these come in the order of the calls."""
@@ -131,13 +209,6 @@ class EnsembleDraws(EnsembleState):
                     draw.rows = self._samples_of(draw)
                     break
         return draw
-
-    def _uniform_rows(self, size: int, counts: Sequence[tuple[int, int]] | None = None) -> MemberRows | None:
-        for member in self._members:
-            if member.writer.tracks_generations:
-                return None  # the info of each has them
-            member.settle()
-        return self._sampler.draw_uniform(self._storage, size, counts)
 
     def _drawn(self, counts: Sequence[tuple[int, int]], *, with_rows: bool) -> Draw:
         found: list[Any] = []
@@ -170,32 +241,25 @@ class EnsembleDraws(EnsembleState):
         """None: the rows are those of members."""
         return []
 
+    @property
+    def _gathers(self) -> bool:
+        """Whether batches are the rows of members as they are, if these are alike."""
+        return not self._collates and self._collate_fn is None and self._joiner.policy is None
+
     def _gathered(self, draw: Draw) -> TensorDict | None:
         """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
 
         They do if they have a transform, a collate function, or info of their sampler that the others do not have.
         """
-        if self._collates or self._collate_fn is not None or self._joiner.policy is not None:
-            return None
-        found = self._rows_and_info(draw)
+        found = self._rows_and_info(draw) if self._gathers else None
         if found is None:
             return None
         rows, info = found
-        for number in rows.members.tolist():
+        for number in rows.parts.listed:
             if not self._members[number].returns_rows:
                 return None
-        labels = (
-            draw.labels
-            if isinstance(draw, RowsDraw)
-            else [draw.index.get(name) for name in (BUFFER_IDS, INDEX, SOURCE_ID)]
-        )
-        batch = self._gatherer.gather(
-            self._storage.members,
-            [member.guard for member in self._members],
-            rows,
-            labels,
-            draws=len(rows.members) if self.batch == "stack" else 0,
-        )
+        labels = draw.labels if isinstance(draw, RowsDraw) else labels_of(rows, self._storage, self.batch)
+        batch = self._gatherer.gather(self._storage.members, self._lineup.guards, rows, labels)
         if batch is not None:
             for key, value in info.items():
                 batch.set(key, value)
@@ -204,19 +268,25 @@ class EnsembleDraws(EnsembleState):
     def _rows_and_info(self, draw: Draw) -> tuple[MemberRows, Mapping[Any, Any]] | None:
         """Return the rows of a draw, and the info that is in its batch; None where members differ in these."""
         if isinstance(draw, RowsDraw):
-            return draw.of_members, {}
+            carrying = self._carrying(draw.of_members.parts.listed) if draw.common else False
+            return None if carrying is None else (draw.of_members, draw.common if carrying else {})
         parts = draw.parts
         rows = rows_of([(number, part.index) for number, part in parts])
         if rows is None or any(part.rows is not None for _, part in parts):
             return None
-        if self.batch == "stack" and len(set(np.diff(rows.stops, prepend=0).tolist())) > 1:
+        if self.batch == "stack" and not rows.parts.equal:
             return None
         common = {key: value for key, value in draw.info.items() if key not in (INDEX, self.source_key)}
-        carrying = {self._members[number].carries_info for number, _ in parts}
-        if not any(part.info.keys() - {INDEX} for _, part in parts) or carrying == {False}:
+        carrying = self._carrying(rows.parts.listed)
+        if carrying is False or not any(part.info.keys() - {INDEX} for _, part in parts):
             return rows, {}
-        alike = carrying == {True} and all(part.info.keys() - {INDEX} == common.keys() for _, part in parts)
+        alike = carrying and all(part.info.keys() - {INDEX} == common.keys() for _, part in parts)
         return (rows, common) if alike else None
+
+    def _carrying(self, numbers: Sequence[int]) -> bool | None:
+        """Whether the batches of these members have their info; None for members that differ in that."""
+        found = {self._members[number].carries_info for number in numbers}
+        return found.pop() if len(found) == 1 else None
 
     def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
         parts: list[tuple[int, Any, dict[Any, Any]]] = [
@@ -291,69 +361,3 @@ class EnsembleDraws(EnsembleState):
     def nested_schema(self) -> Schema:
         """Return the schema of the batches of this ensemble, which is a member of another."""
         return joined_schema(self._joiner.policy, self._schemas())
-
-
-def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:
-    """Return the batch of a member with `"index"`, `[n]` rows of an index of an ensemble, and its source.
-
-    Without an index the entry is left out. SchemaError if the batch has an entry of the name `source_key` already.
-    """
-    if not is_tensor_collection(sample):
-        return sample
-    if index is None:
-        return sample.exclude(INDEX)
-    if source_key is not None and sample.get(source_key, None) is not None:
-        raise SchemaError(
-            f"a member has an entry {source_key!r} of its own",
-            hint="choose another source_key, or None to leave it out",
-        )
-    if (elements := ragged_elements(sample)) is not None:
-        found = [labelled(one.unsqueeze(0), index[place : place + 1], source_key) for place, one in enumerate(elements)]
-        return LazyStackedTensorDict.lazy_stack([one[0] for one in found])
-    batch = sample.batch_size
-    labels = {name: _spread(index.get(name), batch) for name in (BUFFER_IDS, INDEX)}
-    sample.set(INDEX, TensorDict(labels, batch))
-    if source_key is not None:
-        sample.set(source_key, _spread(index.get(SOURCE_ID), batch))
-    return sample
-
-
-def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
-    """Give the labels of elements, `[n, …]`, the shape of a batch: `[n]`, slices, or elements of several steps."""
-    if values.shape[:1] == batch[:1] and len(batch) == 1:
-        return values
-    rest = values.shape[1:]
-    if len(values) == batch.numel():
-        return values.reshape(*batch, *rest)
-    if len(values) != batch[0]:
-        raise SchemaError(f"a transform changed the number of rows from {len(values)} to {list(batch)}")
-    return values.reshape(len(values), *[1] * (len(batch) - 1), *rest).expand(*batch, *rest).contiguous()
-
-
-def one_behind_another(batch: Any) -> Any:
-    """Return a batch `[k, n, …]` as `[k * n, …]`."""
-    if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
-        return torch.cat(list(batch.unbind(0)))
-    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, a tensordict is expected")
-
-
-def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, Any, Any, torch.Tensor]]:
-    """Yield each member that the index of a batch names, its storage, the rows there and which elements they are.
-
-    Rows are int64 `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
-    """
-    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
-    if numbers.shape[: ids.dim()] != ids.shape:
-        ids = ids.reshape(*ids.shape, *[1] * (numbers.dim() - ids.dim())).expand(numbers.shape)
-    for number in ids.unique().tolist():
-        chosen = ids == number
-        member, rows = storage.members[number], numbers[chosen]
-        if isinstance(member, StorageEnsemble):
-            if sources is None:
-                raise SchemaError(f"member {number} is an ensemble, and the index has no source_id of its rows")
-            inner = sources[chosen] - int(storage.sources[number])
-            entries = {BUFFER_IDS: member.members_of(inner), INDEX: rows, SOURCE_ID: inner}
-            yield number, member, TensorDict(entries, [len(rows)]), chosen
-        else:
-            known = IndexPart(rows, None).rows
-            yield number, member, torch.stack(known, -1) if isinstance(known, tuple) else known, chosen

@@ -37,13 +37,23 @@ class EnsembleState(ReplayBuffer):
     _replaced: list[tuple[ReplayBuffer, dict[str, Any], torch.Generator | None]]
     """During a load, the members that are loaded, with their state and generator of before."""
 
+    _followed: list[object] | None = None
+    """The revisions of members that the parts of this ensemble are of."""
+
+    @property
+    def revision(self) -> object:
+        """Another value after each exchange of a part or a lock, also of members."""
+        return self._revision, *(member.revision for member in self._members)
+
     def _refresh(self) -> None:
         """Follow members whose parts were exchanged."""
-        for member, storage, sampler in zip(self._members, self._storage.members, self._sampler.members, strict=True):
-            if member.storage is not storage or member.sampler is not sampler:
-                self._storage.members = tuple(one.storage for one in self._members)
-                self._sampler.members = tuple(one.sampler for one in self._members)
-                break
+        revisions = [member.revision for member in self._members]
+        if revisions == self._followed:
+            return
+        storages, samplers = zip(*((member.storage, member.sampler) for member in self._members), strict=True)
+        if not _same(storages, self._storage.members) or not _same(samplers, self._sampler.members):
+            self._storage.members, self._sampler.members = storages, samplers
+        self._followed = revisions
 
     # Random streams --------------------------------------------------------------------------------
 
@@ -89,7 +99,7 @@ class EnsembleState(ReplayBuffer):
                 member.move_to(here, begins_epoch=begins_epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_borrowing": self._borrowers()}
+        return super().__getstate__() | {"_borrowing": self._borrowers(), "_followed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         borrowing = state.pop("_borrowing")
@@ -272,6 +282,11 @@ class EnsembleState(ReplayBuffer):
         if self.source_key is not None:
             info[self.source_key] = index.get(SOURCE_ID)
         return Draw(index, info, parts=parts)
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether these are the very same objects."""
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:

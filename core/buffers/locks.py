@@ -7,7 +7,6 @@ and with a writer, and wait only after repeated failures.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -15,11 +14,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from ..storages.base import Storage
 from ..storages.journal import WriteJournal
@@ -131,13 +130,41 @@ class Guard:
         self.__init__()  # type: ignore[misc]
 
 
-@contextlib.contextmanager
-def hold_all(guards: Iterable[Guard]) -> Iterator[None]:
-    """Exclude the writers of several guards, which are taken in one order everywhere, so that no two wait crosswise."""
-    with contextlib.ExitStack() as stack:
-        for guard in sorted(guards, key=lambda guard: guard.rank):
-            stack.enter_context(guard.hold())
-        yield
+class Lock(Protocol):
+    """What a thread acquires and releases: a `Guard`, or a lock of `threading`."""
+
+    def acquire(self) -> Any:
+        """Wait for the lock, and take it."""
+
+    def release(self) -> Any:
+        """Give the lock back."""
+
+
+class HoldAll:
+    """A context that holds several locks, taken in their order.
+
+    It is one order everywhere, by the rank of guards, so that no two threads wait for each other.
+    """
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, locks: Sequence[Lock]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
+        held = []
+        try:
+            for lock in self._locks:
+                lock.acquire()
+                held.append(lock)
+        except BaseException:
+            for lock in reversed(held):
+                lock.release()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        for lock in reversed(self._locks):
+            lock.release()
 
 
 class Hold:

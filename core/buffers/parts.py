@@ -173,6 +173,7 @@ class BufferParts(Sharing):
     def _connect(self) -> None:
         """Attach this buffer to the storage, and set the generator of all parts."""
         sampler, self._seen = self._sampler, None
+        self._revision += 1
         self._listener = _Listener(self)
         if sampler.follows_updates:
             self._storage.attach(self._listener)

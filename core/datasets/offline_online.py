@@ -12,7 +12,7 @@ import torch
 from ..buffers.base import ReplayBuffer
 from ..buffers.checkpoint import SavedParts
 from ..buffers.ensemble import ReplayBufferEnsemble
-from ..buffers.ensemble_draws import part_of_index
+from ..buffers.ensemble_labels import part_of_index
 from ..buffers.pytrees import checked_batch_size
 from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer

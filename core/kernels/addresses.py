@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types  # type: ignore[attr-defined]  # it is documented
 from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
 
@@ -49,6 +50,31 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def pointer_to(typing_context: Any, address: Any) -> Any:
+    """Return an address as the pointer that `numba.carray` takes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTES)
+
+    return types.voidptr(types.int64), code
+
+
+_array_at: Any = carray
+
+
+@numba.njit(inline="always")
+def ints_at(address: int, count: int) -> Any:
+    """Return the int64 `[count]` at an address."""
+    return _array_at(pointer_to(address), (count,), np.int64)
+
+
+@numba.njit(inline="always")
+def floats_at(address: int, count: int) -> Any:
+    """Return the float64 `[count]` at an address."""
+    return _array_at(pointer_to(address), (count,), np.float64)
 
 
 def _copy_of(count: int) -> Any:

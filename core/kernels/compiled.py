@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import BLOCK, ask_for, copy_bytes, copy_row, fence, stream_block
+from .addresses import BLOCK, ask_for, copy_bytes, copy_row, fence, ints_at, stream_block
 
 # What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
 # few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
@@ -106,37 +106,17 @@ def gather_parts(
     `rows[0]` rows, and so on.
     """
     begin, ends = 0, targets.copy()
-    found = np.empty(stops[0] // _SHORT, np.int64)
-    if found.size and _find_runs(numbers[: stops[0]], rows[0], found) > 0:
-        for part in range(stops.size):
-            stop = stops[part]
-            beyond = gather_rows(places[members[part]], widths, ends, numbers[begin:stop], rows[part])
-            if beyond >= 0:
-                return begin + beyond
-            ends += (stop - begin) * widths
-            begin = stop
-        return -1
-    count = numbers.size
-    for column in range(widths.size):
-        width, target, begin = widths[column], targets[column], 0
-        for part in range(stops.size):
-            place, stop, size = places[members[part], column], stops[part], rows[part]
-            later = places[members[min(part + 1, stops.size - 1)], column]
-            for number in range(begin, stop):
-                coming = number + _AHEAD
-                if coming < count:
-                    ask_for((place if coming < stop else later) + numbers[coming] * width, width, _REACH)
-                elif column + 1 < widths.size and coming - count < count:
-                    following = widths[column + 1]
-                    ask_for(places[members[0], column + 1] + numbers[coming - count] * following, following, _REACH)
-                row = numbers[number]
-                if row < 0:
-                    row += size
-                if row < 0 or row >= size:
-                    return number
-                copy_row(target, place + row * width, width)
-                target += width
-            begin = stop
+    for part in range(stops.size):
+        stop = stops[part]
+        if part + 1 < stops.size and widths.size:
+            place = places[members[part + 1], 0]
+            for number in range(stop, min(stops[part + 1], stop + _AHEAD)):
+                ask_for(place + numbers[number] * widths[0], widths[0], _REACH)
+        beyond = gather_rows(places[members[part]], widths, ends, numbers[begin:stop], rows[part])
+        if beyond >= 0:
+            return begin + beyond
+        ends += (stop - begin) * widths
+        begin = stop
     return -1
 
 
@@ -152,12 +132,47 @@ def scale_parts(
         begin = stops[part]
 
 
-@numba.njit("void(int64[::1], int64[::1], int64[::1])", nogil=True, cache=True)
-def repeat_parts(values: NDArray[np.int64], stops: NDArray[np.int64], found: NDArray[np.int64]) -> None:
-    """Write `values[0]` before `stops[0]`, and so on."""
-    begin = 0
+@numba.njit("void(float64[::1], int64[::1], int64[:, ::1], int64, int64, int64[::1])", nogil=True, cache=True)
+def draw_slices(
+    chances: NDArray[np.float64],
+    stops: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    length: int,
+    anchor: int,
+    numbers: NDArray[np.int64],
+) -> None:
+    """Draw slices of `length` rows of several rings, those before `stops[0]` of the ring that `tables[0]` describes.
+
+    A table has the number of trajectories, the rows of the ring, the addresses of the first and last steps of the
+    trajectories, and for slices that are drawn by their starts the number of these, the address of the sums of starts
+    up to each trajectory, and what these begin with. `anchor` is 0 for any start, 1 for the first, 2 for the last.
+    There are two chances for each slice: those for the trajectories of a part come before those for the places.
+    """
+    begin, target = 0, 0
     for part in range(stops.size):
-        found[begin : stops[part]] = values[part]
+        count, rows, starts, sums_before = stops[part] - begin, tables[part, 1], tables[part, 4], tables[part, 6]
+        trajectories = tables[part, 0]
+        firsts = ints_at(tables[part, 2], trajectories)
+        lasts = ints_at(tables[part, 3], trajectories)
+        sums = ints_at(tables[part, 5], trajectories if starts else 0)
+        for number in range(2 * begin, 2 * begin + count):
+            if starts:
+                mass = int(chances[number] * starts) + sums_before
+                chosen = np.searchsorted(sums, mass, side="right")
+                place = mass - (sums[chosen - 1] if chosen else sums_before)
+            else:
+                chosen = int(chances[number] * trajectories)
+                place = -1
+            places = lasts[chosen] - firsts[chosen] + 2 - length
+            if anchor:
+                place = 0 if anchor == 1 else places - 1
+            elif place < 0:
+                place = int(chances[number + count] * places)
+            row = (firsts[chosen] + place) % rows
+            for step in range(target, target + length):
+                numbers[step] = row
+                row = row + 1 if row + 1 < rows else 0
+            target += length
         begin = stops[part]
 
 

@@ -26,18 +26,70 @@ def warm() -> bool:
 def scaled_parts(chances: NDArray[np.float64], stops: Numbers, sizes: Numbers) -> Numbers:
     """Scale fractions in [0, 1) to integers below `sizes[0]`, those before `stops[0]`, and so on; int64 `[n]`."""
     if _loops is None:
-        return (chances * repeated_parts(sizes, stops)).astype(np.int64)
+        return (chances * np.repeat(sizes, np.diff(stops, prepend=0))).astype(np.int64)
     numbers = np.empty(len(chances), np.int64)
     _loops.scale_parts(chances, stops, sizes, numbers)
     return numbers
 
 
-def repeated_parts(values: Numbers, stops: Numbers) -> Numbers:
-    """Repeat `values[0]` before `stops[0]`, and so on: int64 `[stops[-1]]`."""
-    if _loops is None:
-        return np.repeat(values, np.diff(stops, prepend=0))
-    found = np.empty(stops[-1], np.int64)
-    _loops.repeat_parts(values, stops, found)
+class SliceTable:
+    """The trajectories of a ring that slices are drawn from, each long enough for one.
+
+    `first` and `last` are the absolute numbers of their steps, int64 `[trajectories]`; the row of a step is its
+    number modulo `rows`. Where slices are drawn by their starts, of which there are `starts`, `sums` are the starts up
+    to and with each trajectory, plus `before`. All arrays are contiguous, and kept.
+    """
+
+    __slots__ = ("before", "first", "last", "place", "rows", "starts", "sums")
+
+    def __init__(
+        self, first: Numbers, last: Numbers, rows: int, sums: Numbers | None = None, starts: int = 0, before: int = 0
+    ) -> None:
+        self.first, self.last, self.rows = first, last, rows
+        self.sums, self.starts, self.before = sums, starts, before
+        addresses = [0 if array is None else array.ctypes.data for array in (first, last, sums)]
+        self.place: Numbers = np.array([len(first), rows, *addresses[:2], starts, addresses[2], before], np.int64)
+        """What the compiled loop gets."""
+
+
+ANCHORS = ("any", "start", "end")
+
+
+class SliceTables:
+    """The trajectories of several rings, which slices are drawn from in one go."""
+
+    def __init__(self, tables: Sequence[SliceTable]) -> None:
+        self.tables = list(tables)
+        self._places = np.stack([table.place for table in self.tables])
+
+    def draw(self, chances: NDArray[np.float64], stops: Numbers, length: int, anchor: str) -> Numbers:
+        """Draw slices of `length` rows, those before `stops[0]` of the first table, and so on: the rows, int64 `[n]`.
+
+        A trajectory, or a start in all of them, is chosen uniformly, then a start in the trajectory; `anchor` is one
+        of `ANCHORS`. `chances`, float64 `[2 * stops[-1]]` in [0, 1), are those for the trajectories, then those for
+        the starts, part by part.
+        """
+        if _loops is not None:
+            numbers = np.empty(stops[-1] * length, np.int64)
+            _loops.draw_slices(chances, stops, self._places, length, ANCHORS.index(anchor), numbers)
+            return numbers
+        parts = zip(self.tables, np.split(chances, 2 * stops[:-1]), strict=True)
+        return np.concatenate([_slices_of(table, part, length, anchor) for table, part in parts]).reshape(-1)
+
+
+def _slices_of(table: SliceTable, chances: NDArray[np.float64], length: int, anchor: str) -> Numbers:
+    """Draw slices of one table, int64 `[slices, length]`."""
+    chances, places = np.split(chances, 2)
+    if table.sums is not None:
+        mass = (chances * table.starts).astype(np.int64) + table.before
+        chosen = np.searchsorted(table.sums, mass, side="right")
+        place = mass - np.where(chosen > 0, table.sums[chosen - 1], table.before)
+    else:
+        chosen = (chances * len(table.first)).astype(np.int64)
+        place = (places * (table.last[chosen] - table.first[chosen] + 2 - length)).astype(np.int64)
+    if anchor != "any":
+        place = np.zeros_like(chosen) if anchor == "start" else table.last[chosen] - table.first[chosen] + 1 - length
+    found: Numbers = ((table.first[chosen] + place)[:, None] + np.arange(length)) % table.rows
     return found
 
 

@@ -6,10 +6,12 @@ import functools
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
 from .rows import collector_paused
@@ -151,6 +153,32 @@ def priority_tree(
     kind = TorchTree if compiled is None else compiled.CompiledTree
     tree: PriorityTree = kind(capacity, dtype, place)
     return tree
+
+
+class Forest:
+    """Several trees that are drawn from in one go, if all are of the compiled kind."""
+
+    def __init__(self, trees: Sequence[PriorityTree]) -> None:
+        self.trees = list(trees)
+        loops = _compiled()
+        self.compiled = loops is not None and all(type(tree) is loops.CompiledTree for tree in trees)
+        """Whether it can be drawn from."""
+        if loops is not None and self.compiled:
+            self._places = loops.places_of(self.trees)
+            self._draw = loops.draw_parts
+
+    def draw(
+        self, fractions: NDArray[np.float64], stops: NDArray[np.int64], *, by_batch: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Draw with the fractions before `stops[0]` from the first tree, and so on; see `PriorityTree.draw`.
+
+        Returns the leaves, int64 `[n]`, and their weights, float64 `[n]`, as multiples of the least one above 0 of
+        their tree, or with `by_batch` of those that were drawn from it. Each tree is drawn from, and has a total
+        above 0.
+        """
+        index, weights = np.empty(len(fractions), np.int64), np.empty(len(fractions))
+        self._draw(fractions, stops, self._places, by_batch, index, weights)
+        return index, weights
 
 
 @functools.cache

@@ -7,17 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
-from ..kernels.parts import scaled_parts
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.ensemble import (
+    INDEX,
     EnsembleKindError,
     StorageEnsemble,
     checked_members,
@@ -27,10 +27,8 @@ from ..storages.ensemble import (
 from ..storages.gathering import MemberRows
 from .base import Sampler
 from .ensemble_index import BatchForm, compose, draw_fully, index_of
-from .uniform import RandomSampler
-
-Counts: TypeAlias = list[tuple[int, int]]
-"""Members, each with the number of elements to draw of it."""
+from .joint import Counts, Info, JointDraw, joint_draw
+from .uniform import RandomSampler, fractions
 
 _SIZE = "size"
 _STATE = "ensemble"
@@ -89,6 +87,8 @@ class SamplerEnsemble(Sampler):
         self.batch = batch
         self.p = p
         self.temperature = temperature
+        self._joint: tuple[Any, Any, JointDraw | None] | None = None
+        """Samplers and storages, and what draws of them."""
         for number in range(len(self.members)):
             self.unit_of_member(number)
 
@@ -149,9 +149,8 @@ class SamplerEnsemble(Sampler):
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
         """Draw which members a batch is of, and how many elements of each."""
         unit = self.unit
-        return self._counts(
-            sizes, batch_size, unit, _chances(self.generator, self._check_size(batch_size, unit)).tolist()
-        )
+        chances = fractions(self._check_size(batch_size, unit), self.generator)
+        return self._counts(sizes, batch_size, unit, chances.tolist())
 
     def _check_size(self, batch_size: int, unit: int) -> int:
         """Return how many random numbers the choice of members takes; UsageError for a size that does not fit."""
@@ -189,38 +188,29 @@ class SamplerEnsemble(Sampler):
             self._known = list(sizes), ends
         return ends
 
-    def draw_uniform(
-        self, storage: StorageEnsemble, batch_size: int, counts: Sequence[tuple[int, int]] | None = None
-    ) -> MemberRows | None:
-        """Draw members, and rows of them, at once; None where that is not possible.
+    def joint(self, storage: StorageEnsemble) -> JointDraw | None:
+        """Return what draws of all members in one go; None where each has to draw by itself."""
+        known = self._joint
+        if known is None or known[0] is not self.members or known[1] is not storage.members:
+            joint = joint_draw(self.members, storage.members)
+            known = self._joint = self.members, storage.members, joint
+        return known[2] if known[2] is not None and known[2].possible else None
 
-        It is not for members with another sampler than a `RandomSampler`, nor for storages of several dimensions.
-        Members with one generator take one call; those with their own draw as by themselves.
-        `counts` are those of members that were chosen already.
+    def draw_jointly(
+        self, joint: JointDraw, sizes: Sequence[int], batch_size: int, counts: Counts | None = None
+    ) -> tuple[Counts, tuple[MemberRows, Info] | None]:
+        """Draw members, and rows of them in one go; return how many of each, and rows and info.
+
+        None for the rows where the samplers have to draw these counts one by one. Members with one generator take one
+        call; those with their own draw as by themselves. `counts` are those of members that were chosen already.
         """
-        generator, alike = self.generator, True
-        for sampler, member in zip(self.members, storage.members, strict=True):
-            if type(sampler) is not RandomSampler or member.ndim != 1:
-                return None
-            alike = alike and sampler.generator is generator
-        sizes, first = storage.sizes, 0
+        generator, unit = self.generator, joint.unit
+        first = self._check_size(batch_size, unit) if counts is None else 0
+        together = joint.shares(generator)
+        chances = fractions(first + (joint.chances_of(batch_size) if together else 0), generator)
         if counts is None:
-            first = self._check_size(batch_size, 1)
-        chances = _chances(generator, first + batch_size if alike else first)
-        if counts is None:
-            counts = self._counts(sizes, batch_size, 1, chances[:first].tolist())
-        elif not all(sizes[member] for member, _ in counts):
-            return None  # the sampler of the member refuses
-        stops, stop = [], 0
-        for _, count in counts:
-            stop += count
-            stops.append(stop)
-        members = [member for member, _ in counts]
-        numbers, ends, lengths = np.array([members, stops, [sizes[member] for member in members]], np.int64)
-        if alike:
-            return MemberRows(numbers, ends, scaled_parts(chances[first:], ends, lengths))
-        drawn = [self.members[member].sample(storage.members[member], count)[0] for member, count in counts]
-        return MemberRows(numbers, ends, np.concatenate([index.numpy(force=True) for index in drawn]))  # type: ignore[union-attr]
+            counts = self._counts(sizes, batch_size, unit, chances[:first].tolist())
+        return counts, joint.draw(counts, sizes, chances[first:] if together else None)
 
     @property
     def unit(self) -> int:
@@ -257,10 +247,15 @@ class SamplerEnsemble(Sampler):
         """Draw members, and elements of them; return the index, see the class, and the info they have in common."""
         self.check_storage(storage)
         assert isinstance(storage, StorageEnsemble)
-        if (rows := self.draw_uniform(storage, batch_size)) is not None:
-            return index_of(rows, storage, self.batch), {}
+        joint, counts = self.joint(storage), None
+        if joint is not None and not joint.reads_rows:
+            counts, drawn = self.draw_jointly(joint, storage.sizes, batch_size)
+            if drawn is not None:
+                rows, info = drawn
+                index = index_of(rows, storage, self.batch)
+                return index, {key: value.view(index.get(INDEX).shape) for key, value in info.items()}
         parts = []
-        for member, count in self.counts(storage.sizes, batch_size):
+        for member, count in self.counts(storage.sizes, batch_size) if counts is None else counts:
             sampler, leaf = self.members[member], storage.members[member]
             unit = self.unit_of_member(member)
             parts += draw_fully(member, count, self.batch, unit, partial(sampler.sample, leaf))
@@ -338,17 +333,12 @@ class SamplerEnsemble(Sampler):
         }
         return states | self.read_weights(folder)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_joint": None}
+
     def __repr__(self) -> str:
         names = ", ".join(map(repr, self.members))
         return f"{type(self).__name__}(samplers=({names}))"
-
-
-def _chances(generator: torch.Generator | None, count: int) -> NDArray[np.float64]:
-    """Draw numbers in [0, 1), float64 `[count]`."""
-    if generator is None:
-        return torch.rand(count, dtype=torch.float64).numpy()
-    chances = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
-    return chances.numpy(force=True)
 
 
 def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: float) -> Counts:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from ..errors import SchemaError
 from ..storages.ensemble import BUFFER_IDS, INDEX, SOURCE_ID, StorageEnsemble
-from ..storages.gathering import MemberRows
+from ..storages.gathering import MemberRows, Parts
 from ..storages.pytree import TensorDictNode, TensorNode
 
 _INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
@@ -62,36 +62,42 @@ def rows_of(parts: Sequence[Any]) -> MemberRows | None:
         if type(index) is not torch.Tensor or index.dim() != 1 or not index.is_cpu:
             return None
         numbers.append(index.numpy())
-    stops = np.cumsum([len(one) for one in numbers])
-    return MemberRows(np.array([part[0] for part in parts], np.int64), stops, np.concatenate(numbers))
+    counts = [(part[0], len(one)) for part, one in zip(parts, numbers, strict=True)]
+    return MemberRows(Parts(counts), np.concatenate(numbers))
 
 
 def labels_of(
     rows: MemberRows, storage: StorageEnsemble, form: BatchForm
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of rows; with `"stack"` of parts of one length."""
-    numbers, sources = torch.from_numpy(rows.numbers), rows.repeated(storage.sources[rows.members])
+    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of a batch, in its form.
+
+    With `"stack"` the parts have one length.
+    """
+    ids, sources = rows.parts.labels(storage.sources)
+    numbers, draws = torch.from_numpy(rows.numbers), len(rows.parts)
     if form == "exact":
-        return rows.repeated(rows.members), numbers, sources
-    draws = len(rows.members)
-    return torch.from_numpy(rows.members.copy()), numbers.view(draws, -1), sources.view(draws, -1)
+        return ids, numbers, sources
+    return ids.view(draws, -1), numbers.view(draws, -1), sources.view(draws, -1)
 
 
 def index_of(rows: MemberRows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
     """Make the index of an ensemble of rows."""
-    return index_with(labels_of(rows, storage, form))
+    return index_with(rows, labels_of(rows, storage, form))
 
 
-def index_with(labels: Sequence[torch.Tensor]) -> TensorDict:
-    """Make the index of an ensemble with these entries."""
-    index: TensorDict = _INDEX.unflatten(iter(labels), labels[0].shape)
+def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
+    """Make the index of an ensemble of rows with these labels."""
+    ids, numbers, sources = labels
+    if ids.dim() > 1:
+        ids = torch.from_numpy(rows.parts.members.copy())
+    index: TensorDict = _INDEX.unflatten(iter((ids, numbers, sources)), ids.shape)
     return index
 
 
 def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
     """Make the index of an ensemble of drawn parts, each `(member, index, info, …)`, and their common info."""
     rows, infos = rows_of(parts), [part[2] for part in parts]
-    if rows is not None and (form == "exact" or len(set(np.diff(rows.stops, prepend=0).tolist())) == 1):
+    if rows is not None and (form == "exact" or rows.parts.equal):
         return index_of(rows, storage, form), _common(infos, torch.cat if form == "exact" else torch.stack)
     numbers = [_numbers(part[1]) for part in parts]
     width = max(one.shape[-1] if one.dim() > 1 else 1 for one in numbers)

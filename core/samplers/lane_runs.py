@@ -7,6 +7,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.parts import SliceTable
+
 Numbers: TypeAlias = NDArray[np.int64]
 
 _FIRST_WIDTH = 16
@@ -166,6 +168,18 @@ class LaneRuns:
         found = self._first_above(self._places, lane, target)
         own = np.where(found == self._head[lane], place, target - self._places[lane, np.maximum(found - 1, 0)])
         return (lane, *self._at(lane, found), own)
+
+    def table(self, rows: int, *, by_start: bool) -> SliceTable:
+        """Return the trajectories of the only lane of a ring of so many rows, for `SliceTables`.
+
+        It is valid up to the next `append` or `follow`.
+        """
+        there = slice(int(self._head[0]), int(self._end[0]))
+        first, last = self._start[0, there], self._stop[0, there]
+        if not by_start:
+            return SliceTable(first, last, rows)
+        mass = self._masses()
+        return SliceTable(first, last, rows, self._places[0, there], int(mass.sums[0]), int(mass.lost[0]))
 
     @property
     def start_count(self) -> int:

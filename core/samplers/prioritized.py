@@ -157,22 +157,25 @@ class PrioritizedSampler(Sampler):
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw elements, with `"priority_weight"` in the info; SchemaError if all weights are 0."""
-        self.on_attach(storage)
-        tree, generator = self._priorities.tree, self.generator
+        tree, generator = self.tree_of(storage), self.generator
         if not 0 < tree.total < math.inf:
             raise SchemaError(
                 f"non-positive p_sum: the weights of {self._priorities.known} elements add up to {tree.total:g}",
                 hint="give priorities above 0, or the sampler an eps above 0",
             )
         device = tree.device if generator is None else generator.device
-        fractions = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=device)
-        numbers, weights = tree.draw(fractions)
+        numbers, weights = tree.draw(torch.rand(batch_size, dtype=torch.float64, generator=generator, device=device))
         least = tree.minimum if self.normalize == "buffer" else float(weights.min())
         weights = weights.double().div_(least).pow_(-self._beta).float()  # the quotient may be beyond float32
         if tree.device != _CPU and getattr(storage, "device", _CPU) == _CPU:
             numbers, weights = numbers.cpu(), weights.cpu()
         index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)
         return index, {"priority_weight": weights}
+
+    def tree_of(self, storage: Storage) -> PriorityTree:
+        """Return the weights of the elements of a storage, up to date."""
+        self.on_attach(storage)
+        return self._priorities.tree
 
     def fit(self, storage: Storage) -> None:
         """Grow to the capacity of this storage, and of every later one."""
@@ -329,10 +332,8 @@ class PrioritizedSampler(Sampler):
         return super().__getstate__()
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={self.alpha:g}, beta={self.beta:g}, "
-            f"eps={self.eps:g})"
-        )
+        numbers = f"alpha={self.alpha:g}, beta={self.beta:g}, eps={self.eps:g}"
+        return f"{type(self).__name__}(max_capacity={self.max_capacity}, {numbers})"
 
 
 def _priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -169,7 +169,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices by the priority of their first step."""
         count, slice_len = self._measure(batch_size)
-        table = self._table(storage)
+        table = self.trajectories(storage)
         self.on_attach(storage)
         tree = self._mark_starts(table, storage, slice_len)
         if not tree.total and not tree.any_legal:

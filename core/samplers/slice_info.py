@@ -39,6 +39,12 @@ class SliceEnds(NamedTuple):
         real = (place < taken[:, None]).reshape(shape)
         return cls(torch.tensor(first), torch.from_numpy(last), torch.from_numpy(real), place)
 
+    @classmethod
+    def whole(cls, size: torch.Size, slice_len: int) -> SliceEnds:
+        """Mark whole slices, one after the other, in a batch of this size."""
+        ends = cls.of(np.full(size.numel() // slice_len, slice_len), slice_len, flat=True)
+        return cls(ends.first.view(size), ends.last.view(*size, 1), ends.real.view(size), ends.place)
+
     def kept(self) -> SliceEnds:
         """Return the marks of the real steps, flattened."""
         return SliceEnds(self.first[self.real], self.last[self.real], self.real[self.real], self.place)
@@ -48,6 +54,7 @@ class SliceMarks:
     """Makes the flags of a sampler's info: `is_init`, `truncated`, and `done` and `terminated` next to it."""
 
     def __init__(self, truncated: Key | None) -> None:
+        self.key = truncated
         siblings = () if truncated is None else ((*truncated[:-1], "done"), (*truncated[:-1], "terminated"))
         self._keys: tuple[Key, ...] = (("is_init",), *siblings)
         flags = () if truncated is None else (truncated, *siblings)
@@ -68,7 +75,13 @@ class SliceMarks:
 
     def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: SliceEnds) -> dict[Any, torch.Tensor]:
         """Return the flags of the steps at an index, with `ends` the marks of their slices."""
-        found = self._stored(storage, index)
+        return self._marked(self._stored(storage, index), ends)
+
+    def of_rows(self, rows: Any, ends: SliceEnds) -> dict[Any, torch.Tensor]:
+        """Return the flags of steps that were read, a tensordict of the shape of the marks."""
+        return self._marked(self._shown(rows, self._keys), ends)
+
+    def _marked(self, found: Sequence[torch.Tensor | None], ends: SliceEnds) -> dict[Any, torch.Tensor]:
         info: dict[Any, torch.Tensor] = {}
         if found[0] is not None:
             info["is_init"] = found[0] | _like(ends.first, found[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -16,15 +16,26 @@ from .base import Index, Sampler
 from .boundaries import (
     BoundaryChoice,
     ConflictingArgumentsError,
+    Key,
     boundary_key,
 )
 from .lane_runs import Window
 from .slice_info import SliceEnds, SliceMarks
 from .trajectories import TableFinder, TrajectoryTable
+from .uniform import fractions
 
 Numbers: TypeAlias = NDArray[np.int64]
 Anchor: TypeAlias = Literal["any", "start", "end"]
 Weight: TypeAlias = Literal["episode", "step"]
+
+
+class WholeSlices(NamedTuple):
+    """What decides on slices that are never cut nor padded: their window, and the arguments of `SliceSampler`."""
+
+    window: Window
+    weight: Weight
+    anchor: Anchor
+    truncated_key: Key | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +168,11 @@ class SliceSampler(Sampler):
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices with `batch_size` steps in total."""
         count, slice_len = self._measure(batch_size)
-        table = self._table(storage)
+        table = self.trajectories(storage)
         eligible = table.eligible(self._window(slice_len))
         if not eligible.count:
             self._refuse_short(table, slice_len)
-        chances = self._fractions(2 * count)
+        chances = fractions(2 * count, self.generator)
         if self.weight == "step":
             lane, first, length, place = eligible.by_start(scaled(chances[:count], eligible.start_count))
         else:
@@ -179,8 +190,8 @@ class SliceSampler(Sampler):
         """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
         return self.measure.of(batch_size)
 
-    def _table(self, storage: Storage) -> TrajectoryTable:
-        """Return the trajectory table of a storage, up to date."""
+    def trajectories(self, storage: Storage) -> TrajectoryTable:
+        """Return the trajectory table of a storage, up to date; SchemaError for an empty one."""
         return self._tables.table(storage)
 
     def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:
@@ -190,6 +201,14 @@ class SliceSampler(Sampler):
             f"{lengths.min():,} to {lengths.max():,}",
             hint="ask for shorter slices, or take strict_length=False",
         )
+
+    @property
+    def whole_slices(self) -> WholeSlices | None:
+        """What samplers that draw together have in common; None if slices may be cut, padded or of any length."""
+        length = self.measure.slice_len
+        if length is None or self.batched or not (window := self._window(length)).is_plain:
+            return None
+        return WholeSlices(window, self.weight, self.anchor, self._marks.key)
 
     # Places ------------------------------------------------------------------------------------------
 
@@ -224,7 +243,7 @@ class SliceSampler(Sampler):
         if self.anchor != "any":
             place = None  # there is only one start
         elif place is None:
-            chances = self._fractions(len(first)) if chances is None else chances
+            chances = fractions(len(first), self.generator) if chances is None else chances
             place = scaled(chances, window.places(length))
         if window.is_plain:
             return first + (0 if self.anchor == "start" else length - slice_len if place is None else place), None
@@ -235,12 +254,6 @@ class SliceSampler(Sampler):
         stop = np.minimum(start + size, first + length)
         start = np.maximum(start, first)
         return start, stop - start
-
-    def _fractions(self, count: int) -> NDArray[np.float64]:
-        rng = self.generator
-        if rng is None or rng.device.type == "cpu":
-            return torch.rand(count, dtype=torch.float64, generator=rng).numpy()
-        return torch.rand(count, dtype=torch.float64, generator=rng, device=rng.device).numpy(force=True)
 
     def _assemble(
         self,

@@ -289,7 +289,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices of the next trajectories of the epoch, or of the remaining ones."""
         count, slice_len = self._measure(batch_size)
-        table, epoch = self._table(storage), self._epoch
+        table, epoch = self.trajectories(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
             epoch.forget()  # the trajectories of another storage
         epoch.catch_up(table, storage.log.now, slice_len if self.strict_length else 1, self.generator)
@@ -328,12 +328,12 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
         """Return how many trajectories are drawn, and how many slices a batch has."""
         count, slice_len = self._measure(batch_size)
-        return self._table(storage).eligible(self._window(slice_len)).count if len(storage) else 0, count
+        return self.trajectories(storage).eligible(self._window(slice_len)).count if len(storage) else 0, count
 
     def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw a slice of each of these trajectories, numbered in the order of time, lane by lane."""
         _, slice_len = self._measure(batch_size)
-        table = self._table(storage)
+        table = self.trajectories(storage)
         lane, first, length = table.eligible(self._window(slice_len)).by_number(numbers)
         with self._marks.reading() as marks:
             start, taken = self._placed(first, length, slice_len)
@@ -350,7 +350,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         storage = None if self._followed is None else self._followed()
         if storage is None or not len(storage):
             return self._epoch.saved(None, None)
-        return self._epoch.saved(self._table(storage), storage.log.now)
+        return self._epoch.saved(self.trajectories(storage), storage.log.now)
 
     def save_state(self) -> dict[str, Any]:
         """Return the rest of the epoch and the arguments, under TorchRL's names and two of our own.

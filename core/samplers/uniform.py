@@ -53,6 +53,13 @@ class EpochSampler(Sampler):
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
 
 
+def fractions(count: int, generator: torch.Generator | None) -> NDArray[np.float64]:
+    """Draw numbers in [0, 1), float64 `[count]`."""
+    if generator is None:
+        return torch.rand(count, dtype=torch.float64).numpy()
+    return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).numpy(force=True)
+
+
 def permutation(length: int, generator: torch.Generator | None) -> Numbers:
     """Return the numbers below `length` in a random order."""
     device = generator.device if generator is not None else None
@@ -65,9 +72,7 @@ def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator 
     Each takes one swap: the inside-out form of Durstenfeld's shuffle.
     """
     order = np.concatenate([left, late])
-    device = generator.device if generator is not None else None
-    chances = torch.rand(len(late), generator=generator, device=device, dtype=torch.float64).tolist()
-    for place, chance in enumerate(chances, start=len(left)):
+    for place, chance in enumerate(fractions(len(late), generator).tolist(), start=len(left)):
         other = int(chance * (place + 1))
         order[place], order[other] = order[other], order[place]
     return order

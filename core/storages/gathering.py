@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import from_numpy
 
-from ..kernels.parts import gather_parts, repeated_parts, warm
+from ..kernels.parts import gather_parts, warm
 from ..kernels.rows import Memory, Numbers, memory_of
 from .base import Storage
 from .columns import Columns
@@ -23,16 +23,50 @@ from .tensor import TensorStorage
 _PATIENCE = 50
 
 
+class Parts:
+    """Which rows of a batch are of which storage: the first part is of `members[0]` and ends at `stops[0]`, and so on.
+
+    `members` and `stops` are int64 `[parts]`; nothing is changed.
+    """
+
+    __slots__ = ("_labels", "listed", "members", "size", "stops")
+
+    def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
+        self.listed = [member for member, _ in counts]
+        self.members = np.array(self.listed, np.int64)
+        self.stops = np.cumsum([count for _, count in counts], dtype=np.int64)
+        self.size = int(self.stops[-1])
+        self._labels: tuple[Numbers, Numbers, Numbers] | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all parts have as many rows."""
+        return len(set(np.diff(self.stops, prepend=0).tolist())) == 1
+
+    def labels(self, sources: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return for each row the member and the source, one of each member; int64 `[size]`."""
+        if self._labels is None or self._labels[0] is not sources:
+            counts = np.diff(self.stops, prepend=0)
+            self._labels = sources, np.repeat(self.members, counts), np.repeat(sources[self.members], counts)
+        _, ids, numbers = self._labels
+        return from_numpy(ids.copy()), from_numpy(numbers.copy())
+
+    def __iter__(self) -> Iterator[tuple[int, slice]]:
+        """Yield each member, and where its rows are in the batch."""
+        start = 0
+        for member, stop in zip(self.listed, self.stops.tolist(), strict=True):
+            yield member, slice(start, stop)
+            start = stop
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+
 class MemberRows(NamedTuple):
-    """Rows of several storages: those before `stops[0]` are of the storage `members[0]`, and so on; all int64."""
+    """Rows of several storages by number, int64 `[n]`, and which of them are of which storage."""
 
-    members: Numbers
-    stops: Numbers
+    parts: Parts
     numbers: Numbers
-
-    def repeated(self, values: Numbers) -> torch.Tensor:
-        """Return the value of its part for each row, int64 `[n]`."""
-        return from_numpy(repeated_parts(values, self.stops))
 
 
 class Guarding(Protocol):
@@ -53,7 +87,7 @@ class _Plan:
     """
 
     def __init__(self, storages: Sequence[Storage], source_key: str | None) -> None:
-        self._storages: list[Any] = list(storages)
+        self.storages: Sequence[Any] = storages
         self.columns = [_columns_of(storage) for storage in storages]
         self._addresses = [[] if columns is None else columns.addresses() for columns in self.columns]
         self.orders: list[list[int] | None] = [None] * len(storages)
@@ -65,6 +99,7 @@ class _Plan:
         )
         """Whether a storage is notified of the rows that are read next."""
         self._memory: tuple[Any, list[Memory]] = (None, [])
+        self._lengths: tuple[list[int], Numbers] = ([], np.zeros(0, np.int64))
         leaves: dict[Path, Any] = {}
         for member, (storage, columns) in enumerate(zip(storages, self.columns, strict=True)):
             if not isinstance(storage, TensorStorage) or columns is None or not columns.gathers_into:
@@ -101,18 +136,25 @@ class _Plan:
 
     def follows(self, members: Sequence[int], storages: Sequence[Any]) -> bool:
         """Whether the storages of some members are as they were."""
-        if len(storages) != len(self._storages):
+        if storages is not self.storages:
             return False
         for member in members:
-            storage, columns = storages[member], self.columns[member]
-            if storage is not self._storages[member]:
-                return False
+            columns = self.columns[member]
             if columns is None:
-                if _columns_of(storage) is not None:
+                if _columns_of(storages[member]) is not None:
                     return False
-            elif storage.columns is not columns or columns.addresses() is not self._addresses[member]:
+            elif storages[member].columns is not columns or columns.addresses() is not self._addresses[member]:
                 return False
         return True
+
+    def lengths(self, members: Sequence[int]) -> Numbers:
+        """Return the valid rows of some members, but no more than the memory that is known here holds, int64 `[n]`."""
+        found = [min(self.storages[member].rows, self.capacities[member]) for member in members]
+        known, lengths = self._lengths
+        if found != known:
+            lengths = np.array(found, np.int64)
+            self._lengths = found, lengths
+        return lengths
 
     def targets(self, size: torch.Size) -> list[torch.Tensor]:
         """Return memory for the columns of a batch of this size."""
@@ -148,26 +190,20 @@ class Gatherer:
         guards: Sequence[Guarding],
         rows: MemberRows,
         labels: Sequence[torch.Tensor],
-        *,
-        draws: int,
     ) -> TensorDict | None:
-        """Return a batch `[n]`, or of `draws` equal draws `[draws, n / draws]`, with the labels of an index.
+        """Return a batch of rows with their labels, of whose shape it is: `[n]`, or `[draws, n / draws]`.
 
         None for storages that differ, that are not of plain tensors, or that have an entry of the name of the source.
         """
-        members, plan = rows.members.tolist(), self._plan
+        members, plan = rows.parts.listed, self._plan
         if plan is None or not plan.follows(members, storages):
             plan = self._plan = _Plan(storages, self._source_key)
         if plan.partial and not all(plan.orders[member] for member in members):
             return None
-        total = len(rows.numbers)
-        size = torch.Size([draws, total // draws] if draws else [total])
+        size = labels[0].shape
         targets = plan.targets(size)
-        self._fill(plan, storages, guards, rows, members, targets)
-        ids, numbers, sources = labels
-        if draws:
-            ids = rows.repeated(rows.members).view(size)
-        return plan.batch(targets, (ids, numbers) if self._source_key is None else (ids, numbers, sources), size)
+        self._fill(plan, storages, guards, rows, targets)
+        return plan.batch(targets, labels[:2] if self._source_key is None else labels, size)
 
     def _fill(
         self,
@@ -175,40 +211,31 @@ class Gatherer:
         storages: Sequence[Any],
         guards: Sequence[Guarding],
         rows: MemberRows,
-        members: Sequence[int],
         targets: Sequence[torch.Tensor],
     ) -> None:
         """Copy the rows to the targets, those of each storage of one instant."""
+        parts, members = rows.parts, rows.parts.listed
         if plan.expecting:
-            for member, part in _parts(members, rows):
+            for member, part in parts:
                 storages[member].expect(rows.numbers[part])
         if self._patience:
             self._patience -= 1
         elif warm():
             before = [guards[member].sequence for member in members]
             # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
-            lengths = [min(storages[member].rows, plan.capacities[member]) for member in members]
+            lengths = plan.lengths(members)
             places = [target.data_ptr() for target in targets]
-            known = rows.members, rows.stops, np.array(lengths, np.int64)
-            done = gather_parts(plan.places, plan.widths, places, rows.numbers, *known)
+            done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
             still = done and [guards[member].sequence for member in members] == before
             if still and not any(number & 1 for number in before):
                 return
         count = len(rows.numbers)
         targets = [target.view(count, *row) for target, row in zip(targets, plan.rows, strict=True)]
-        for member, part in _parts(members, rows):
+        for member, part in parts:
             index = from_numpy(np.ascontiguousarray(rows.numbers[part]))
             order = plan.orders[member] or []
             get = partial(_gather, storages[member], order, [target[part] for target in targets])
             guards[member].read(get, index)
-
-
-def _parts(members: Sequence[int], rows: MemberRows) -> Iterator[tuple[int, slice]]:
-    """Yield each member, and where its rows are in the batch."""
-    start = 0
-    for member, stop in zip(members, rows.stops.tolist(), strict=True):
-        yield member, slice(start, stop)
-        start = stop
 
 
 def _columns_of(storage: Storage) -> Columns | None:

@@ -318,9 +318,9 @@ def test_buffers_on_one_storage_may_begin_at_the_same_time() -> None:
             thread.start()
         for thread in threads:
             thread.join(20)
-        table = samplers[0]._table(where)
+        table = samplers[0].trajectories(where)
         assert table.count == -(-len(number) // 7)
-        assert all(sampler._table(where) is table for sampler in samplers)
+        assert all(sampler.trajectories(where) is table for sampler in samplers)
 
 
 def begin(sampler: SliceSampler, where: TensorStorage, barrier: threading.Barrier) -> None:
@@ -346,7 +346,7 @@ def test_other_processes_sample_and_what_they_write_is_seen(method: str) -> None
     assert process.exitcode == 0
     assert (found // 10 == found[:, :1] // 10).all()
     assert (found.diff(dim=1) == 1).all()
-    assert buffer.sampler._table(buffer.storage).count == 1
+    assert buffer.sampler.trajectories(buffer.storage).count == 1
     assert buffer.sample()["number"].min() >= 30
 
 
