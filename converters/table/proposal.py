@@ -54,7 +54,7 @@ class _Proposal:
     """What the columns of a file may be: `keys` by column, `options` of the reader, `doubts` in sentences."""
 
     def __init__(self, file: TableFile) -> None:
-        self._columns = [one for one in file.columns.values() if not one.why]
+        self._columns = [one for one in file.columns.values() if not one.why or one.pickled]
         self.keys: dict[str, str] = {}
         self.doubts: list[str] = []
         self.options: dict[str, object] = {}
@@ -78,12 +78,17 @@ class _Proposal:
             self.doubts.append(f"{flags[0]} is taken for termination; for time limits write --ends -,{flags[0]}")
         if key is not None:
             self.options["episode_key"] = key
+        if pickled := [one.name for one in self._columns if one.pickled and one.name in self.keys]:
+            self.options["trust_pickle"] = True
+            what = f"{pickled[0]} is a pickle" if len(pickled) == 1 else f"{', '.join(pickled)} are pickles"
+            self.doubts.append(f"{what}, which can run anything: --trust-pickle is for files whose origin you trust")
         self.doubts += _length_doubts([one for one in self._columns if one.name in self.keys])
 
     def _complete(self, pairs: dict[str, str | None]) -> None:
         """Propose the columns that are left where no name is that of an observation."""
         if pairs["observation"] is None:
-            left = [one for one in self._columns if one.name not in self.keys and not one.is_text and not one.shape]
+            free = (one for one in self._free() if not one.pickled)
+            left = [one for one in free if not one.shape]
             taken = left if pairs["action"] is not None and len(left) <= _MOST_LISTED else []
             self.keys |= {one.name: "observation" for one in taken}
             pairs["next.observation"] = None if taken else pairs["next.observation"]

@@ -15,6 +15,7 @@ from .pickles import PickledArray, PickledList, PickleReader, Value
 MOST_BYTES = 256 << 20
 """Bytes of a pickle that is read, and of the array that is made of it."""
 _AT_ONCE = 4096
+_BYTES_AT_ONCE = 16 << 20
 _INT64, _UINT64 = np.iinfo(np.int64), np.iinfo(np.uint64)
 
 
@@ -58,19 +59,27 @@ def _stacked(reader: PickleReader, found: PickledList, first: PickledArray, what
     if len(found) * max(1, form[0].itemsize * int(np.prod(form[1], dtype=object))) > MOST_BYTES:
         raise _too_large(what)
     rows: Array = np.empty((len(found), *form[1]), form[0])
+    at_once = max(1, _BYTES_AT_ONCE // max(1, rows.nbytes // len(found)))
     number = 0
     for part in _parts(reader, found, what):
-        for value in part:
-            if not isinstance(value, PickledArray) or _form(value) != form:
-                raise FormatError(
-                    f"{what} has elements of different types or shapes: {_name(first)} first, and {_name(value)} as "
-                    f"element {number:,}"
-                )
-            rows[number] = reader.rows(value)
-            number += 1
+        arrays = [_alike(value, first, number + place, what) for place, value in enumerate(part)]
+        for start in range(0, len(arrays), at_once):
+            for values in reader.parts(arrays[start : start + at_once]):
+                rows[number] = values
+                number += 1
     if form[0].kind == "b" and rows.size and rows.view(np.uint8).max() > 1:
         raise CorruptDataError(f"{what} is damaged: a truth value in it is neither 0 nor 1")
     return rows
+
+
+def _alike(value: Value, first: PickledArray, number: int, what: str) -> PickledArray:
+    """Return an element of the type and shape of the first; FormatError for another one."""
+    if not isinstance(value, PickledArray) or _form(value) != _form(first):
+        raise FormatError(
+            f"{what} has elements of different types or shapes: {_name(first)} first, and {_name(value)} as element "
+            f"{number:,}"
+        )
+    return value
 
 
 def _of_values(values: list[Value], what: str) -> Array:

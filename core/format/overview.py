@@ -79,7 +79,7 @@ def convert_command(path: str | os.PathLike[str], overview: Overview) -> str:
     for name, value in overview.options.items():
         values: Sequence[Any] = value if isinstance(value, list) else [value]
         for one in values:
-            words += [f"--{name.replace('_', '-')}", str(one)]
+            words += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
     return shlex.join(words)
 
 

@@ -82,3 +82,22 @@ def test_without_trust_a_pickle_is_refused(table: Path, option: dict[str, Any]) 
 def test_what_is_no_column_is_refused_with_trust(table: Path) -> None:
     with pytest.raises(FormatError, match="'ragged' cannot be mapped: it has elements of different"):
         TableReader(table, options={**OPTIONS, "map": ["observation=ragged"], "trust_pickle": True}).__enter__()
+
+
+def test_trust_is_proposed_where_columns_need_it(table: Path) -> None:
+    found = rbtool.inspect(table)
+    assert found.options["trust_pickle"] is True
+    assert found.command.endswith("--trust-pickle")
+    (doubt,) = [doubt for doubt in found.doubts if "pickle" in doubt]
+    assert doubt.startswith("act, obs are pickles")
+    keys = {column.name: column.key for column in found.columns}
+    assert (keys["obs"], keys["act"], keys["ragged"]) == ("observation", "action", "")
+    options = {**found.options, "ends": "-,end"}
+    assert rbtool.convert(table, table.parent / "out", format=found.format, **options).steps == STEPS - 2
+
+
+def test_no_trust_is_proposed_for_columns_that_are_not_taken(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", obs=OBS, action=np.arange(STEPS), reward=np.ones(STEPS), extra=COLUMNS["name"])
+    found = rbtool.inspect(tmp_path / "a.npz")
+    assert "trust_pickle" not in found.options
+    assert "--trust-pickle" not in found.command
