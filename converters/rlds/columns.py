@@ -70,11 +70,21 @@ class EpisodeRecord:
     def numbers(self, name: str, size: int) -> Floats | Ints:
         """Return the list of a feature of `size` numbers a step; an empty one where none are expected."""
         found = self.find(name)
+        found = self._of_equal_rows(name) if found is None else found
         if found is None and not size * self.steps:
             return Floats(np.zeros(0, np.float32))
         if found is None or isinstance(found, Strings):
             raise FormatError(f"{self.what} has no numbers '{STEPS}/{name}'")
         self._require_count(name, len(found), size * self.steps)
+        return found
+
+    def _of_equal_rows(self, name: str) -> Values | None:
+        """Return the list of a sequence of a stated length, where it is stored like one of any length."""
+        found = self.find(f"{name}/{_RAGGED}")
+        if found is not None:
+            lengths = self.read_numbers(f"{name}/{_ROW_LENGTHS}", 1, 0, self.steps, np.dtype(np.int64))
+            if (lengths != lengths[:1]).any():
+                raise self.damaged(name, "its steps have sequences of several lengths")
         return found
 
     def strings(self, name: str) -> Strings:

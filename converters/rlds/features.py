@@ -34,8 +34,8 @@ class Leaf:
     """A leaf of the features: `path` from the top, or from a step.
 
     `shape` is that of one value, without the steps; -1 is a length that is not stated. `nested` is how many sequences
-    of any length it is in, next to the steps. `encoding` is that of a tensor: `none`, `bytes` or `zlib`. `why` states
-    why it cannot be read, "" where it can.
+    of any length it is in; the steps do not count. `encoding` is that of a tensor: `none`, `bytes` or `zlib`. `why`
+    states why it cannot be read, "" where it can.
     """
 
     path: tuple[str, ...]

@@ -15,6 +15,10 @@ from .features import FEATURES, load_document
 from .records import ArrayRecordShard, Shard, TfRecordShard
 
 INFO = "dataset_info.json"
+WRITTEN_HERE = "rbtool export: the last step of each episode is an observation only"
+"""The description of datasets that `RldsExporter` writes."""
+TRUNCATED = "truncated"
+"""A flag of steps that such datasets may have, next to those of RLDS."""
 KINDS: Mapping[str, type[Shard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
 _SHARD = re.compile(
     r"(?P<name>.+?)-(?P<split>[^-.]+)\.(?P<kind>tfrecord|array_record)-(?P<number>\d{5,9})-of-(?P<count>\d{5,9})"
@@ -42,12 +46,16 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A version of a dataset: its folder, its id, and the shards of its splits in their order, there or not."""
+    """A version of a dataset: its folder, its id, and the shards of its splits in their order, there or not.
+
+    `is_export` states that `RldsExporter` wrote it.
+    """
 
     folder: Path
     id: str
     splits: tuple[str, ...]
     shards: tuple[ShardFile, ...]
+    is_export: bool = False
 
     def documents(self) -> list[Path]:
         """The documents that are there."""
@@ -146,7 +154,8 @@ def _stated(folder: Path) -> Layout:
         raise FormatError(f"{path} names a split twice")
     shards = [shard for split in splits for shard in _shards_of(split, name, str(kind), path)]
     parts = (name, info.get("configName"), info.get("version") or folder.name)
-    return Layout(folder, "/".join(str(part) for part in parts if part), tuple(names), tuple(shards))
+    name = "/".join(str(part) for part in parts if part)
+    return Layout(folder, name, tuple(names), tuple(shards), info.get("description") == WRITTEN_HERE)
 
 
 def _text(node: Mapping[str, Any], name: str, path: Path) -> str:

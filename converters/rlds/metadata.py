@@ -12,7 +12,10 @@ from ...core.format.manifest import Dropped
 from .example import Example, Strings
 from .features import Leaf
 
-_METADATA, _INVALID = "episode_metadata", "invalid"
+METADATA, _INVALID = "episode_metadata", "invalid"
+NUMBER, SEED = "episode", "seed"
+OWN = frozenset({f"{METADATA}/{NUMBER}", f"{METADATA}/{SEED}"})
+"""What an export of rbtool has of each episode next to its texts."""
 _LONGEST = 64 << 10
 _SHOWN_VALUES = 1 << 13
 
@@ -37,7 +40,7 @@ class EpisodeTexts:
             if why:
                 made.dropped.append(Dropped(leaf.name, why))
                 continue
-            short = leaf.path[1:] if leaf.path[0] == _METADATA and len(leaf.path) > 1 else leaf.path
+            short = leaf.path[1:] if leaf.path[0] == METADATA and len(leaf.path) > 1 else leaf.path
             name = ".".join(short)
             while name in made.names:
                 name += "_"
@@ -68,6 +71,13 @@ class EpisodeTexts:
             else:
                 texts[name] = text
         return texts
+
+
+def stored_seed(example: Example) -> int | None:
+    """Return the seed of an episode of an export of rbtool; None where it has none."""
+    found = example.get(f"{METADATA}/{SEED}")
+    text = found.read(0, 1)[0] if isinstance(found, Strings) and len(found) == 1 else b""
+    return int(text) if text.isdigit() and len(text) <= 20 and int(text) < 1 << 64 else None
 
 
 def _why_not(leaf: Leaf) -> str:

@@ -20,7 +20,8 @@ from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
 from .columns import EpisodeRecord, StepColumn
 from .features import Leaf, load_features
-from .layout import layout_at, looks_like_rlds
+from .layout import TRUNCATED, layout_at, looks_like_rlds
+from .metadata import stored_seed
 from .records import Shard
 from .survey import RldsEpisode, RldsSurvey, notes_of, survey
 
@@ -118,6 +119,8 @@ class RldsReader(Reader):
 
     @cached_property
     def _decision(self) -> LastStep:
+        if self._choice == "auto" and self._layout.is_export:
+            return LastStep(True, False, "the last step of every episode is an observation only: rbtool wrote it so")
         return self._all.last_steps.decide(self._choice)
 
     def _is_observed(self, one: RldsEpisode) -> bool:
@@ -151,8 +154,13 @@ class RldsReader(Reader):
         one = self._all.episodes[number]
         record = EpisodeRecord(self._data(one), self._leaves, f"episode {number} in {self._path_of(one).name}")
         observed, length = self._is_observed(one), self._rows(one)
-        terminal = record.flags(IS_TERMINAL)
+        terminal, cut = record.flags(IS_TERMINAL), np.zeros(record.steps, bool)
+        if self._layout.is_export:
+            cut = record.flags(TRUNCATED)
+        if observed:  # a step ends with the observation after it
+            terminal, cut = terminal[1:], cut[1:]
         text = self._all.texts.read(record.example, record.what)
+        seed = stored_seed(record.example) if self._layout.is_export else None
         for start in range(0, length, rows):
             stop = min(start + rows, length)
             last = stop == length
@@ -160,12 +168,12 @@ class RldsReader(Reader):
             for column in columns:
                 more = column.timing == "state" and (not last or observed)
                 found |= column.read(record, start, stop + more)
-            terminated, truncated = terminal[start:stop].copy(), np.zeros(stop - start, bool)
+            terminated, truncated = terminal[start:stop], cut[start:stop].copy()
             if last:
-                terminated[-1] |= one.is_terminal
-                truncated[-1] = one.is_last and not terminated[-1]
+                truncated[-1] |= one.is_last and not terminated[-1]
             yield Piece(
-                number, found, terminated, truncated, first=not start, last=last, text={} if start else text,
+                number, found, terminated, truncated, first=not start, last=last,
+                seed=None if start else seed, text={} if start else text,
                 final=Final.OBSERVED if observed else Final.MISSING,
             )  # fmt: skip
 

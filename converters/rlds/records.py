@@ -6,6 +6,7 @@ data, and the masked CRC-32C of the data.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import struct
@@ -142,9 +143,12 @@ class ArrayRecordShard(Shard):
                 hint="pip install 'rbtool[array-record]'",
             ) from error
         try:
-            return library.ArrayRecordReader(str(self.path), "readahead_buffer_size:0")
-        except Exception as error:
+            reader = library.ArrayRecordReader(str(self.path), "readahead_buffer_size:0")
+            if not reader.ok():
+                reader.close()  # raises what is wrong
+        except Exception as error:  # the library states that in many ways
             raise self._damaged(error) from error
+        return reader
 
     def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
         for number in range(self.count()):
@@ -156,17 +160,21 @@ class ArrayRecordShard(Shard):
                 yield Place(number, len(data)), data
 
     def count(self) -> int:
-        return int(self._reader.num_records())
+        try:
+            return int(self._reader.num_records())
+        except Exception as error:  # as above
+            raise self._damaged(error) from error
 
     def read(self, place: Place) -> bytes:
         try:
             [data] = self._reader.read([place.position])
-        except Exception as error:  # the library states what is wrong in many ways
+        except Exception as error:  # as above
             raise self._damaged(error) from error
         return bytes(data)
 
     def close(self) -> None:
-        self._reader.close()
+        with contextlib.suppress(Exception):  # raises once more what was wrong before
+            self._reader.close()
 
     def _damaged(self, error: Exception) -> CorruptDataError:
         said = " ".join(str(error).split())[:200] or type(error).__name__

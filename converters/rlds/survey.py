@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, L
 from ...core.ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, key_name
 from .columns import EpisodeRecord, StepColumn, without_clashes
 from .features import STEPS, Features, Leaf
-from .layout import Layout, ShardFile
-from .metadata import EpisodeTexts
+from .layout import TRUNCATED, Layout, ShardFile
+from .metadata import OWN, EpisodeTexts
 from .records import AGAIN, Place
 
 _SHOWN = 8
@@ -61,8 +61,10 @@ def survey(
     `dataset_info.json` states, whether its shard is there or not.
     """
     found = RldsSurvey()
-    found.columns, found.dropped, found.renamed = _columns(features, images=images)
-    found.texts = EpisodeTexts.of(features.episode)
+    skipped = {TRUNCATED} if layout.is_export else set()
+    steps = [leaf for leaf in features.steps if leaf.name not in skipped]
+    found.columns, found.dropped, found.renamed = _columns(steps, images=images)
+    found.texts = EpisodeTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
     looking = _Looking(found, features)
     first = 0
@@ -165,11 +167,11 @@ class _Looking:
         return fillers(map(rows, self._actions), None if self._reward is None else rows(self._reward), steps)
 
 
-def _columns(features: Features, *, images: bool) -> tuple[list[StepColumn], list[Dropped], dict[str, str]]:
+def _columns(leaves: Sequence[Leaf], *, images: bool) -> tuple[list[StepColumn], list[Dropped], dict[str, str]]:
     """Return the columns, the features that cannot be one, and the names of those that have another name in TED."""
     columns: list[StepColumn] = []
     dropped: list[Dropped] = []
-    for leaf in features.steps:
+    for leaf in leaves:
         meaning = step_meaning(leaf.path)
         if meaning is None:
             continue

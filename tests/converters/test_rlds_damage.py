@@ -200,6 +200,30 @@ def test_a_folder_of_several_versions_is_refused(folder: Path) -> None:
     assert caught.value.hint == f"name one of them: {folder.parent / '2.0.0'}"
 
 
+@pytest.mark.parametrize(("lengths", "is_sound"), [(None, True), ([2, 2], True), ([1, 3], False)])
+def test_sequences_of_a_stated_length(lengths: list[int] | None, is_sound: bool, tmp_path: Path) -> None:
+    """They are stored flat, or like those of any length."""
+    steps = {**PLAIN, "pair": ("sequence", ("tensor", "int32", ()), 2)}
+    lists = {
+        "steps/is_first": [1, 0],
+        "steps/reward": [0.0, 1.0],
+        "steps/action": [0.5] * 4,
+        "steps/observation": [0.5] * 6,
+    }
+    stored = {"ragged_flat_values": [7, 8, 9, 10], "ragged_row_lengths_0": lengths}
+    lists |= (
+        {f"steps/pair/{name}": values for name, values in stored.items()} if lengths else {"steps/pair": [7, 8, 9, 10]}
+    )
+    folder = write_dataset(tmp_path / "1.0.0", {"train": [[example(lists)]]}, steps)
+    if not is_sound:
+        with pytest.raises(CorruptDataError, match="its steps have sequences of several lengths"):
+            rbtool.convert(folder, tmp_path / "out", rlds_last="observation")
+        return
+    result = rbtool.convert(folder, tmp_path / "out", rlds_last="observation")
+    with open_steps(result.path) as reader:
+        assert reader.read(("next", "pair"), 0, 1).tolist() == [[9, 10]]
+
+
 @pytest.mark.parametrize("number", [1, 1 << 31, -1])
 def test_values_that_do_not_fit_their_type_are_damage(number: int, tmp_path: Path) -> None:
     steps = {**PLAIN, "small": ("tensor", "uint8", ())}

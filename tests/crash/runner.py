@@ -8,7 +8,7 @@ free byte of the file system (WORK is then on a small one of its own). The job r
 of faults cost one start of Python. Afterwards the destination must be absent, the old result or the new one, byte for
 byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is run again
 both so and from the start. What a download has fetched may stay until its second run. `--strikes` spreads so many
-faults over the job, the last at its end; without it every operation is struck.
+faults over the job, the last at its end; without it all operations are struck.
 
 `--serve` reads lines of such arguments, each a JSON list that begins with a path for what is printed, runs each in a
 forked child, and answers with its exit code: 40 tests then start Python and torch once, which takes 6 s.
@@ -111,12 +111,11 @@ def _destination(out: Path, job: str) -> Path:
 def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     data, source, forms = work / "dataset", work / "source", ("ted", "flat", "nested", "h5")
     jobs: dict[str, Callable[[Path], object]] = {
-        "convert": lambda dest: rbtool.convert(source, dest, force=True),
-        "convert-blocks": lambda dest: rbtool.convert(work / "table.hdf5", dest, force=True),
         "convert-archive": lambda dest: rbtool.convert(work / "archive.tar.xz", dest, force=True, trust_pickle=True),
-        "convert-checkpoints": lambda dest: rbtool.convert(work / "run", dest, force=True),
         "download": _download,
     }
+    for name, raw in {"": "source", "-blocks": "table.hdf5", "-checkpoints": "run", "-shards": "shards"}.items():
+        jobs[f"convert{name}"] = lambda dest, raw=raw: rbtool.convert(work / raw, dest, force=True)  # type: ignore[misc]
     for name, layout in CONVERTING.items():
         options = {"force": True, "num_workers": 2, "layout": layout}
         jobs[name] = lambda dest, options=options: rbtool.convert(source, dest, **options)  # type: ignore[misc]
@@ -134,7 +133,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     jobs["merge"] = lambda dest: rbtool.merge([data, work / "saved-h5"], dest, force=True)
     jobs["mix"] = lambda dest: rbtool.mix([data, work / "older"], dest, p="size", force=True)
     jobs["split"] = lambda dest: rbtool.split(data, dest, train=0.5, val=0.25, test=0.25, force=True)
-    for form in ("h5", "minari", "npz", "parquet"):
+    for form in ("h5", "minari", "npz", "parquet", "rlds"):
         jobs[f"export-{form}"] = lambda dest, form=form: rbtool.export(data, dest, to=form, force=True)  # type: ignore[misc]
     return jobs
 

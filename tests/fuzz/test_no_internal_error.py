@@ -42,7 +42,7 @@ AS_TABLE = "--map observation=obs,action=act,reward=r --ends dead,late"
 VERBS = [
     f"inspect {IN}", f"inspect {IN} --episode 0", f"inspect {IN} --json", f"check {IN}", f"stats {IN}",
     f"sample {IN} --batch 2", f"repair {IN}", f"convert {IN} {OUT}", f"convert {IN} {OUT} --layout packed",
-    *(f"export {IN} {OUT} --to {library}" for library in ("npz", "h5", "parquet", "minari")),
+    *(f"export {IN} {OUT} --to {library}" for library in ("npz", "h5", "parquet", "minari", "rlds")),
     *(f"checkpoint save {IN} {OUT} --as {form}" for form in ("flat", "nested", "h5")),
     f"preprocess {IN} --dest {OUT} --cast action=float32 --num-workers 0",
     f"merge {IN} {IN} {OUT}", f"split {IN} --train 0.5 --val 0.5 --dest {OUT}", f"diff {IN} {IN}",

@@ -112,7 +112,7 @@ def stored(spec: Any, values: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, [encoded(one, spec[2]) for one in values]
     elif spec[0] == "text":
         yield name, [one.encode() for one in values]
-    elif spec[0] == "sequence" and spec[2] < 0:
+    elif spec[0] == "sequence":  # also those of a stated length
         flat = [np.asarray(one, spec[1][1]).reshape(-1) for one in values]
         yield f"{name}/ragged_flat_values", np.concatenate([np.zeros(0, spec[1][1]), *flat])
         yield f"{name}/ragged_row_lengths_0", np.array([len(one) for one in values], "i8")
