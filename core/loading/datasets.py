@@ -30,8 +30,7 @@ _LINE = "DataLoader(dataset, batch_size=None)"
 class Place(NamedTuple):
     """The next batch of a process: of a worker, every `workers`-th from its own on."""
 
-    epoch: int
-    batch: int
+    next: Start
     worker: int = 0
     workers: int = 1
 
@@ -104,9 +103,8 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         place, self._loaded = self._loaded, None
         if place is None:
             start = self.passes.enter()
-            self.batches.seed = start.seed
             number, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-            place = Place(start.epoch, start.batch + number, number, step)
+            place = Place(start._replace(batch=start.batch + number), number, step)
         self._place = place
         return self._pass(place, again)
 
@@ -115,12 +113,12 @@ class TorchDataset(_Shared, IterableDataset[Any]):
             raise SchemaError(
                 "persistent workers keep the copy of rows that they started with", hint="share the rows: buffer.share()"
             )
-        epoch, first, _, step = place
-        self.batches.begin(epoch)
+        start, _, step = place
+        self.batches.begin(start.epoch)
         count = self.batches.count()
-        for number in itertools.count(first, step) if count is None else range(first, count, step):
-            batch = self.batches.make(epoch, number)
-            self._place = place._replace(batch=number + step)
+        for number in itertools.count(start.batch, step) if count is None else range(start.batch, count, step):
+            batch = self.batches.make(start._replace(batch=number))
+            self._place = place._replace(next=start._replace(batch=number + step))
             yield batch
 
     # State -------------------------------------------------------------------------------------------
@@ -133,12 +131,8 @@ class TorchDataset(_Shared, IterableDataset[Any]):
                 "the workers of a loader are ahead of the training loop: how many batches it took is not known here",
                 hint="take the state_dict() of rbtool.TorchLoader(dataset, num_workers=N), or of StatefulDataLoader",
             )
-        place = self._place
-        if place is None:
-            start = self.passes.next
-            self.batches.seed = start.seed
-            place = Place(start.epoch, start.batch)
-        state = self.batches.state(place.epoch, place.batch)
+        place = self._place or Place(self.passes.next)
+        state = self.batches.state(place.next)
         return state if worker is None else state | {"worker": place.worker, "workers": place.workers}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -155,13 +149,13 @@ class TorchDataset(_Shared, IterableDataset[Any]):
                 f"the state of worker {worker} of {workers} was loaded by worker {own[0]} of {own[1]}",
                 hint="load the state of a loader with the loader, and as many workers",
             )
-        epoch, batch = self.batches.take_over(state_dict)
+        start = self.batches.place_in(state_dict)
         if here is None:
             self._place = None
-            self.passes.start_at(Start(self.batches.seed, epoch, batch))
+            self.passes.start_at(start)
             return
-        self._loaded = Place(epoch, batch if workers > 1 else batch + here.id, *own)
-        self.passes.start_at(Start(self.batches.seed, epoch + 1, 0), by_workers=True)
+        self._loaded = Place(start if workers > 1 else start._replace(batch=start.batch + here.id), *own)
+        self.passes.start_at(Start(start.seed, start.epoch + 1, 0), by_workers=True)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of an epoch, from its first batch on; also for workers that exist already."""
@@ -173,19 +167,20 @@ class TorchMapDataset(_Shared, Dataset[Any]):
     """A map-style `Dataset` of batches: `dataset[k]` is batch `k` of the epoch that `set_epoch` chose, 0 at first.
 
     As with torch's `DistributedSampler`, call `set_epoch` before every epoch: a loader asks for numbers alone. A pair
-    of an epoch and a number is taken too.
+    of an epoch and a number is taken too, and a `Start`, with the seed.
     """
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Any:
+    def __getitem__(self, index: int | tuple[int, int] | Start) -> Any:
         """Return a batch; IndexError for one that an epoch does not have."""
         self._serve_loader()
-        start = self.passes.next
-        epoch, number = index if isinstance(index, tuple) else (start.epoch, index)
-        count = self.batches.count()
+        if not isinstance(index, Start):
+            start = self.passes.next
+            epoch, number = index if isinstance(index, tuple) else (start.epoch, index)
+            index = Start(start.seed, epoch, number)
+        count, number = self.batches.count(), index.batch
         if count is not None and not -count <= number < count:
             raise IndexError(f"batch {number} was asked for, an epoch has {count}")
-        self.batches.seed = start.seed
-        return self.batches.make(epoch, number if count is None else number % count)
+        return self.batches.make(index if count is None else index._replace(batch=number % count))
 
     def __getitems__(self, index: list[int]) -> NoReturn:
         """Refuse to be batched: SchemaError (a RuntimeError)."""
@@ -193,14 +188,11 @@ class TorchMapDataset(_Shared, Dataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch; which of its batches were taken is known to the loader."""
-        start = self.passes.next
-        self.batches.seed = start.seed
-        return self.batches.state(start.epoch, 0)
+        return self.batches.state(self.passes.next._replace(batch=0))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue with the epoch of a state; SchemaError (a RuntimeError) for a state of other batches."""
-        epoch, _ = self.batches.take_over(state_dict)
-        self.passes.start_at(Start(self.batches.seed, epoch, 0))
+        self.passes.start_at(self.batches.place_in(state_dict)._replace(batch=0))
 
 
 def refuse_batching() -> NoReturn:

@@ -17,19 +17,21 @@ from .passes import Start
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
-class _Numbers(Sampler[tuple[int, int]]):
-    """Asks for the batches of an epoch from a number on."""
+class _Numbers(Sampler[Start]):
+    """Asks for the batches of an epoch from `start` on; a new `start` is for the next pass."""
 
     def __init__(self, dataset: TorchMapDataset, endless: bool) -> None:
         self.dataset = dataset
         self.endless = endless
         self.start = Start(0, 0, 0)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        _, epoch, number = self.start
-        while self.endless or number < len(self.dataset):
-            yield epoch, number
-            number += 1
+    def __iter__(self) -> Iterator[Start]:
+        return self._from(self.start)
+
+    def _from(self, place: Start) -> Iterator[Start]:
+        while self.endless or place.batch < len(self.dataset):
+            yield place
+            place = place._replace(batch=place.batch + 1)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -90,7 +92,7 @@ class TorchLoader(DataLoader[Any]):
         self.ahead = prefetch
         numbered = TorchMapDataset(dataset.batches, dataset.passes, dataset.slots)
         self._numbers = _Numbers(numbered, dataset.batches.count() is None)
-        self._taken: tuple[int, int] | None = None
+        self._next: Start | None = None  # the batch after the last one that was taken
         on_cuda = self.device is not None and self.device.type == "cuda"
         options = {"pin_memory": on_cuda} | {name: value for name, value in options.items() if name not in _OURS}
         super().__init__(numbered, batch_size=None, sampler=self._numbers, num_workers=num_workers, **options)
@@ -99,7 +101,7 @@ class TorchLoader(DataLoader[Any]):
         """Start a pass, and yield its batches."""
         start = self._numbers.start = self._numbers.dataset.passes.enter()
         self._numbers.dataset.batches.begin(start.epoch)
-        self._taken = start.epoch, start.batch
+        self._next = start
         batches: Iterator[Any] = super().__iter__()
         if self.device is not None:
             batches = on_device(batches, self.device, self.ahead)
@@ -108,25 +110,23 @@ class TorchLoader(DataLoader[Any]):
     def _counted(self, batches: Iterator[Any], start: Start) -> Iterator[Any]:
         try:
             for number, batch in enumerate(batches, start.batch + 1):
-                self._taken = start.epoch, number
+                self._next = start._replace(batch=number)
                 yield batch
         except (ConnectionError, EOFError) as error:
             raise WorkerDiedError(
                 "a worker of the loader died before its batch arrived", hint="it may have run out of memory"
             ) from error
-        self._taken = start.epoch + 1, 0
+        self._next = Start(start.seed, start.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of an epoch, from its first batch on."""
         self._numbers.dataset.set_epoch(epoch)
-        self._taken = None
+        self._next = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was taken: numbers and texts, few of them."""
         dataset = self._numbers.dataset
-        start = dataset.passes.next
-        dataset.batches.seed = start.seed
-        return dataset.batches.state(*(self._taken or (start.epoch, start.batch)))
+        return dataset.batches.state(self._next or dataset.passes.next)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state with the next pass.
@@ -135,9 +135,9 @@ class TorchLoader(DataLoader[Any]):
         size, sampler or rank.
         """
         dataset = self._numbers.dataset
-        epoch, batch = dataset.batches.take_over(state_dict)
-        self._taken = None
-        dataset.passes.start_at(Start(dataset.batches.seed, epoch, batch))
+        start = dataset.batches.place_in(state_dict)
+        self._next = None
+        dataset.passes.start_at(start)
 
 
 # Devices --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ So workers need no word of each other, and a stream continues from any batch at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,8 +21,27 @@ from ..storages.write_log import Written
 from ..writers.base import Writer
 from ..writers.ensemble import WriterEnsemble
 from .orders import KeyedOrder, Shard
+from .passes import Start
 
 _VERSION = 1
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_AT_ONCE = 4
+"""How many passes over one data set can take turns in a process without being measured again."""
+
+
+class _Epoch(NamedTuple):
+    """What was there when an epoch started: writes until then, and how many elements, and how many of them a batch."""
+
+    written: Written
+    measured: tuple[int, int] | None
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Add an entry, and drop the oldest of more than a few."""
+    kept[key] = value
+    while len(kept) > _AT_ONCE:
+        del kept[next(iter(kept))]
 
 
 class NumberedBatches:
@@ -55,17 +74,17 @@ class NumberedBatches:
 
     def _forget(self) -> None:
         self._generator: torch.Generator | None = None
-        self._order: tuple[tuple[int, int, int], KeyedOrder] | None = None
-        self._epoch = -1
-        self._size: tuple[int, int] | None = None
-        self._written: Written | None = None
+        self._orders: dict[tuple[int, int, int], KeyedOrder] = {}
+        self._epochs: dict[int, _Epoch] = {}
 
     # What an epoch has -------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
         """Start a pass: the epoch is of the elements that there are now."""
-        self._epoch, self._written = epoch, self.buffer.storage.log.now
-        self._size = None if self._epoch_sampler is None else self._measured(self._epoch_sampler)
+        written = self.buffer.storage.log.now
+        measured = None if self._epoch_sampler is None else self._measured(self._epoch_sampler)
+        self._epochs.pop(epoch, None)
+        _keep(self._epochs, epoch, _Epoch(written, measured))
 
     def _measured(self, sampler: EpochSampler) -> tuple[int, int]:
         """Return how many elements an epoch has now, and how many a batch; SchemaError for too few."""
@@ -89,37 +108,37 @@ class NumberedBatches:
 
     # Batches -----------------------------------------------------------------------------------------
 
-    def make(self, epoch: int, number: int) -> Any:
+    def make(self, place: Start) -> Any:
         """Return a batch of this rank."""
         if self._generator is None:
             self._generator = torch.Generator()
-        generator = self._generator
-        generator.manual_seed(seed_of(self.seed, epoch, number * self.shard.ranks + self.shard.rank, 1))
-        if epoch != self._epoch:
+        generator, (seed, epoch, number) = self._generator, place
+        generator.manual_seed(seed_of(seed, epoch, number * self.shard.ranks + self.shard.rank, 1))
+        if epoch not in self._epochs:
             self.begin(epoch)
-        sampler = self._epoch_sampler
-        if sampler is None or self._size is None:
+        sampler, begun = self._epoch_sampler, self._epochs[epoch]
+        if sampler is None or begun.measured is None:
             return self.buffer.sample_with(generator, self.batch_size)
-        if self.buffer.storage.log.now != self._written:
+        if self.buffer.storage.log.now != begun.written:
             raise SchemaError("rows were written to the buffer during an epoch, whose elements are chosen at its start")
-        size, each = self._size
+        size, each = begun.measured
         places = self.shard.places(size, each, number, drop_last=self._drop_last)
-        numbers = self._order_of(epoch, size).at(places) if getattr(sampler, "shuffle", True) else places
+        numbers = self._order_of(seed, epoch, size).at(places) if getattr(sampler, "shuffle", True) else places
         return self.buffer.sample_with(
             generator, choose=lambda storage: sampler.draw_numbered(storage, numbers, self.batch_size)
         )
 
-    def _order_of(self, epoch: int, size: int) -> KeyedOrder:
-        key = self.seed, epoch, size
-        if self._order is None or self._order[0] != key:
-            self._order = key, KeyedOrder(size, seed_of(self.seed, epoch, 0))
-        return self._order[1]
+    def _order_of(self, seed: int, epoch: int, size: int) -> KeyedOrder:
+        key = seed, epoch, size
+        if key not in self._orders:
+            _keep(self._orders, key, KeyedOrder(size, seed_of(seed, epoch, 0)))
+        return self._orders[key]
 
     # State -------------------------------------------------------------------------------------------
 
-    def state(self, epoch: int, batch: int) -> dict[str, Any]:
+    def state(self, place: Start) -> dict[str, Any]:
         """Return the state of a stream whose next batch is this one: numbers and texts."""
-        return {"version": _VERSION, "seed": self.seed, "epoch": epoch, "batch": batch, **self._described()}
+        return {"version": _VERSION, **place._asdict(), **self._described()}
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -132,22 +151,18 @@ class NumberedBatches:
             "content": getattr(self.buffer.storage, "content_digest", None),
         }
 
-    def take_over(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Take over the seed of a state; return its epoch and batch.
-
-        SchemaError (a RuntimeError), with nothing changed, for a state of other batches.
-        """
+    def place_in(self, state: Mapping[str, Any]) -> Start:
+        """Return the next batch of a state; SchemaError (a RuntimeError) for a state of other batches."""
         missing = {"version", "seed", "epoch", "batch"} - set(state)
         if missing or state["version"] != _VERSION:
             raise SchemaError(f"the state of a torch dataset is expected, found {', '.join(map(str, state)) or 'none'}")
         for name, value in self._described().items():
             if name in state and state[name] != value:
                 raise SchemaError(f"the state has {name}={state[name]!r}, this dataset {name}={value!r}")
-        self.seed = int(state["seed"])
-        return int(state["epoch"]), int(state["batch"])
+        return Start(int(state["seed"]), int(state["epoch"]), int(state["batch"]))
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"_generator", "_order", "_epoch", "_size", "_written"}
+        left_out = {"_generator", "_orders", "_epochs"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from torch.utils.data import get_worker_info
 from ..buffers.locks import SharedGuard
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
-_KEPT, _WIDTH = 64, 5
-"""How many passes are remembered, and the numbers of each: key, workers, how many of them started, epoch, batch."""
+_KEPT, _WIDTH = 64, 6
+"""How many passes are remembered, and the numbers of each: key, workers, how many started, epoch, batch, seed."""
 
 
 class Start(NamedTuple):
@@ -74,12 +74,12 @@ class Passes:
                 row = _TABLE + _WIDTH * number
                 if cells[row] == key and cells[row + 1] == worker.num_workers and cells[row + 2] < worker.num_workers:
                     cells[row + 2] += 1
-                    return Start(_unsigned(cells[_SEED]), cells[row + 3], cells[row + 4])
+                    return Start(_unsigned(cells[row + 5]), cells[row + 3], cells[row + 4])
             start = self._advance(by_workers=True)
             cells[_NEWEST] = (cells[_NEWEST] + 1) % _KEPT
             row = _TABLE + _WIDTH * cells[_NEWEST]
             cells[row], cells[row + 1], cells[row + 2] = key, worker.num_workers, 1
-            cells[row + 3], cells[row + 4] = start.epoch, start.batch
+            cells[row + 3], cells[row + 4], cells[row + 5] = start.epoch, start.batch, _signed(start.seed)
             return start
 
     def _advance(self, *, by_workers: bool) -> Start:
