@@ -58,6 +58,9 @@ DOWNLOAD_EXAMPLES = (
     ),
     Example(f"rbtool download {SOURCE}:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
     Example(
+        "rbtool download hf://me/cartpole", "the same files that rbtool upload put there; hf:me/cartpole from then on"
+    ),
+    Example(
         f'rbtool inspect "$(rbtool download {SOURCE} cartpole/scripted-v0 --local -q)" --json',
         "in a pipeline: -q prints the path, and nothing else",
     ),
@@ -73,7 +76,10 @@ def add(app: typer.Typer) -> None:
 
 def download(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help=f"Where from: {declared_sources()}. Or SOURCE:ID in one word, or hf://OWNER/NAME."
+        ),
     ],
     id: Annotated[
         str | None,
@@ -109,7 +115,8 @@ def download(
     """Fetch a dataset, verify it, and store it as TED.
 
     It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
-    fetched again, and an interrupted download resumes where it stopped.
+    fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that was uploaded
+    to the Hugging Face hub, which comes as it is.
     """
     from ..core.verbs.download import download as run
 

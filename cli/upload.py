@@ -68,7 +68,8 @@ def upload(
     _summarise(out, result)
     out.show(result, [result.address], lambda width: [[result.address]])
     if not dry_run:
-        out.suggest(f"rbtool download {shlex.quote(result.address)}")
+        branch = "" if result.branch == "main" else f"@{result.branch}"
+        out.suggest(f"rbtool download {shlex.quote(result.address.partition('@')[0] + branch)}")
 
 
 def _summarise(out: Output, result: UploadResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,9 +94,7 @@ class Transfer:
 
 
 def transfers_of(folder: Path) -> list[Transfer]:
-    """Read what is recorded of the transfers of the dataset in `folder`, oldest first; lines that make no sense count
-    for nothing.
-    """
+    """Read what is recorded of the transfers of the dataset in `folder`, oldest first, but for lines that were cut."""
     found, path = list[Transfer](), folder / TRANSFERS
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
@@ -107,5 +106,12 @@ def transfers_of(folder: Path) -> list[Transfer]:
 
 def add_transfer(folder: Path, transfer: Transfer) -> None:
     """Record a transfer; OSError where the folder cannot be written to."""
-    lines = [asdict(one) for one in (*transfers_of(folder), transfer)]
-    fs.replace_file(folder / TRANSFERS, "".join(dump_json(line) + "\n" for line in lines).encode())
+    path, line = folder / TRANSFERS, f"{dump_json(asdict(transfer))}\n".encode()
+    descriptor = fs.open_to_append(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        fs.write(descriptor, memoryview(b"\n" + line if cut else line), path)
+        fs.fsync(descriptor, path)
+    finally:
+        os.close(descriptor)

@@ -20,6 +20,7 @@ from ..declarations import declared, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
 from .digest import refuse_pointer
+from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
 from .reader import Reader
@@ -74,10 +75,12 @@ def require_apart(source: Path, destination: Path) -> None:
 
 
 def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
-    """Turn what a user types, an existing path or `source:id`, into a path; raise DatasetNotFoundError.
+    """Turn what a user types into a path: an existing one, `source:id`, or `hf://OWNER/NAME` of what was downloaded.
 
-    This counts as a use of a dataset that is stored below the root.
+    This counts as a use of a dataset that is stored below the root. Raises DatasetNotFoundError.
     """
+    if isinstance(name, str) and is_hub_address(name):
+        return _downloaded(HubAddress.parse(name), root)
     path = fs.expanded(name)
     mend(path)
     if path.exists():
@@ -95,6 +98,17 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     if not has_manifest(folder):
         hint = _parts_of(folder, named["source"], named["id"]) or _how_to_get(named[0], storage_root(root))
         raise DatasetNotFoundError(f"{name} is not in {storage_root(root)}", hint=hint)
+    _mark_use(folder, root)
+    return folder
+
+
+def _downloaded(address: HubAddress, root: str | os.PathLike[str] | None) -> Path:
+    """Find a dataset that was downloaded from a hub as it is."""
+    folder = dataset_folder(address.request, storage_root(root))
+    mend(folder)
+    if not has_manifest(folder):
+        fetch = f"fetch it with: rbtool download {shlex.quote(str(address))}"
+        raise DatasetNotFoundError(f"{address} is not in {storage_root(root)}", hint=fetch)
     _mark_use(folder, root)
     return folder
 
@@ -124,6 +138,8 @@ def _parts_of(folder: Path, source: str, name: str) -> str:
 
 def _how_to_get(name: str, root: Path) -> str:
     known, (source, _, id) = source_names(), name.partition(":")
+    if source == HUB:
+        return _stored_like(name, root) or f"fetch it with: rbtool download {shlex.quote(f'{HUB}://{id}')}"
     if source not in known:
         return f"there is no source {source!r} here; known are {', '.join(known)}"
     return _stored_like(name, root) or f"fetch it with: rbtool download {source} {shlex.quote(id.partition('@')[0])}"

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
 from ..format import fs
 from ..format.documents import written_time
+from ..format.hub_address import HUB
 from ..format.locate import last_use, stored_datasets
 from ..format.manifest import Manifest
 from ..format.staging import leftovers, lock_folder
@@ -157,7 +158,8 @@ def _datasets(root: Path) -> Iterator[CacheEntry]:
             original=re.sub(r"@[0-9a-f]{8}$", "", name),
         )
         if isinstance(manifest, Manifest):
-            original = f"{manifest.request.source}:{manifest.request.id}"
+            of_hub = path.is_relative_to(root / HUB)  # its manifest is that of who made it
+            original = entry.original if of_hub else f"{manifest.request.source}:{manifest.request.id}"
             yield replace(entry, what=manifest.kind, original=original)
         else:
             yield replace(entry, problem=str(manifest))

@@ -12,12 +12,15 @@ from typing import Any, ClassVar, Unpack
 from ..declarations import ReaderOptions, declared, default_layout, example_source
 from ..errors import UsageError, nearest
 from ..format.episodes import normal_form
+from ..format.hub_address import HUB, HubAddress
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
 from ..format.manifest import Layout, Manifest, Request
 from ..format.packed.row_files import named_codecs
 from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
+from ..remote.hub import Hub
+from .hub_download import HubDownload, hub_address
 from .remote_download import Fetch, RemoteDownload
 from .results import (
     Published,
@@ -75,9 +78,10 @@ def download(
 ) -> DownloadResult:
     """Fetch dataset `id` of `source`, verify it, and convert it into `<root>/<source>/<id>`.
 
-    `source` may also be `"source:ID"`. `id` may omit its version (the latest is taken), or be a name from before
-    namespaces, like `door-human-v1`: then the dataset with the same words is taken, as `resolved` records. `exact_id`
-    disables both. `revision` is a branch, tag or commit of the remote.
+    `source` may also be `"source:ID"`, or `"hf://OWNER/NAME@REVISION"` for a dataset that `upload` put on a hub: its
+    files come as they are, into `<root>/hf/OWNER/NAME`, and options that need a conversion are refused. `id` may omit
+    its version (the latest is taken), or be a name from before namespaces, like `door-human-v1`: then the dataset with
+    the same words is taken, as `resolved` records. `exact_id` disables both. `revision` is a branch, tag or commit.
 
     An equal request that was completed before is answered without the network; `frozen` compares the files of the
     remote with those it was made from, and raises CheckFailed if they differ. An interrupted fetch resumes when the
@@ -86,30 +90,33 @@ def download(
 
     `layout`, `compress`, `final_step`, `num_workers`, `skip_bad`, `force`, `dry_run` and `options` are those of
     `convert`. A selection of `episodes`, a revision, another layout, `final_step`, `skip_bad` or option is another
-    dataset, at
-    `<id>@<8 hex digits>`. Another `compress` is not: without `force` an existing dataset stays, with a note on how it
-    is compressed.
+    dataset, at `<id>@<8 hex digits>`. Another `compress` is not: without `force` a stored dataset stays, with a note.
 
     Raises UsageError for an unknown source, an id that could leave its folder or that may mean several datasets,
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
     if the bytes do not match the remote's checksums after retries, and the errors of `convert`.
     """
+    given, progress = given_options("download", options), progress or Silent()
+    address = hub_address(source, id, revision)
+    if address is not None:
+        _refuse_conversions(
+            address, local=local, episodes=episodes, layout=layout, compress=compress, exact_id=exact_id,
+            keep_source=keep_source, num_workers=num_workers, skip_bad=skip_bad, **given,
+            final_step=final_step != "auto",
+        )  # fmt: skip
+        return _from_hub(address, storage_root(root), force, dry_run, frozen, progress)
     source, id = _named(source, id)
     origin = source_class(source)()
     safe_id(id)
     chosen = episodes if episodes is not None and normal_form(episodes) else None
-    progress = progress or Silent()
     wanted, methods = require_layout(layout or default_layout(source), compress), tuple(compress)
     named_codecs(methods)  # fails early on methods that are invalid for any field
-    ends, given = require_final_step(final_step), given_options("download", options)
-    workers, recorded = require_workers(num_workers), given | ({"skip_bad": True} if skip_bad else {})
+    ends, workers = require_final_step(final_step), require_workers(num_workers)
+    recorded = given | ({"skip_bad": True} if skip_bad else {})
     if local:
         _refuse_remote_options(revision=revision, keep_source=keep_source, frozen=frozen)
-        found = _from_cache(
-            origin, id, storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad,
-            progress,
-        )  # fmt: skip
-        return DownloadResult(**found)
+        asked = storage_root(root), chosen, (wanted, methods), ends, given, force, dry_run, workers, skip_bad, progress
+        return DownloadResult(**_from_cache(origin, id, *asked))
     with origin:
         fetching = RemoteDownload(
             source=origin, asked=id, root=storage_root(root), episodes=chosen, revision=revision, layout=wanted,
@@ -117,6 +124,29 @@ def download(
             progress=progress, final_step=ends, options=recorded, num_workers=workers,
         )  # fmt: skip
         return DownloadResult(**fetching.run(), source=source, asked=id)
+
+
+def _refuse_conversions(address: HubAddress, **given: object) -> None:
+    """Raise UsageError for an option that would make other files of a dataset than those on the hub.
+
+    Options that are not given are false.
+    """
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{address} is stored as it is, and --{name.replace('_', '-')} is about a conversion",
+                hint=f"download it without, then convert it: rbtool convert {HUB}:{address.repository} DEST",
+            )
+
+
+def _from_hub(
+    address: HubAddress, root: Path, force: bool, dry_run: bool, frozen: bool, progress: Progress
+) -> DownloadResult:
+    with Hub() as hub:
+        fetching = HubDownload(
+            hub=hub, address=address, root=root, force=force, dry_run=dry_run, frozen=frozen, progress=progress
+        )
+        return DownloadResult(**fetching.run())
 
 
 def _named(source: str, dataset_id: str | None) -> tuple[str, str]:

@@ -336,4 +336,5 @@ class _Upload:
             if transfer.what not in [before.what for before in transfers_of(self.path)]:
                 add_transfer(self.path, transfer)
         except OSError as error:
-            self.notes.append(f"the commit is not recorded in {self.path}: {os.strerror(error.errno or 0).lower()}")
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+            self.notes.append(f"the commit is not recorded in {self.path}: {why}")

@@ -33,9 +33,15 @@ def test_the_tables_are_found():
 
 
 @pytest.fixture
-def uploads(tmp_path):
-    """The variables of a hub that may be written to."""
+def uploads(tmp_path, template, request):
+    """The variables of a hub that may be written to, and has the dataset that is downloaded in an example."""
+    files = (path for path in (template / "cartpole").rglob("*") if path.is_file())
     with UploadHub(tmp_path / "hub") as server:
+        if "download hf://" in request.node.name:
+            server.create("me/cartpole")
+            server.push(
+                "me/cartpole", {str(file.relative_to(template / "cartpole")): file.read_bytes() for file in files}
+            )
         yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
 
 

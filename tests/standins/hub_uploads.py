@@ -103,13 +103,13 @@ class _UploadHandler(_HubHandler):
 
     def answer(self) -> None:
         path, state = urlsplit(self.path).path, self.server_state
+        if self.command in ("GET", "HEAD"):
+            if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/refs", path):
+                self._refs(found[1])
+            else:
+                super().answer()
+            return
         with state.writing:
-            if self.command in ("GET", "HEAD"):
-                if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/refs", path):
-                    self._refs(found[1])
-                else:
-                    super().answer()
-                return
             if not path.startswith("/lfs/objects/") and not self._may_write():
                 return
             for pattern, method in _WRITES.items():

@@ -49,11 +49,14 @@ def digests(tree):
     ("name", "part_size"),
     [("ted", None), ("ted", 5_000), ("packed", None), ("compressed", None), ("odd", None), ("empty", None)],
 )
-def test_the_repository_has_the_same_files(layouts, tmp_path, name, part_size):
+def test_the_repository_has_the_same_files_and_so_has_who_downloads_it(layouts, tmp_path, name, part_size):
     shutil.copytree(layouts[name], tmp_path / name)
     words = ("--allow-errors",) if name == "odd" else ()
     with UploadHub(tmp_path / "hub", part_size=part_size) as hub:
-        done = Uploader(hub, tmp_path).json("upload", name, WHERE, *words)
+        machine = Uploader(hub, tmp_path)
+        done = machine.json("upload", name, WHERE, *words)
+        assert machine.run("download", WHERE).returncode == 0
+        assert files_of(machine.store / "hf/me/walks") == files_of(layouts[name])
         assert digests(hub.tree("me/walks")) == files_of(layouts[name])
         assert done["commit"] == hub.histories["me/walks"].branches["main"]
         assert len(hub.histories["me/walks"].commits) == 2
