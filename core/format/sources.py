@@ -237,6 +237,9 @@ class Source(Closing, ABC):
     namespaced: ClassVar[bool] = True
     """Whether ids have a namespace, as `D4RL/door/human-v2` has: one without may be the older name of another."""
 
+    open_ended: ClassVar[bool] = False
+    """Whether an id with an owner, `OWNER/NAME`, is taken as it is: no list has all datasets."""
+
     pickled: ClassVar[bool] = False
     """Whether its files hold pickles without which there is nothing to read: downloads then need `trust_pickle`."""
 

@@ -119,7 +119,8 @@ class RemoteDownload:
 
     def _find(self) -> Resolution:
         """Resolve the id, with the names of the remote if necessary."""
-        if self.exact_id or is_complete(self.asked, namespaced=self.source.namespaced):
+        named = self.source.open_ended and "/" in self.asked
+        if self.exact_id or named or is_complete(self.asked, namespaced=self.source.namespaced):
             return Resolution(self.asked, self.asked, "exact")
         if set(self.asked) & set("*?["):
             raise UsageError(
