@@ -3,6 +3,7 @@
 from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperienceReplay
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
 from .converters.gen_dgrl.replay import GenDGRLExperienceReplay as GenDGRLExperienceReplay
+from .converters.lerobot.replay import LeRobotExperienceReplay as LeRobotExperienceReplay
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperienceReplay
@@ -35,6 +36,7 @@ from .core.checkpointers.lists import ListStorageCheckpointer as ListStorageChec
 from .core.checkpointers.packed import PackedStorageCheckpointer as PackedStorageCheckpointer
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
 from .core.datasets.buffer import load_dataset as load_dataset
+from .core.datasets.clips import VideoClipRef as VideoClipRef
 from .core.datasets.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
 from .core.datasets.offline_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
 from .core.datasets.offline_online import prefill_replay_buffer as prefill_replay_buffer

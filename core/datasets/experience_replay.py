@@ -16,6 +16,7 @@ import torch
 
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ..format import fs
+from ..format.contracts import StepReader
 from ..format.documents import decode, parse_json
 from ..format.locate import find_dataset, storage_root
 from ..format.manifest import ENV_METADATA, Manifest, has_manifest
@@ -226,8 +227,12 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         except CorruptDataError as error:
             raise CorruptDataError(error.message, hint='download="force" replaces it with a sound one') from error
         with open_steps(self._folder) as reader:
-            arguments["transform"] = with_frames(reader, arguments.get("transform"))
+            arguments["transform"] = self.transform_for(reader, arguments.get("transform"))
         super().__init__(storage=storage, **arguments)
+
+    def transform_for(self, reader: StepReader, transform: Any) -> Any:
+        """Return the transform of the buffer: one that decodes the videos that the dataset keeps, and `transform`."""
+        return with_frames(reader, transform)
 
     def _opened(self, split_trajs: bool) -> Storage:
         """Open the storage that the layout of the dataset asks for."""

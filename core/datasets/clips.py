@@ -1,0 +1,150 @@
+"""References to frames of video files, as a tensorclass: nothing is decoded until `decode`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import NonTensorData, TensorClass
+
+from ..encodings.open_videos import open_video
+from ..errors import UsageError
+
+
+class VideoClipRef(TensorClass):
+    """Frames of video files, of any batch shape; indexing, stacking and pickling move numbers alone.
+
+    - `sources`: the paths of the files, each once, a tuple of text.
+    - `frame_index`: the number of each frame in its file, int64 `[*batch]`.
+    - `file_id`: the place of its file in `sources`, int64 `[*batch]`.
+    - `stream`: None; files have one video stream that is read.
+    - `auto_decode`: whether a buffer decodes the frames in the batches that it gives.
+    - `out_device`, `out_dtype`: what `frames` has, by default the CPU and uint8.
+
+    Made by `from_file`, `from_files` or `from_timestamps`. Names and form are those of TorchRL.
+    """
+
+    sources: Any
+    frame_index: Any
+    file_id: Any
+    stream: Any = None
+    auto_decode: bool = False
+    out_device: Any = None
+    out_dtype: Any = None
+
+    @classmethod
+    def from_frames(
+        cls,
+        paths: Sequence[str | os.PathLike[str]],
+        frame_index: torch.Tensor,
+        file_id: torch.Tensor,
+        **options: Any,
+    ) -> VideoClipRef:
+        """Refer to these frames of these files; UsageError (a ValueError) for a `stream` but the first video."""
+        if options.get("stream") not in (None, 0):
+            raise UsageError(f"stream is {options['stream']!r}, and the first video of a file is what is read")
+        sources = NonTensorData(tuple(os.fspath(path) for path in paths), batch_size=frame_index.shape)
+        return cls(
+            sources=sources, frame_index=frame_index.to(torch.int64), file_id=file_id.to(torch.int64),
+            batch_size=frame_index.shape, **options,
+        )  # fmt: skip
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], num_frames: int | None = None, **options: Any) -> VideoClipRef:
+        """Refer to the first `num_frames` frames of a file, by default to all: `[num_frames]`."""
+        return cls.from_files([path], [_frames_in(path) if num_frames is None else num_frames], **options)
+
+    @classmethod
+    def from_files(
+        cls, paths: Sequence[str | os.PathLike[str]], num_frames_per_file: Sequence[int], **options: Any
+    ) -> VideoClipRef:
+        """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`."""
+        counts = [int(count) for count in num_frames_per_file]
+        if len(counts) != len(paths) or any(count < 0 for count in counts):
+            raise UsageError(
+                f"{len(paths)} files and the numbers of frames {counts} were given, one for each is expected"
+            )
+        frames = torch.cat([torch.arange(count) for count in counts]) if counts else torch.arange(0)
+        places = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+        return cls.from_frames(paths, frames, places, **options)
+
+    @classmethod
+    def from_timestamps(cls, path: str | os.PathLike[str], timestamps: Any, fps: float, **options: Any) -> VideoClipRef:
+        """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`."""
+        frames = torch.as_tensor(timestamps, dtype=torch.float64).mul(fps).round().to(torch.int64)
+        return cls.from_frames([path], frames, torch.zeros_like(frames), **options)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files, whether references were stacked or not; UsageError where others were stacked with them."""
+        found = self.sources
+        if isinstance(found, tuple):
+            return found
+        each: set[Any] = set()
+        pending = [found]
+        while pending:
+            one = pending.pop()
+            each |= {one} if isinstance(one, tuple) else set()
+            pending += [] if isinstance(one, tuple) else list(one)
+        if len(each) != 1:
+            raise UsageError("references to different files were stacked", hint="make them of one list of files")
+        return tuple(each.pop())
+
+    @property
+    def source(self) -> str:
+        """The file, where there is one; UsageError where there are several."""
+        if len(self.paths) != 1:
+            raise UsageError(f"there are {len(self.paths)} files, one is expected", hint="sources names all of them")
+        return self.paths[0]
+
+    @property
+    def frames(self) -> torch.Tensor:
+        """The decoded frames, as `out_device` and `out_dtype` state."""
+        return self.decode(self.out_device, self.out_dtype)
+
+    def rebin(self, bins: int, k: int | None = None) -> VideoClipRef:
+        """Cut the frames, `[n]`, into `bins` parts of about equal length: the middle of each, `[bins]`, or `k` of each.
+
+        Those are spread evenly, `[bins, k]`. UsageError (a ValueError) for more parts than frames.
+        """
+        count = self.frame_index.shape[0] if self.frame_index.ndim == 1 else 0
+        if not 0 < bins <= count or (k is not None and k < 1):
+            raise UsageError(f"{bins} parts of {k or 1} of {list(self.frame_index.shape)} frames were asked for")
+        bounds = np.linspace(0, count, bins + 1)
+        shares = (np.arange(k or 1) + 0.5) / (k or 1)
+        places = np.floor(bounds[:-1, None] + np.diff(bounds)[:, None] * shares).astype(np.int64)
+        chosen: VideoClipRef = self[torch.from_numpy(places if k is not None else places[:, 0])]
+        return chosen
+
+    def decode(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Decode the frames: uint8 `[*batch, 3, height, width]`, or of another type, with the same values.
+
+        CorruptDataError for a video that is damaged, UsageError for frames that it does not have, and for files whose
+        frames have different sizes.
+        """
+        paths, files = self.paths, self.file_id.reshape(-1).numpy(force=True)
+        numbers = self.frame_index.reshape(-1).numpy(force=True)
+        images: NDArray[np.uint8] | None = None
+        for place in np.unique(files).tolist():
+            chosen = np.flatnonzero(files == place)
+            with open_video(Path(paths[place])) as video:
+                found = video.read(numbers[chosen])
+            if images is None:
+                images = np.empty((len(files), *found.shape[1:]), np.uint8)
+            if found.shape[1:] != images.shape[1:]:
+                raise UsageError(f"{paths[place]} has frames of another size than {paths[int(files[0])]}")
+            images[chosen] = found
+        if images is None:
+            images = np.zeros((0, 0, 0, 3), np.uint8)
+        pixels = torch.from_numpy(images).movedim(-1, -3).contiguous()
+        return pixels.reshape(*self.frame_index.shape, *pixels.shape[1:]).to(device=device, dtype=dtype)
+
+
+def _frames_in(path: str | os.PathLike[str]) -> int:
+    with open_video(Path(path)) as video:
+        return len(video)

@@ -1,0 +1,118 @@
+"""Columns of LeRobot in memory, and references to frames of videos."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lerobot_files import decoded, picture, write_video
+
+from rbtool import LeRobotExperienceReplay, VideoClipRef
+from rbtool.core.datasets.lerobot_columns import lerobot_columns_to_tensordict
+from rbtool.core.errors import SchemaError, UsageError
+
+
+def columns(**more: Any) -> dict[str, Any]:
+    return {
+        "observation.state": torch.arange(12.0).reshape(6, 2), "action": torch.arange(6.0).reshape(6, 1),
+        "episode_index": torch.tensor([0, 0, 0, 1, 1, 1]), "frame_index": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "next.reward": np.arange(6, dtype=np.float32), "next.done": torch.tensor([0, 0, 1, 0, 0, 0]).bool(),
+        "task": ["open"] * 3 + ["close"] * 3, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    return write_video(tmp_path / "a.mp4", [picture(number) for number in range(6)], g="3")
+
+
+def test_columns_have_the_documented_keys() -> None:
+    rows = lerobot_columns_to_tensordict(columns(), key_map={"action": ("robot", "action")})
+    assert rows.batch_size == (6,)
+    assert rows["observation", "state"].shape == (6, 2)
+    assert rows["robot", "action"].shape == (6, 1)
+    assert rows["next", "reward"].shape == rows["next", "done"].shape == (6, 1)
+    assert rows["frame"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert list(rows["language_instruction"]) == ["open"] * 3 + ["close"] * 3
+
+
+@pytest.mark.parametrize(("given", "error"), [
+    ({}, UsageError), ({"task": ["a", 3]}, UsageError), ({"a": 3}, UsageError), ({"a": torch.tensor(1)}, SchemaError),
+    ({"a": torch.zeros(2), "b": torch.zeros(3)}, SchemaError),
+    ({"task": ["a"], "language_instruction": ["b"]}, UsageError),
+])  # fmt: skip
+def test_columns_that_make_no_rows_are_refused(given: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        lerobot_columns_to_tensordict(given)
+
+
+def test_a_buffer_of_columns_has_texts_and_slices() -> None:
+    buffer = LeRobotExperienceReplay.from_columns(columns(), batch_size=4, slice_len=2)
+    for _ in range(10):
+        batch = buffer.sample()
+        assert batch["frame"].reshape(2, 2).diff(dim=1).tolist() == [[1], [1]]
+        words = [("open", "close")[int(one)] for one in batch["episode"]]
+        assert list(batch["language_instruction"]) == words
+    assert buffer.repo_id == "local"
+    with pytest.raises(UsageError, match="one of them is expected"):
+        LeRobotExperienceReplay.from_columns(columns(), num_slices=2, slice_len=2)
+
+
+def test_rehydrated_rows_have_what_follows_in_the_episode() -> None:
+    rows = LeRobotExperienceReplay.from_columns(columns(), rehydrate=True)[:]
+    after = rows["next", "observation", "state"]
+    expected = torch.tensor([[2.0, 3], [4, 5], [np.nan] * 2, [8, 9], [10, 11], [np.nan] * 2])
+    assert torch.equal(after.nan_to_num(-1), expected.nan_to_num(-1))
+    with pytest.raises(UsageError, match="episode_index"):
+        LeRobotExperienceReplay.from_columns({"observation.state": torch.zeros(2)}, rehydrate=True)
+
+
+def test_what_is_no_column_is_left_out_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="'fps' is left out"):
+        buffer = LeRobotExperienceReplay.from_columns(columns(fps=10))
+    assert "fps" not in buffer[:].keys()  # noqa: SIM118  # of a tensordict
+
+
+def test_clips_decode_the_frames_that_they_refer_to(video: Path) -> None:
+    expected = torch.from_numpy(np.stack(decoded(video))).movedim(-1, -3)
+    clip = VideoClipRef.from_file(video)
+    assert clip.batch_size == (6,)
+    assert torch.equal(clip.decode(), expected)
+    order = torch.tensor([4, 0, 4])
+    assert torch.equal(clip[order].decode(dtype=torch.float32), expected[order].float())
+    assert torch.equal(clip.reshape(2, 3).decode()[1], expected[3:])
+    assert torch.equal(torch.stack([clip[5], clip[1]]).decode(), expected[[5, 1]])
+    assert torch.equal(pickle.loads(pickle.dumps(clip[2:4])).frames, expected[2:4])
+    assert clip.source == str(video)
+    assert VideoClipRef.from_timestamps(video, [0.0, 0.31, 0.5], 10).frame_index.tolist() == [0, 3, 5]
+
+
+def test_clips_of_several_files_and_bins(video: Path) -> None:
+    other = write_video(video.with_name("b.mp4"), [picture(50 + number) for number in range(3)])
+    clip = VideoClipRef.from_files([video, other], [6, 3])
+    expected = torch.from_numpy(np.stack([*decoded(video), *decoded(other)])).movedim(-1, -3)
+    order = torch.tensor([8, 2, 6, 2])
+    assert torch.equal(clip[order].decode(), expected[order])
+    assert clip.rebin(3).frame_index.tolist() == [1, 4, 1]
+    assert clip.rebin(3, k=3).frame_index.tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    for bins, count in ((0, None), (10, None), (2, 0)):
+        with pytest.raises(UsageError):
+            clip.rebin(bins, count)
+    with pytest.raises(UsageError, match="one is expected"):
+        clip.source  # noqa: B018
+    with pytest.raises(UsageError, match="one for each"):
+        VideoClipRef.from_files([video], [1, 2])
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_buffer_of_columns_decodes_clips(decode: bool, video: Path) -> None:
+    given = columns(**{"observation.images.top": VideoClipRef.from_file(video)})
+    buffer = LeRobotExperienceReplay.from_columns(given, decode_video=decode)
+    expected = torch.from_numpy(np.stack(decoded(video))).movedim(-1, -3)
+    order = torch.tensor([3, 5, 0])
+    found = buffer[order]["observation", "image", "top"]
+    assert torch.equal(found if decode else found.decode(), expected[order])
