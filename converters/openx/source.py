@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.format.sources import LocalCache
+from ...core.format.sources import LocalCache, RemoteDataset, RemoteShard
 from ...core.remote.hub_source import HubFolderSource
 
 REPOSITORY = "jxu124/OpenX-Embodiment"
@@ -23,6 +23,10 @@ class OpenXSource(HubFolderSource):
     suffixes = (".tar",)
     pickled = True
     local_cache = LocalCache("openx", "OPENX_DATASET_DIR", "~/openx")
+
+    def shards(self, dataset: RemoteDataset) -> list[RemoteShard]:
+        """Return the archives."""
+        return [RemoteShard((file,)) for file in dataset.files]
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
         """The id, which the shards need not bear."""

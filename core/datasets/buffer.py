@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import secrets
 import shlex
@@ -14,13 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import torch
 from tqdm import tqdm
 
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.tensordict import TensorDictReplayBuffer
+from ..declarations import ReaderOptions
 from ..errors import DatasetNotFoundError, SchemaError, UsageError
 from ..format import fs
 from ..format.locate import find_dataset, storage_root
@@ -33,15 +35,15 @@ from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
-from ..samplers.stream import StreamSampler
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
-from ..storages.stream import StreamStorage
 from ..storages.tensor import TensorStorage
 from ..transforms.base import Compose
 from ..verbs.mixtures import open_mixture
+from ..verbs.results import given_options
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .storage import DatasetStorage, Mode
+from .streams.opening import open_stream, stream_sampler
 from .videos import with_frames
 
 if TYPE_CHECKING:
@@ -282,21 +284,21 @@ def load_dataset(
     root: str | os.PathLike[str] | None = None,
     streaming: bool = False,
     cache_size: int | str | None = None,
+    **options: Unpack[ReaderOptions],
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
     The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
     `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
     buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
-    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added.
-    `verify` first reads all files and compares them with their digests; what is small is compared at every open.
-    `split_trajs` makes elements of whole trajectories, padded to one length, with a `"mask"`. Frames of videos that the
-    dataset keeps are decoded in each batch that is read, unless `decode_video` is False. `root` is the storage
-    root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added. `verify`
+    first compares all files with their digests. `split_trajs` makes elements of whole trajectories, padded to one
+    length, with a `"mask"`. Frames of kept videos are decoded in each batch, unless `decode_video` is False. `root` is
+    the storage root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
 
-    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, and is read shard by shard, a few ahead
-    of their use, in at most `cache_size` (like `2GB`) below the storage root. The sampler is a `StreamSampler`, or a
-    `StreamSliceSampler`; the same seed gives the same batches of a stream, of a download and of a copy.
+    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, or be one of a source that is not
+    stored; it is read shard by shard, a few ahead of their use, in at most `cache_size` (like `2GB`) below the storage
+    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. `options` are those of `download`.
 
     A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
     `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
@@ -304,17 +306,12 @@ def load_dataset(
 
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
     checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
-    FormatError and CorruptDataError for what cannot be read, and for a dataset that was changed since it was mixed;
-    SchemaError (a RuntimeError) for a mixture of datasets with different fields.
+    FormatError and CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a
+    RuntimeError) for a mixture of datasets with different fields.
     """
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
-
-    def storage_of(reader: TedReader | PackedReader) -> Storage:
-        if verify:
-            reader.verify_files()
-        return _storage(reader, mode, split_trajs)
-
+    storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
     arguments: dict[str, Any] = {
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
         "generator": torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed),
@@ -322,10 +319,11 @@ def load_dataset(
     parts: dict[str, Any] = {"sampler": sampler, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
-        parts["storage"] = _stream(dataset, parts, root, cache_size, mode=mode, split_trajs=split_trajs, verify=verify)
-        buffer = DatasetReplayBuffer(**parts, **arguments)
-    elif cache_size is not None:
-        raise UsageError("cache_size was given without streaming=True, which it is for")
+        parts["sampler"] = stream_sampler(sampler, mode=mode, split_trajs=split_trajs, verify=verify)
+        storage = open_stream(dataset, root, cache_size, given_options("download", options))
+        buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
+    elif options or cache_size is not None:
+        raise UsageError(f"{next(iter(options), 'cache_size')} was given without streaming=True, which it is for")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
         buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
@@ -358,30 +356,6 @@ def _mixture(
     return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
 
 
-def _stream(
-    dataset: str | os.PathLike[str],
-    parts: dict[str, Any],
-    root: str | os.PathLike[str] | None,
-    cache_size: int | str | None,
-    **others: Any,
-) -> StreamStorage:
-    """Open a stream, and choose its sampler; UsageError for what only a dataset on this disk has."""
-    from .streams.opening import open_stream
-
-    sampler = parts["sampler"]
-
-    if refused := [name for name, value in others.items() if value not in (False, "c")]:
-        raise UsageError(f"{refused[0]} was given with streaming=True, which has no whole dataset on this disk")
-    if sampler is not None and not isinstance(sampler, StreamSampler):
-        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
-        raise UsageError(
-            f"a {kind} was given with streaming=True, which needs the order of shards",
-            hint="take a StreamSampler or a StreamSliceSampler",
-        )
-    parts["sampler"] = sampler or StreamSampler()
-    return open_stream(dataset, root, cache_size)
-
-
 def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
     """Raise UsageError for arguments of `load_dataset` that a mixture does not take."""
     if split_trajs:
@@ -393,8 +367,10 @@ def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
         )
 
 
-def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool) -> Storage:
-    """Make the storage that the layout asks for."""
+def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
+    """Make the storage that the layout asks for; of files that were compared with their digests, if `verify`."""
+    if verify:
+        reader.verify_files()
     if isinstance(reader, TedReader) or split_trajs:
         return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
     if mode not in get_args(Mode):

@@ -171,6 +171,18 @@ class RemoteDataset:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteShard:
+    """A part of a remote dataset that can be read alone: its files, with those of the metadata.
+
+    `episodes` are the numbers that it has, `A:B` or several of these, None where it has all that are in its files. Then
+    they are numbered from 0 in each shard.
+    """
+
+    files: tuple[RemoteFile, ...]
+    episodes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ids:
     """Ids of all datasets of a remote, sorted; `problems` has a sentence for each part that could not be read.
 
@@ -220,9 +232,9 @@ class Source(Closing, ABC):
     - `look_up(dataset_id, revision, totals)`: the files of one dataset.
     - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
-    and may implement `key`, `list_catalogue`, `choose_files`, `episode_numbers`, `reader_options`, `on_close`.
-    `core.remote.HttpSource` is a source of plain URLs with less to implement; `core.testing.sources` holds the tests
-    of the contract.
+    and may implement `key`, `list_catalogue`, `choose_files`, `shards`, `episode_numbers`, `reader_options`,
+    `on_close`. `core.remote.HttpSource` is a source of plain URLs with less to implement; `core.testing.sources` holds
+    the tests of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
@@ -282,6 +294,10 @@ class Source(Closing, ABC):
     def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
         """Return the files that hold these episodes and all metadata; all files by default."""
         return dataset.files
+
+    def shards(self, dataset: RemoteDataset) -> Sequence[RemoteShard]:
+        """Return the parts of a dataset that a stream reads one after the other; by default it is in one."""
+        return [RemoteShard(dataset.files)]
 
     @abstractmethod
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:

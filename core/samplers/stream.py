@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class StreamSampler(Sampler):
-    """Draws every element of a stream once in an epoch, in an order that needs `window` shards at a time.
+    """Draws every element of a stream once in an epoch, in an order that needs `window` shards and one more.
 
     The shards come in random order. The elements of each are put in random order and spread over `window` rounds,
     so that a round has a part of each of `window` shards; its elements are shuffled together, and batches are taken
@@ -189,7 +189,8 @@ class StreamSampler(Sampler):
     def _round_of(self, stream: StreamStorage, order: Numbers, number: int) -> Numbers:
         """Return the elements of a round in their order: a part of each shard of its window."""
         first, stop = max(0, number - self.window + 1), min(number + 1, len(order))
-        stream.shards.expect(order[first : number + 1 + self.ahead].tolist())
+        # The shard that this round leaves stays: a batch can have its last elements and the first ones of this round.
+        stream.shards.expect(order[max(0, first - 1) : number + 1 + self.ahead].tolist())
         self._dealt = {place: dealt for place, dealt in self._dealt.items() if place >= first}
         lots = []
         for place in range(first, stop):

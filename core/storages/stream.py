@@ -23,14 +23,19 @@ _Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
 _SHARD = 32
 """Bits of an element's number that hold its row, where the shards before it have an unknown number of rows."""
 _TEXT_LENGTH = "_length"
+_EPISODE = "episode"
 
 
 class OpenShard(NamedTuple):
-    """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64."""
+    """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64.
+
+    `episode` is added to the numbers of its episodes, where those of several shards are the same.
+    """
 
     storage: Storage
     first: int
     lengths: Numbers
+    episode: int = 0
 
     @property
     def rows(self) -> int:
@@ -173,7 +178,7 @@ class StreamStorage(Storage):
             found, wanted = self.take(int(shard)), rows[places]
             if len(wanted) and wanted.max() >= found.rows:
                 raise IndexError(f"row {wanted.max():,} of shard {shard} was asked for, which has {found.rows:,}")
-            parts.append((places, found.storage.get(torch.from_numpy(wanted + found.first))))
+            parts.append((places, _read(found, wanted)))
         if len(parts) == 1:
             only: TensorDictBase = parts[0][1]
             return only
@@ -203,6 +208,7 @@ class StreamStorage(Storage):
         """Check that the state is of this very data; SchemaError if not."""
         if state.get("identity") != self.shards.identity:
             raise SchemaError(f"the state belongs to other data than {self.shards.address}")
+        self.mark_replaced(0)
 
     @property
     def shared(self) -> bool:
@@ -211,6 +217,14 @@ class StreamStorage(Storage):
 
     def share(self) -> None:
         """Do nothing: other processes read the same files."""
+
+
+def _read(shard: OpenShard, rows: Numbers) -> TensorDictBase:
+    """Read rows of a shard."""
+    found: TensorDictBase = shard.storage.get(torch.from_numpy(rows + shard.first))
+    if shard.episode and _EPISODE in found.keys():  # noqa: SIM118  # not a dict
+        found.set(_EPISODE, found.get(_EPISODE) + shard.episode)
+    return found
 
 
 def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:

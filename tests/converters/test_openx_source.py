@@ -12,6 +12,7 @@ from asking import ask, ask_one, failed
 from download_machine import Machine
 from hub import Fault, Hub
 from openx_files import assert_equal_rows, random_episodes, write_shards
+from streaming import in_process
 
 REPOSITORY = Path("jxu124") / "OpenX-Embodiment"
 EPISODES = random_episodes((5, 3, 4), side=16)
@@ -117,3 +118,13 @@ def test_a_local_folder_of_shards(machine: Machine) -> None:
     found = machine.json("download", "openx", "toy", "--local", "--trust-pickle", OPENX_DATASET_DIR=str(folder))
     assert (found["id"], found["episodes"]) == ("toy", 3)
     assert machine.hub.paths("") == []
+
+
+def test_a_stream_reads_a_shard_at_a_time(machine: Machine) -> None:
+    asked = {"dataset": "openx:toy", "trust_pickle": True, "rlds_last": "step", "batch_size": 4, "limit": None}
+    whole, rest = in_process(machine.variables, asked, asked | {"skip": 1})
+    document = machine.json("download", "openx", "toy", "--trust-pickle", "--rlds-last", "step")
+    assert (sum(map(len, whole["steps"])), whole["episodes"], whole["shards"]) == (document["steps"], 3, 2)
+    assert rest["steps"] == whole["steps"][1:]
+    untrusted = in_process(machine.variables, {"dataset": "openx:toy_two"})[0]
+    assert untrusted["error"] == "UsageError"

@@ -35,10 +35,11 @@ def batches_of(
     cache_size: int | str | None = None,
     window: int = 4,
     batch_size: int = 16,
+    **reading: Any,
 ) -> dict[str, Any]:
     """Take the batches of an epoch; `skip` of them in a stream that another one, with its state, continues."""
     kind = rbtool.StreamSliceSampler if slices else rbtool.StreamSampler
-    options: dict[str, Any] = {"root": root, "streaming": True, "cache_size": cache_size}
+    options: dict[str, Any] = {"root": root, "streaming": True, "cache_size": cache_size, **reading}
 
     def opened(seed: int) -> Any:
         sampler = kind(window=window, **(SLICES if slices else {}))
@@ -50,12 +51,18 @@ def batches_of(
             pass
         state, buffer = buffer.state_dict(), opened(seed + 1)
         buffer.load_state_dict(state)
-    found, hasher = [], hashlib.sha256()
+    found, episodes, hasher = [], set(), hashlib.sha256()
     for batch in itertools.islice(buffer, limit):
         found.append(batch["index"].flatten().tolist())
+        episodes |= set(batch["episode"].flatten().tolist())
         for key, value in sorted(batch.items(True, True), key=lambda item: str(item[0])):
             hasher.update(f"{key} {value.dtype} {list(value.shape)}".encode() + value.contiguous().numpy().tobytes())
-    return {"steps": found, "digest": hasher.hexdigest(), "shards": len(buffer.storage.shards)}
+    return {
+        "steps": found,
+        "episodes": len(episodes),
+        "digest": hasher.hexdigest(),
+        "shards": len(buffer.storage.shards),
+    }
 
 
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:

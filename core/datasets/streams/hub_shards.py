@@ -18,6 +18,7 @@ from ...format.packed.reader import PackedReader
 from ...format.packed.schema import SCHEMA
 from ...format.sources import RemoteFile
 from ...format.ted.reader import TedReader
+from ...format.videos import reference_keys
 from ...remote.fetch import fetch_files
 from ...remote.hub import Hub, HubFile, hub_endpoint
 from ...remote.transport import read_range
@@ -82,6 +83,11 @@ class HubShards(ShardFiles):
                 raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
             fetch_files([files[MANIFEST]], base, self.hub)
             manifest = Manifest.load(base)
+            if reference_keys(manifest.fields):
+                raise UsageError(
+                    f"{self.address} has images in videos that are kept, which a stream of shards cannot hold",
+                    hint=f"rbtool download hf://{self.repository}",
+                )
             if missing := {file.path for file in manifest.files} - files.keys():
                 raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
             for file in manifest.files:

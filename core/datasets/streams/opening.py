@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from ...errors import UsageError
-from ...format.locate import find_dataset, storage_root
+from ...errors import DatasetNotFoundError, UsageError
+from ...format.locate import find_dataset, source_names, storage_root
+from ...samplers.stream import StreamSampler
 from ...storages.stream import Shards, StreamStorage
 from .cache import CachedShards
 from .hub_shards import HubShards
+from .source_shards import SourceShards
 from .ted_shards import LocalShards
 
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
+_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
 _FOLDER = ".streams"
 _CACHE_SIZE = 8 << 30
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kMGT]?)i?B?", re.ASCII | re.IGNORECASE)
@@ -20,24 +25,48 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def open_stream(
-    dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None, cache_size: int | str | None
+    dataset: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    cache_size: int | str | None,
+    options: Mapping[str, Any],
 ) -> StreamStorage:
-    """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, a path or `source:id`.
+    """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
 
-    Shards of a remote are kept below the storage root, in at most `cache_size` bytes (8 GiB). UsageError for an
-    address or a size that makes no sense.
+    What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
+    bytes (8 GiB); `options` are those of the source's reader. UsageError for an address or a size without sense.
     """
     size = _CACHE_SIZE if cache_size is None else bytes_of_size(cache_size)
-    return StreamStorage(_shards(os.fspath(dataset), root, size))
+    return StreamStorage(_shards(os.fspath(dataset), root, size, options))
 
 
-def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int) -> Shards:
-    if not dataset.startswith("hf://"):
-        return LocalShards(find_dataset(dataset, root))
-    found = _HUB.fullmatch(dataset)
-    if found is None:
-        raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
-    files = HubShards(found["repository"], found["revision"], storage_root(root) / _FOLDER)
+def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
+    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
+    if refused := [name for name, value in others.items() if value not in (False, "c")]:
+        raise UsageError(f"{refused[0]} was given with streaming=True, which has no whole dataset on this disk")
+    if sampler is not None and not isinstance(sampler, StreamSampler):
+        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
+        raise UsageError(
+            f"a {kind} was given with streaming=True, which needs the order of shards",
+            hint="take a StreamSampler or a StreamSliceSampler",
+        )
+    return sampler or StreamSampler()
+
+
+def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, options: Mapping[str, Any]) -> Shards:
+    files: HubShards | SourceShards
+    if dataset.startswith("hf://"):
+        found = _HUB.fullmatch(dataset)
+        if found is None:
+            raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
+        files = HubShards(found["repository"], found["revision"], storage_root(root) / _FOLDER)
+    else:
+        try:
+            return LocalShards(find_dataset(dataset, root))
+        except DatasetNotFoundError:
+            named = _NAMED.fullmatch(dataset)
+            if named is None or named["source"] not in source_names():
+                raise
+        files = SourceShards(named["source"], named["id"], named["revision"], options, storage_root(root) / _FOLDER)
     return CachedShards(files, files.folder / "shards", size)
 
 
