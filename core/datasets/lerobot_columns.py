@@ -46,8 +46,9 @@ def lerobot_columns_to_tensordict(
     for columns of different lengths. Names and form are those of TorchRL.
 
     >>> columns = {"action": torch.zeros(2, 3), "next.reward": torch.ones(2), "task": ["open", "open"]}
-    >>> sorted(map(str, lerobot_columns_to_tensordict(columns).keys(True, True)))
-    ["('next', 'reward')", 'action', 'language_instruction']
+    >>> rows = lerobot_columns_to_tensordict(columns)
+    >>> rows["next", "reward"].shape, list(rows["language_instruction"])
+    (torch.Size([2, 1]), ['open', 'open'])
     """
     found: dict[KeyPath, Any] = {}
     for name, column in columns.items():
