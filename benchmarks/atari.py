@@ -12,19 +12,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import rbtool
+from shared.conversions import medians
 
 
 def frames(count: int) -> np.ndarray[Any, Any]:
@@ -65,21 +60,6 @@ def unpack(source: Path, target: Path) -> None:
     subprocess.run(["sync", target], check=True)
 
 
-def convert(source: Path, target: Path) -> None:
-    rbtool.convert(source, target)
-
-
-def seconds(call: Callable[[Path, Path], None], source: Path, target: Path) -> float:
-    started = time.perf_counter()
-    call(source, target)
-    took = time.perf_counter() - started
-    if target.is_dir():
-        shutil.rmtree(target)
-    else:
-        target.unlink()
-    return took
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=60_000, help="rows of a checkpoint")
@@ -90,11 +70,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         source, target = Path(scratch) / "1", Path(scratch) / "target"
         build(source, chosen.rows)
-        unpacked, converted = [], []
-        for _ in range(chosen.rounds):
-            unpacked.append(seconds(unpack, source, target))
-            converted.append(seconds(convert, source, target))
-    one, ours = statistics.median(unpacked), statistics.median(converted)
+        one, ours = medians(unpack, source, target, chosen.rounds)
     size = 2 * chosen.rows * 84 * 84 / 1e6
     print(f"2 checkpoints of {chosen.rows:,} frames, {size:,.0f} MB, median of {chosen.rounds} rounds")
     print(f"  gunzip, sync       {one:6.2f} s   {size / one:6.0f} MB/s")

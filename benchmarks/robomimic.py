@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from shared.conversions import medians
 
-import rbtool
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.core.format import fs
 
@@ -67,21 +65,6 @@ def copy_plainly(source: Path, target: Path) -> None:
     os.close(descriptor)
 
 
-def convert(source: Path, target: Path) -> None:
-    rbtool.convert(source, target)
-
-
-def seconds(call: Callable[[Path, Path], None], source: Path, target: Path) -> float:
-    started = time.perf_counter()
-    call(source, target)
-    took = time.perf_counter() - started
-    if target.is_dir():
-        shutil.rmtree(target)
-    else:
-        target.unlink(missing_ok=True)
-    return took
-
-
 def read_alone(source: Path) -> tuple[float, float]:
     """Seconds for the survey of all episodes, and for reading all their rows."""
     started = time.perf_counter()
@@ -105,12 +88,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         source, target = Path(scratch) / "source.hdf5", Path(scratch) / "target"
         build(source, chosen.episodes, chosen.steps, following=not chosen.without_next)
-        plain, converted, read = [], [], []
-        for _ in range(chosen.rounds):
-            plain.append(seconds(copy_plainly, source, target))
-            converted.append(seconds(convert, source, target))
-            read.append(read_alone(source))
-    one, ours = statistics.median(plain), statistics.median(converted)
+        one, ours = medians(copy_plainly, source, target, chosen.rounds)
+        read = [read_alone(source) for _ in range(chosen.rounds)]
     survey, pieces = (statistics.median(part) for part in zip(*read, strict=True))
     print(f"{chosen.episodes:,} episodes of {chosen.steps:,} steps, median of {chosen.rounds} rounds")
     print(f"  read with h5py, write, fsync   {one:6.2f} s")

@@ -76,7 +76,6 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
             dataset_id,
             root=root,
             download=download,
-            split_trajs=False,
             local=bool(download) and _is_only_in_cache(dataset_id, root, again=download == "force"),
             batch_size=batch_size,
             sampler=sampler,

@@ -78,7 +78,6 @@ class D4RLExperienceReplay(SourceExperienceReplay):
             root=root,
             download=download,
             split_trajs=split_trajs,
-            local=False,
             batch_size=batch_size,
             sampler=sampler,
             writer=writer,

@@ -42,6 +42,4 @@ class GenDGRLExperienceReplay(SourceExperienceReplay):
         root: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            dataset_id, root=root, download=download, split_trajs=False, local=False, batch_size=batch_size, **kwargs
-        )
+        super().__init__(dataset_id, root=root, download=download, batch_size=batch_size, **kwargs)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.datasets.experience_replay import BufferArguments, SourceExperienceReplay
 
 
 class MinariExperienceReplay(SourceExperienceReplay):
@@ -44,14 +43,9 @@ class MinariExperienceReplay(SourceExperienceReplay):
         *,
         root: str | os.PathLike[str] | None = None,
         download: bool | str = True,
-        sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
         split_trajs: bool = False,
         load_from_local_minari: bool = False,
+        **buffer: Unpack[BufferArguments],
     ) -> None:
         super().__init__(
             dataset_id,
@@ -60,10 +54,5 @@ class MinariExperienceReplay(SourceExperienceReplay):
             split_trajs=split_trajs,
             local=load_from_local_minari,
             batch_size=batch_size,
-            sampler=sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
+            **buffer,
         )

@@ -57,8 +57,6 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
             dataset_named(name).id,
             root=root,
             download=True,
-            split_trajs=False,
-            local=False,
             batch_size=batch_size,
             sampler=SamplerWithoutReplacement() if sampler is None else sampler,
             writer=writer,

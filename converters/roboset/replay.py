@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
-from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
+from ...core.datasets.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 
 
 class RobosetExperienceReplay(SourceExperienceReplay):
@@ -21,7 +20,7 @@ class RobosetExperienceReplay(SourceExperienceReplay):
       writer refuses to add anything.
     - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
       `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
-    - `env_kwargs`: refused, since no environment is made.
+    - Arguments for an environment are refused, since none is made.
 
     What is in `("next", "observation")` and `("next", "info")` never belongs to another episode, and is nowhere zero
     unless the data are. There is no flag at the root, and an episode that `done` does not end is truncated. Episodes of
@@ -44,27 +43,15 @@ class RobosetExperienceReplay(SourceExperienceReplay):
         *,
         root: str | os.PathLike[str] | None = None,
         download: bool | str = True,
-        sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
         split_trajs: bool = False,
-        **env_kwargs: Any,
+        **buffer: Unpack[BufferArguments],
     ) -> None:
-        refuse_env_kwargs(env_kwargs, "files are")
+        refuse_env_kwargs(buffer, "files are")
         super().__init__(
             dataset_id,
             root=root,
             download=download,
             split_trajs=split_trajs,
-            local=False,
             batch_size=batch_size,
-            sampler=sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
+            **buffer,
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Unpack
 
-from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
+from ...core.datasets.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 from ...core.errors import UsageError
 from ...core.transforms.base import Compose
 from ...core.transforms.values import Resize, ToTensorImage
@@ -29,7 +29,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
       `[..., 3, 84, 84]`.
     - `image_size`: the side of the images in batches, or height and width: `Resize` is applied last. Needs `totensor`.
     - `num_workers`: accepted for compatibility, without effect: files are fetched by threads.
-    - `env_kwargs`: refused, since no environment is made.
+    - Arguments for an environment are refused, since none is made.
 
     Elements have `pixels` and `("next", "pixels")`, which is never that of another episode, `action`, `is_init` (set
     in the first step of an episode), `("next", "reward")` and `("next", "discount")`, and `("state", NAME)` for the
@@ -52,24 +52,19 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
         *,
         root: str | os.PathLike[str] | None = None,
         download: bool | str = True,
-        sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
         split_trajs: bool = False,
         totensor: bool = True,
         image_size: int | Sequence[int] | None = None,
         num_workers: int = 0,
-        **env_kwargs: Any,
+        **buffer: Unpack[BufferArguments],
     ) -> None:
-        refuse_env_kwargs(env_kwargs, "files are")
+        refuse_env_kwargs(buffer, "files are")
         if image_size is not None and not totensor:
             raise UsageError(
                 f"image_size={image_size!r} needs totensor=True, which brings images to [channels, height, width]",
                 hint="or pass Resize among the transforms yourself",
             )
+        transform = buffer.pop("transform", None)
         parts = [] if transform is None else [transform]
         parts += [ToTensorImage(shape_tolerant=True)] if totensor else []
         parts += [Resize(image_size)] if image_size is not None else []
@@ -78,12 +73,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
             root=root,
             download=download,
             split_trajs=split_trajs,
-            local=False,
             batch_size=batch_size,
-            sampler=sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
             transform=Compose(*parts) if len(parts) > 1 else parts[0] if parts else None,
+            **buffer,
         )

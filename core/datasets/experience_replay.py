@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 import torch
@@ -174,11 +174,26 @@ class _AvailableDatasets:
         return [entry.name.removeprefix(f"{owner.source}:") for entry in listed.datasets]
 
 
-def refuse_env_kwargs(env_kwargs: Mapping[str, Any], read: str) -> None:
-    """Raise UsageError for arguments of an environment; `read` is what is read instead: "file is" or "files are"."""
-    if env_kwargs:
+class BufferArguments(TypedDict, total=False):
+    """What classes of datasets pass on to their buffer: `ReplayBuffer` documents it."""
+
+    sampler: Any
+    writer: Any
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int | None
+    transform: Any
+
+
+def refuse_env_kwargs(arguments: Mapping[str, Any], read: str) -> None:
+    """Raise UsageError for arguments other than those of buffers: they would be for an environment.
+
+    `read` is what is read instead: "file is" or "files are".
+    """
+    others = sorted(arguments.keys() - BufferArguments.__annotations__.keys())
+    if others:
         raise UsageError(
-            f"{', '.join(sorted(env_kwargs))} would be for an environment, and none is made",
+            f"{', '.join(others)} would be for an environment, and none is made",
             hint=f"leave them out: the published {read} read",
         )
 
@@ -210,8 +225,8 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         *,
         root: str | os.PathLike[str] | None,
         download: bool | str,
-        split_trajs: bool,
-        local: bool,
+        split_trajs: bool = False,
+        local: bool = False,
         **arguments: Any,
     ) -> None:
         if not isinstance(download, bool) and download != "force":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from atari_files import random_rows, steps_of, write_run
-from static_server import SOUND, Fault, StaticServer
+from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
 from rbtool.converters.atari.source import AtariSource
@@ -44,13 +44,9 @@ def files(served: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def server(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
     monkeypatch.setenv("ATARI_DATASET_DIR", str(tmp_path / "local"))
-    with StaticServer({f"base/{ID}/{name}": content for name, content in files.items()}) as running:
-        monkeypatch.setenv("ATARI_URL", running.address("base/"))
+    served = {f"base/{ID}/{name}": content for name, content in files.items()}
+    with mirror(StaticServer(served), "ATARI_URL", monkeypatch, tmp_path / "store") as running:
         yield running
 
 

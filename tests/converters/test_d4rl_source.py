@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from d4rl_files import flat, random_episodes, write
-from static_server import Fault, StaticServer
+from static_server import Fault, StaticServer, mirror
 
 import rbtool
 from rbtool.converters.d4rl import datasets
@@ -39,13 +39,8 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def server(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
     files = {f"base/{dataset_named(name).file}": content for name in (KITCHEN, HOPPER)}
-    with StaticServer(files) as running:
-        monkeypatch.setenv("D4RL_URL", running.address("base/"))
+    with mirror(StaticServer(files), "D4RL_URL", monkeypatch, tmp_path / "store") as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dgrl_files import random_episodes, write_archive, write_folder
-from static_server import SOUND, Fault, StaticServer
+from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
 from rbtool.converters.gen_dgrl.source import GenDgrlSource
@@ -35,13 +35,8 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def server(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
     monkeypatch.setenv("GEN_DGRL_DATASET_DIR", str(tmp_path / "local"))
-    with StaticServer({FILE: content}) as running:
-        monkeypatch.setenv("GEN_DGRL_URL", running.address("base/"))
+    with mirror(StaticServer({FILE: content}), "GEN_DGRL_URL", monkeypatch, tmp_path / "store") as running:
         yield running
 
 

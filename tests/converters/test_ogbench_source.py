@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ogbench_files import plain_rows, random_columns, write
-from static_server import SOUND, Fault, StaticServer
+from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
 from rbtool.converters.ogbench.datasets import file_name, published
@@ -39,12 +39,8 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def server(contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
-    with StaticServer({f"base/{name}": content for name, content in contents.items()}) as running:
-        monkeypatch.setenv("OGBENCH_URL", running.address("base/"))
+    files = {f"base/{name}": content for name, content in contents.items()}
+    with mirror(StaticServer(files), "OGBENCH_URL", monkeypatch, tmp_path / "store") as running:
         yield running
 
 

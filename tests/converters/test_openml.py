@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from openml_api import openml_server, plain_reading, tables
-from static_server import Fault, StaticServer
+from static_server import Fault, StaticServer, mirror
 
 import rbtool
 from rbtool.converters.openml import arff
@@ -39,12 +39,7 @@ FILE = "data/v1/download/6120"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
-    with openml_server() as running:
-        monkeypatch.setenv("OPENML_URL", running.address(""))
+    with mirror(openml_server(), "OPENML_URL", monkeypatch, tmp_path / "store", base="") as running:
         yield running
 
 

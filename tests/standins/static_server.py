@@ -9,7 +9,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -187,3 +190,18 @@ def serving(files: Mapping[str, bytes]) -> Iterator[StaticServer]:
     """Serve these files until the context ends."""
     with StaticServer(files) as server:
         yield server
+
+
+@contextlib.contextmanager
+def mirror(
+    serving: contextlib.AbstractContextManager[StaticServer], variable: str, monkeypatch: pytest.MonkeyPatch,
+    store: Path, *, base: str = "base/",
+) -> Iterator[StaticServer]:  # fmt: skip
+    """Serve as the mirror that `variable` names; downloads go below `store`, and what fails is asked again at once."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "*")
+    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
+    monkeypatch.setenv("RBTOOL_HOME", str(store))
+    with serving as running:
+        monkeypatch.setenv(variable, running.address(base))
+        yield running

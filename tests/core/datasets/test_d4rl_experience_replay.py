@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from d4rl_files import after_final_step, flat, plain_rows, random_episodes, write
-from static_server import StaticServer
+from static_server import StaticServer, mirror
 
 import rbtool
 from rbtool import D4RLExperienceReplay
@@ -22,13 +22,9 @@ COLUMNS = flat(random_episodes((5, 4, 7, 3), ends=("timeout", "terminal", "timeo
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StaticServer]:
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
     content = write(tmp_path / "a.hdf5", COLUMNS).read_bytes()
-    with StaticServer({f"base/{dataset_named(ID).file}": content}) as running:
-        monkeypatch.setenv("D4RL_URL", running.address("base"))
+    served = StaticServer({f"base/{dataset_named(ID).file}": content})
+    with mirror(served, "D4RL_URL", monkeypatch, tmp_path / "store") as running:
         yield running
 
 

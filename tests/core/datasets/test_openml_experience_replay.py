@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from openml_api import openml_server, plain_reading, tables
-from static_server import StaticServer
+from static_server import StaticServer, mirror
 
 import rbtool
 from rbtool import OpenMLExperienceReplay
@@ -20,12 +20,7 @@ from rbtool.core.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticServer]:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "*")
-    monkeypatch.setenv("RBTOOL_RETRIES", "2:0.001")
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "store"))
-    with openml_server() as running:
-        monkeypatch.setenv("OPENML_URL", running.address(""))
+    with mirror(openml_server(), "OPENML_URL", monkeypatch, tmp_path / "store", base="") as running:
         yield running
 
 
