@@ -32,10 +32,9 @@ def test_an_epoch_has_every_element_once(parts: Any, options: Any, batch: int, k
     for _ in range(3):
         found = drawn(buffer)
         assert (found if not options["shuffle"] else sorted(found)) == steps
+    limit = options["ahead"] + 1 + (options["window"] if options["shuffle"] else 1)
     for expected in buffer.storage.shards.expected:
-        assert (
-            len(set(expected)) == len(expected) <= (options["window"] if options["shuffle"] else 1) + options["ahead"]
-        )
+        assert len(set(expected)) == len(expected) <= limit
 
 
 @settings(max_examples=40, deadline=None)
