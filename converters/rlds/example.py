@@ -17,6 +17,8 @@ from ...core.format.contracts import Array
 
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTS = 1, 2, 3
+_ENTRY, _FEATURE = 1 << 3 | _LENGTH, 2 << 3 | _LENGTH
+_KINDS = frozenset(kind << 3 | _LENGTH for kind in (_BYTES, _FLOATS, _INTS))
 _BLOCK = 1 << 16
 _AT_ONCE = 1 << 18
 _LONGEST_VARINT = 10
@@ -34,10 +36,11 @@ class Floats:
     def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
         """Return values as an element type; CorruptDataError where that changes one."""
         found = self.values[start:stop]
+        if dtype.kind == "f" and dtype.itemsize >= found.itemsize:
+            return found.astype(dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             made = found.astype(dtype)
-        if dtype.kind != "f" or dtype.itemsize < found.itemsize:
-            _require_same(made, found, dtype)
+        _require_same(made, found, dtype)
         return made
 
 
@@ -46,17 +49,24 @@ class Ints:
 
     def __init__(self, packed: Array) -> None:
         self._packed = packed
+        self._largest = int(packed.max()) if len(packed) else 0
+        if self._largest < 0x80:  # a byte each: flags, and other small numbers
+            self._count, self._before = len(packed), np.zeros(1, np.int64)
+            return
         starts = range(0, len(packed), _BLOCK)
         counts = [np.count_nonzero(packed[start : start + _BLOCK] < 0x80) for start in starts]
         self._before = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-        if len(packed) and packed[-1] >= 0x80:
+        self._count = int(self._before[-1])
+        if packed[-1] >= 0x80:
             raise _damaged("a number in it has no end")
 
     def __len__(self) -> int:
-        return int(self._before[-1])
+        return self._count
 
     def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
         """Return values as an element type; CorruptDataError for one that it cannot hold."""
+        if self._largest < (2 if dtype.kind == "b" else 0x80):
+            return self._packed[start:stop].astype(dtype)
         made = np.empty(stop - start, dtype)
         for first in range(start, stop, _AT_ONCE):
             last = min(first + _AT_ONCE, stop)
@@ -133,7 +143,7 @@ class Example:
             if kind == _FLOATS:
                 return Floats(self._floats(start, stop))
             if kind == _INTS:
-                return Ints(self._packed_ints(start, stop))
+                return Ints(self._ints(start, stop))
             return Strings(self._data, self._strings(start, stop))
         except IndexError as error:
             raise _damaged(f"{name!r} ends inside a value") from error
@@ -141,14 +151,44 @@ class Example:
     def _find_lists(self) -> None:
         data = self._data
         for number, wire, start, stop in _fields(data, 0, len(data)):
-            if number != 1 or wire != _LENGTH:
-                continue
-            for inner, wire_inside, first, last in _fields(data, start, stop):
-                if inner == 1 and wire_inside == _LENGTH:
-                    self._take_entry(first, last)
+            if number == 1 and wire == _LENGTH:
+                while start < stop:
+                    start = self._take_entry(start, stop)
 
-    def _take_entry(self, start: int, stop: int) -> None:
-        """Take an entry of the map: field 1 is the name, field 2 the Feature, whose field number is its kind."""
+    def _take_entry(self, at: int, stop: int) -> int:
+        """Take an entry of the map at a place of it; return the place after it.
+
+        Field 1 is the name, field 2 the Feature, whose field number is the kind of its list. Written this way they are
+        taken at once, and any other way one field after the other.
+        """
+        data = self._data
+        size, begin = (data[at + 1], at + 2) if data[at + 1] < 0x80 else _varint(data, at + 1)
+        end = begin + size
+        if data[at] != _ENTRY or end > stop:
+            return self._take_field(at, stop)
+        if data[begin] == _ENTRY and data[begin + 1] < 0x80:
+            place = begin + 2 + data[begin + 1]
+            name = data[begin + 2 : place]
+            if place < end and data[place] == _FEATURE:
+                size, place = (data[place + 1], place + 2) if data[place + 1] < 0x80 else _varint(data, place + 1)
+                if place < end and place + size == end and data[place] in _KINDS:
+                    kind = data[place] >> 3
+                    size, place = (data[place + 1], place + 2) if data[place + 1] < 0x80 else _varint(data, place + 1)
+                    if place + size == end:
+                        self._lists[name.decode()] = kind, place, end
+                        return end
+        self._take_fields(begin, end)
+        return end
+
+    def _take_field(self, at: int, stop: int) -> int:
+        """Take a field of the Features, which may be an entry; return the place after it."""
+        number, wire, first, last = next(_fields(self._data, at, stop))
+        if number == 1 and wire == _LENGTH:
+            self._take_fields(first, last)
+        return last
+
+    def _take_fields(self, start: int, stop: int) -> None:
+        """Take the fields of an entry."""
         data, name, found = self._data, "", None
         for number, wire, first, last in _fields(data, start, stop):
             if wire != _LENGTH:
@@ -164,35 +204,46 @@ class Example:
         else:
             self._lists[name] = found
 
+    def _packed(self, start: int, stop: int, wire_alone: int) -> Sequence[tuple[int, int]]:
+        """The places of the packed values of a list; of one that is not packed, of each value."""
+        data = self._data
+        if start < stop and data[start] == _ENTRY:
+            size, place = (data[start + 1], start + 2) if data[start + 1] < 0x80 else _varint(data, start + 1)
+            if place + size == stop:
+                return ((place, stop),)
+        fields = _fields(data, start, stop)
+        return [(first, last) for number, wire, first, last in fields if number == 1 and wire in (_LENGTH, wire_alone)]
+
     def _floats(self, start: int, stop: int) -> Array:
         parts: list[Array] = []
-        for number, wire, first, last in _fields(self._data, start, stop):
-            if number == 1 and wire in (_LENGTH, _FOUR):
-                if (last - first) % 4:
-                    raise _damaged("a list of floats has a part of one")
-                parts.append(np.frombuffer(self._data, "<f4", (last - first) // 4, first))
+        for first, last in self._packed(start, stop, _FOUR):
+            if (last - first) % 4:
+                raise _damaged("a list of floats has a part of one")
+            parts.append(np.frombuffer(self._data, "<f4", (last - first) // 4, first))
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, "<f4"), *parts])
 
-    def _packed_ints(self, start: int, stop: int) -> Array:
+    def _ints(self, start: int, stop: int) -> Array:
         parts: list[Array] = []
-        for number, wire, first, last in _fields(self._data, start, stop):
-            if number == 1 and wire in (_LENGTH, _VARINT):
-                part = np.frombuffer(self._data, np.uint8, last - first, first)
-                if len(part) and part[-1] >= 0x80:
-                    raise _damaged("a number in it has no end")
-                parts.append(part)
+        for first, last in self._packed(start, stop, _VARINT):
+            part = np.frombuffer(self._data, np.uint8, last - first, first)
+            if len(part) and part[-1] >= 0x80:
+                raise _damaged("a number in it has no end")
+            parts.append(part)
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.uint8), *parts])
 
     def _strings(self, start: int, stop: int) -> list[tuple[int, int]]:
         data, at, spans = self._data, start, []
         while at < stop:
-            if data[at] != 0x0A:  # not the tag of the only field there is
+            if data[at] != _ENTRY:  # not the tag of the only field there is
                 return [(first, last) for number, wire, first, last in _fields(data, start, stop)
                         if number == 1 and wire == _LENGTH]  # fmt: skip
             size = data[at + 1]
             at += 2
             if size >= 0x80:
-                size, at = _varint(data, at - 1)
+                if data[at] < 0x80:  # the size of a small image: a call would take as long as the rest
+                    size, at = size & 0x7F | data[at] << 7, at + 1
+                else:
+                    size, at = _varint(data, at - 1)
             if at + size > stop:
                 raise IndexError
             spans.append((at, at + size))

@@ -106,6 +106,10 @@ class RldsReader(Reader):
         if alone:
             yield f"{alone:,} episode{'s' if alone > 1 else ''} of an observation and no step left out"
 
+    @cached_property
+    def _piece_rows(self) -> int:
+        return max(1, self.piece_bytes // row_bytes(ted_fields(self._fields)))
+
     @property
     def _fields(self) -> tuple[tuple[Field, Timing], ...]:
         fields = [(field, column.timing) for column in self._all.columns for field in column.fields()]
@@ -140,8 +144,7 @@ class RldsReader(Reader):
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time; its record is in memory."""
-        rows = max(1, self.piece_bytes // row_bytes(ted_fields(self._fields)))
-        for piece in self._pieces(number, self._all.columns, rows):
+        for piece in self._pieces(number, self._all.columns, self._piece_rows):
             begins = np.zeros((len(piece), 1), bool)
             begins[0] = piece.first
             yield replace(piece, columns={**piece.columns, IS_INIT: begins})

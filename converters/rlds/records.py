@@ -26,6 +26,7 @@ _CHECKSUM = struct.Struct("<I")
 _LARGEST = 0x7FFFF000
 """Bytes of a record: messages of protobuf have 2 GiB at most."""
 _MASK = 0xA282EAD8
+_SMALL = 32 << 10
 AGAIN = "copy or fetch the file again, whole"
 
 
@@ -89,8 +90,12 @@ class TfRecordShard(Shard):
         return sum(1 for _ in self._places())
 
     def read(self, place: Place) -> bytes:
-        data = os.pread(self._descriptor, place.size, place.position)
-        stated = os.pread(self._descriptor, _CHECKSUM.size, place.position + place.size)
+        if place.size < _SMALL:  # one call takes longer than the copy
+            both = os.pread(self._descriptor, place.size + _CHECKSUM.size, place.position)
+            data, stated = both[: place.size], both[place.size :]
+        else:
+            data = os.pread(self._descriptor, place.size, place.position)
+            stated = os.pread(self._descriptor, _CHECKSUM.size, place.position + place.size)
         if len(data) < place.size or len(stated) < _CHECKSUM.size:
             raise self._damaged(f"it ends inside the record at byte {place.position:,}")
         if masked_crc(data) != _CHECKSUM.unpack(stated)[0]:

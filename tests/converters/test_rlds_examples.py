@@ -1,0 +1,120 @@
+"""`Example`: lists written in every way that protobuf allows come out the same, and broken bytes are damage."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rlds_files import example, message, varint
+
+from rbtool.converters.rlds.encode import example_bytes
+from rbtool.converters.rlds.example import Example, Floats, Ints, Strings
+from rbtool.core.errors import CorruptDataError
+
+INT64 = np.dtype(np.int64)
+UNKNOWN = (
+    b"",
+    varint(7 << 3) + varint(300),
+    message(9, b"abc"),
+    varint(8 << 3 | 5) + bytes(4),
+    varint(6 << 3 | 1) + bytes(8),
+)
+LISTS = st.one_of(
+    st.lists(st.binary(max_size=200), min_size=1, max_size=5),
+    st.lists(st.floats(width=32, allow_nan=False), max_size=8).map(lambda values: np.array(values, np.float32)),
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 1), max_size=8).map(
+        lambda values: np.array(values, np.int64)
+    ),
+)
+
+
+def assert_values(found: object, expected: object) -> None:
+    if isinstance(expected, list):
+        assert isinstance(found, Strings)
+        assert found.read(0, len(found)) == expected
+        assert found.longest == max(map(len, expected))
+    elif isinstance(expected, np.ndarray) and expected.dtype.kind == "f":
+        assert isinstance(found, Floats)
+        assert found.read(0, len(found), np.dtype(np.float32)).tobytes() == expected.tobytes()
+    elif isinstance(expected, np.ndarray):
+        assert isinstance(found, Ints)
+        assert found.read(0, len(found), INT64).tolist() == expected.tolist()
+        assert found.read(1, len(found), INT64).tolist() == expected[1:].tolist() if len(found) else True
+
+
+@given(st.dictionaries(st.text(max_size=150), LISTS, max_size=6), st.booleans())
+def test_lists_come_back(lists: dict[str, object], own: bool) -> None:
+    found = Example(example_bytes(lists) if own else example(lists))  # type: ignore[arg-type]
+    assert set(found.names) == set(lists)
+    for name, expected in lists.items():
+        assert_values(found.get(name), expected)
+
+
+@given(st.lists(st.integers(-5, 500), min_size=1, max_size=6), st.sampled_from(UNKNOWN), st.booleans(), st.booleans())
+def test_other_encodings_of_the_same_lists(numbers: list[int], other: bytes, packed: bool, reversed_: bool) -> None:
+    """Values one by one, in several packs, with fields of a newer version, and with the name after the list."""
+    ints = [varint(8) + varint(number) for number in numbers]
+    floats = [varint(1 << 3 | 5) + struct.pack("<f", number) for number in numbers]
+    if packed:
+        ints = [message(1, varint(number)) for number in numbers]
+        floats = [message(1, struct.pack("<f", number)) for number in numbers]
+    entries = []
+    for name, kind, values in (("ints", 3, ints), ("floats", 2, floats)):
+        parts = [message(1, name.encode()), message(2, other + message(kind, b"".join(values) + other) + other)]
+        entries.append(message(1, b"".join((parts[::-1] if reversed_ else parts) + [other])))
+    found = Example(other + message(1, other + entries[0]) + message(1, entries[1] + other))
+    assert_values(found.get("ints"), np.array(numbers, np.int64))
+    assert_values(found.get("floats"), np.array(numbers, np.float32))
+
+
+def test_the_last_list_of_a_name_counts_and_one_without_a_kind_is_none() -> None:
+    entries = [
+        message(1, message(1, b"a") + message(2, message(3, message(1, varint(number))))) for number in (1, 2)
+    ] + [message(1, message(1, b"b") + message(2, b""))]
+    found = Example(message(1, b"".join(entries)))
+    assert found.names == ("a",)
+    assert_values(found.get("a"), np.array([2]))
+    assert found.get("b") is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a", b"\x0a\x05", b"\x0b\x01", message(1, b"\x0a\x7f"), message(1, message(1, message(1, b"\xff"))),
+        b"\x80" * 12, message(1, message(1, message(1, b"a") + b"\x12\x03\x1a\x7f\x00")),
+    ],
+)  # fmt: skip
+def test_broken_bytes_are_damage(data: bytes) -> None:
+    with pytest.raises(CorruptDataError, match="no sound Example"):
+        Example(data)
+
+
+@pytest.mark.parametrize("packed", [b"\x80", b"\x01\xff", b"\xff" * 11 + b"\x01"])
+def test_broken_numbers_are_damage(packed: bytes) -> None:
+    found = Example(message(1, message(1, message(1, b"a") + message(2, message(3, message(1, packed))))))
+
+    def read() -> None:
+        values = found.get("a")
+        assert isinstance(values, Ints)
+        values.read(0, len(values), INT64)
+
+    with pytest.raises(CorruptDataError):
+        read()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float32", "float64", "int64"])
+def test_long_lists_are_read_in_parts(dtype: str) -> None:
+    """Positions are found in blocks of bytes: a list with numbers of all lengths, in ranges across blocks."""
+    draw = np.random.default_rng(0)
+    top = {"bool": 2, "uint8": 256, "int32": 1 << 31, "float32": 1 << 24, "float64": 1 << 53, "int64": 1 << 62}[dtype]
+    numbers = draw.integers(0, top, 60_000)
+    numbers[::3] = draw.integers(0, 2, 20_000)
+    found = Example(example_bytes({"a": numbers})).get("a")
+    assert isinstance(found, Ints)
+    for start, stop in ((0, 60_000), (0, 1), (59_999, 60_000), (12_345, 47_110), (20_000, 20_000)):
+        values = found.read(start, stop, np.dtype(dtype))
+        assert values.dtype == dtype
+        assert values.tolist() == numbers[start:stop].astype(dtype).tolist()
