@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from ...core.errors import DatasetNotFoundError, UsageError
 from ...core.format.episodes import EpisodeRanges, select_episodes
-from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile, Source, safe_id
+from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile, RemoteShard, Source, safe_id
 from ...core.remote.fetch import fetch_files
 from ...core.remote.hub import Hub, hub_endpoint
-from .info import INFO
+from .info import INFO, read_info
+from .metadata import EpisodeEntry, read_episodes
 
 OWNER = "lerobot"
 """The organisation whose repositories are listed."""
+_METADATA = "meta/"
+SHARD_BYTES = 64 << 20
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILES = re.compile(r"(meta|data|videos?|images)/.*\.(json|jsonl|parquet|mp4)", re.ASCII)
 _EPISODE = re.compile(r".*/episode_(\d{1,9})\.(?:parquet|mp4)", re.ASCII)
@@ -75,6 +79,23 @@ class LerobotSource(Source):
         chosen = {None, *(select_episodes(episodes, known) if known else ())}
         return [file for file in dataset.files if numbers[file.path] in chosen]
 
+    def shards(self, dataset: RemoteDataset) -> list[RemoteShard]:
+        """Return runs of episodes that are in files of their own: in v3 those of a file of rows, else about 64 MiB.
+
+        The metadata are fetched for it. A video that holds frames of two shards is a file of both.
+        """
+        metadata = [file for file in dataset.files if file.path.startswith(_METADATA)]
+        with tempfile.TemporaryDirectory() as folder:
+            self.fetch(metadata, Path(folder))
+            entries = list(read_episodes(read_info(Path(folder))).values())
+        known = {file.path: file for file in dataset.files}
+        found: list[RemoteShard] = []
+        for run in _runs(entries, known):
+            paths = dict.fromkeys(path for entry in run for path in _paths_of(entry, known))
+            files = (*metadata, *(known[path] for path in paths))
+            found.append(RemoteShard(files, ",".join(str(entry.number) for entry in run)))
+        return found
+
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
         """Return the numbers of the episodes that have files of their own; None in v3."""
         rows = (_episode_of(path) for path in dataset.paths if path.endswith(".parquet"))
@@ -92,6 +113,25 @@ class LerobotSource(Source):
         """Close the connections, if there are any."""
         if "hub" in self.__dict__:
             self.hub.close()
+
+
+def _runs(entries: Sequence[EpisodeEntry], known: Mapping[str, RemoteFile]) -> Iterator[list[EpisodeEntry]]:
+    """Divide episodes into those of one shard each."""
+    run: list[EpisodeEntry] = []
+    files: set[str] = set()
+    for entry in entries:
+        size = sum(known[path].known_size for path in files)
+        if run and entry.data != run[-1].data and size >= SHARD_BYTES:
+            yield run
+            run, files = [], set()
+        run.append(entry)
+        files.update(_paths_of(entry, known))
+    yield run
+
+
+def _paths_of(entry: EpisodeEntry, known: Mapping[str, RemoteFile]) -> list[str]:
+    """Return the files of an episode that the repository has."""
+    return [path for path in (entry.data, *(place.path for place in entry.videos.values())) if path in known]
 
 
 def _episode_of(path: str) -> int | None:

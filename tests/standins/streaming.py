@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import rbtool
+from rbtool.converters.lerobot import source
 from rbtool.core.datasets.streams import ted_shards
 
-ted_shards.SHARD_BYTES = 4000
+ted_shards.SHARD_BYTES, source.SHARD_BYTES = 4000, 1
 SLICES = {"num_slices": 2, "strict_length": False}
 
 

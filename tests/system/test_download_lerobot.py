@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from download_machine import Machine
 from hub import Fault, Hub
+from streaming import in_process
 
 import rbtool
 
@@ -62,6 +63,15 @@ def test_only_the_files_of_chosen_episodes_are_fetched(machine: Machine) -> None
     fetched = [path for path in machine.hub.paths("/resolve/") if "episode_" in path]
     assert fetched
     assert not [path for path in fetched if "episode_000000" in path or "episode_000002" in path]
+
+
+@pytest.mark.parametrize(("name", "shards"), [(OLD, 4), (NEW, 1)])
+def test_a_stream_has_the_steps_of_the_download(name: str, shards: int, machine: Machine) -> None:
+    asked = {"dataset": f"lerobot:{name}", "batch_size": 8, "window": 2}
+    whole, rest = in_process(machine.variables, asked, asked | {"skip": 2})
+    assert rest["steps"] == whole["steps"][2:]
+    assert (whole["shards"], whole["episodes"]) == (shards, 4)
+    assert sum(map(len, whole["steps"])) == machine.json("download", "lerobot", name)["steps"]
 
 
 @pytest.mark.parametrize(("name", "said"), [

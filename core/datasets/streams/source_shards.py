@@ -38,13 +38,15 @@ class SourceShards(ShardFiles):
     once; those of a shard are fetched, converted to TED with the `options` of the reader, and removed. How many steps a
     shard has is known then.
 
-    UsageError without the trust that pickles need, and what the source and the reader raise.
+    Videos are decoded. UsageError without the trust that pickles need, and what the source and the reader raise.
     """
 
     def __init__(
         self, source: str, dataset_id: str, revision: str | None, options: Mapping[str, Any], folder: Path
     ) -> None:
         self.name, self.id, self.options = source, safe_id(dataset_id), dict(options)
+        if "images" in reader_class(source).option_names:
+            self.options.setdefault("images", "decode")  # videos that are kept are of several shards
         self._process, self._guard = os.getpid(), threading.Lock()
         if self.source.pickled:
             require_trust(Path(self.id), self.options.get("trust_pickle"), PICKLED)
