@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,16 @@ import numpy as np
 
 from ...core.encodings.archives import ArchiveMember, CutError, MemberFile
 from ...core.encodings.images import require_images
-from ...core.encodings.pickles import PickleReader, require_trust
-from ...core.encodings.text_rows import encode_text
+from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
-from ...core.format.rlds_steps import LastStep, require_rlds_last
+from ...core.format.rlds_steps import IS_INIT, LastStep, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from .rows import Unpickler, read_rows
 from .shards import (
     Shards,
     dataset_name,
@@ -31,12 +30,11 @@ from .shards import (
     require_one_dataset,
     shards_at,
 )
-from .steps import Episode, Step, numbers, pixels
-from .survey import IS_INIT, Column, EpisodeSurvey, FoundEpisode, keys_of
+from .steps import Episode
+from .survey import Column, EpisodeSurvey, FoundEpisode, keys_of
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
-_LARGEST = 512 << 20
 _MOST_DAMAGED = 1000
 _MOST_ROWS = 512
 _OUTCOME_ROWS = 1 << 12
@@ -98,7 +96,7 @@ class OpenXReader(Reader):
     def on_open(self) -> None:
         """Find the shards."""
         self._found: ShardSurvey | None = None
-        self._unpickler: PickleReader | None = None
+        self._unpickler = Unpickler()
         shards = shards_at(self.path)
         if not shards:
             raise FormatError(f"{self.path} has no tar archives")
@@ -186,31 +184,8 @@ class OpenXReader(Reader):
     def _load(self, place: int, member: ArchiveMember) -> Episode:
         """Unpickle an episode in the process that does nothing else."""
         archive = self._shards.archive(place)
-        what = f"{archive.path}: {member.name}"
         file = cast(BinaryIO, MemberFile(archive, member.start, member.size))
-        with self._explained(what):
-            return Episode(self._reader(), self._reader().load(file, member.size, pack=True), what)
-
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Name the episode in errors about its pickle; after damage the process that read it is ended."""
-        try:
-            yield
-        except CutError:
-            self._close_reader()
-            raise
-        except FormatError as error:
-            if isinstance(error, CorruptDataError):
-                self._close_reader()
-            if error.message.startswith(what):
-                raise
-            kind = CorruptDataError if isinstance(error, CorruptDataError) else FormatError
-            raise kind(f"{what}: {error.message}", hint=error.hint) from error
-
-    def _reader(self) -> PickleReader:
-        if self._unpickler is None:
-            self._unpickler = PickleReader("the episode", _LARGEST)
-        return self._unpickler
+        return self._unpickler.load(file, member.size, f"{archive.path}: {member.name}")
 
     def survey_state(self) -> ShardSurvey:
         """Return what the shards hold."""
@@ -244,6 +219,7 @@ class OpenXReader(Reader):
         found = self._all
         one = found.episodes[number]
         timings = {field.key: timing for field, timing in found.fields}
+        fields = {field.key: field for field, _ in found.fields}
         length, is_observed = found.steps_of(one), found.is_observed(one)
         episode = self._load(one.shard, one.member)
         if episode.length != one.length:
@@ -252,7 +228,8 @@ class OpenXReader(Reader):
         for start in range(0, length, rows):
             stop = min(start + rows, length)
             last = stop == length
-            held = self._read_rows(episode, columns, start, min(stop + 1, one.length), carried)
+            with self._unpickler.explained(episode.what):
+                held = read_rows(episode, columns, fields, (start, min(stop + 1, one.length)), carried)
             carried = {} if last else {key: array[-1:] for key, array in held.items()}
             flags = np.zeros((2, stop - start), bool)
             flags[:, -1] = last and one.is_terminal, last and one.is_last and not one.is_terminal
@@ -265,59 +242,15 @@ class OpenXReader(Reader):
                 final=Final.OBSERVED if is_observed or not last else Final.MISSING,
             )  # fmt: skip
 
-    def _read_rows(
-        self, episode: Episode, columns: Sequence[Column], start: int, stop: int, carried: Mapping[Key, Array]
-    ) -> dict[Key, Array]:
-        """Read the rows `[start, stop)` of columns; those in `carried` are the first of them."""
-        fields = {field.key: field for field, _ in self._all.fields}
-        keys = [key for column in columns for key in keys_of(column)]
-        held = {key: np.empty((stop - start, *fields[key].shape), fields[key].numpy) for key in keys}
-        at = len(next(iter(carried.values()), ()))
-        for key, array in carried.items():
-            held[key][:at] = array
-        with self._explained(episode.what):
-            for steps in episode.steps(start + at, stop):
-                _fill(episode, steps, columns, held, at)
-                at += len(steps)
-        return held
-
     def files(self) -> list[Path]:
         """The shards."""
         return [shard.path for shard in self._shards.all]
-
-    def _close_reader(self) -> None:
-        if self._unpickler is not None:
-            self._unpickler.close()
-            self._unpickler = None
 
     def on_close(self) -> None:
         """Close the archives, and end the process that unpickles."""
         if hasattr(self, "_shards"):
             self._shards.close()
-        self._close_reader()
-
-
-def _fill(
-    episode: Episode, steps: Sequence[Step], columns: Sequence[Column], held: Mapping[Key, Array], at: int
-) -> None:
-    """Put the values of some steps into the rows from `at` on."""
-    forms = {column.path: column.form for column in columns}
-    for path in forms:
-        if any(path not in step for step in steps):
-            raise FormatError(f"{episode.what}: {key_name(path)} is not in every step")
-    values = episode.columns(steps, forms)
-    rows = slice(at, at + len(steps))
-    for column in columns:
-        found, keys, what = values[column.path], keys_of(column), f"{episode.what}: {column.name}"
-        target = held[keys[0]][rows]
-        if column.image is not None:
-            pixels(found, column.image, target, what)
-        elif column.form.kind == "text":
-            if max(map(len, found)) > column.width:
-                raise FormatError(f"{what} is longer than any text before")
-            target[...], held[keys[1]][rows] = encode_text(found, column.width)
-        else:
-            target[...] = numbers(found, column.dtype, column.shape, what).reshape(target.shape)
+        self._unpickler.close()
 
 
 def _renamed(found: ShardSurvey) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from ...core.encodings.images import ImageForm, decode_image, image_form, is_image
+from ...core.encodings.images import ImageForm, image_form, is_image
 from ...core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
@@ -207,9 +207,3 @@ def is_single_precision(rows: Array) -> bool:
     """Whether float32 holds every value."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.array_equal(rows.astype(np.float32).astype(rows.dtype), rows, equal_nan=True))
-
-
-def pixels(data: Sequence[bytes], form: ImageForm, target: Array, what: str) -> None:
-    """Decode images into `target`, `[n, height, width, channels]`."""
-    for number, one in enumerate(data):
-        target[number] = decode_image(one, form, what)

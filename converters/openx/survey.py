@@ -15,11 +15,19 @@ from ...core.encodings.text_rows import LONGEST_ROW, length_key, text_fields
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
-from ...core.format.rlds_steps import IS_FIRST, IS_LAST, IS_TERMINAL, STEP_FLAGS, LastSteps, fillers, step_meaning
+from ...core.format.rlds_steps import (
+    IS_FIRST,
+    IS_INIT,
+    IS_LAST,
+    IS_TERMINAL,
+    STEP_FLAGS,
+    LastSteps,
+    fillers,
+    step_meaning,
+)
 from ...core.ted.schema import ACTION, DTYPES, REWARD, Field, Key, Role, Timing, dtype_name, key_name
 from .steps import Episode, LeafForm, Path, Step, is_single_precision, joined_form, numbers
 
-IS_INIT: Key = ("is_init",)
 _STEPS = "steps."
 
 

@@ -1,0 +1,105 @@
+"""The process that unpickles episodes, and the rows of their columns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from ...core.encodings.archives import CutError
+from ...core.encodings.images import decode_image
+from ...core.encodings.pickles import PickleReader
+from ...core.encodings.text_rows import encode_text
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array, Closing
+from ...core.ted.schema import Field, Key, key_name
+from .steps import Episode, Step, numbers
+from .survey import Column, keys_of
+
+_LARGEST = 512 << 20
+
+
+class Unpickler(Closing):
+    """Loads one episode after the other, all in one process that does nothing else. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._reader: PickleReader | None = None
+
+    def load(self, file: BinaryIO, size: int, what: str) -> Episode:
+        """Unpickle the next `size` bytes of a file; the episode before is gone. `what` names it in errors."""
+        with self.explained(what):
+            if self._reader is None:
+                self._reader = PickleReader("the episode", _LARGEST)
+            return Episode(self._reader, self._reader.load(file, size, pack=True), what)
+
+    @contextlib.contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Name the episode in errors about it; after damage the process is ended, and the next load starts another."""
+        try:
+            yield
+        except CutError:
+            self.close()
+            raise
+        except FormatError as error:
+            if isinstance(error, CorruptDataError):
+                self.close()
+            if error.message.startswith(what):
+                raise
+            kind = CorruptDataError if isinstance(error, CorruptDataError) else FormatError
+            raise kind(f"{what}: {error.message}", hint=error.hint) from error
+
+    def close(self) -> None:
+        """End the process."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def read_rows(
+    episode: Episode,
+    columns: Sequence[Column],
+    fields: Mapping[Key, Field],
+    span: tuple[int, int],
+    carried: Mapping[Key, Array] | None = None,
+) -> dict[Key, Array]:
+    """Read the rows of `span` of these columns, by the keys of their fields; those in `carried` are the first of them.
+
+    Raises FormatError for values that a field does not hold, CorruptDataError for images that are damaged.
+    """
+    start, stop = span
+    keys = [key for column in columns for key in keys_of(column)]
+    held = {key: np.empty((stop - start, *fields[key].shape), fields[key].numpy) for key in keys}
+    at = 0
+    for key, array in (carried or {}).items():
+        at = len(array)
+        held[key][:at] = array
+    for steps in episode.steps(start + at, stop):
+        _fill(episode, steps, columns, held, at)
+        at += len(steps)
+    return held
+
+
+def _fill(
+    episode: Episode, steps: Sequence[Step], columns: Sequence[Column], held: Mapping[Key, Array], at: int
+) -> None:
+    """Put the values of some steps into the rows from `at` on."""
+    forms = {column.path: column.form for column in columns}
+    for path in forms:
+        if any(path not in step for step in steps):
+            raise FormatError(f"{episode.what}: {key_name(path)} is not in every step")
+    values = episode.columns(steps, forms)
+    rows = slice(at, at + len(steps))
+    for column in columns:
+        found, keys, what = values[column.path], keys_of(column), f"{episode.what}: {column.name}"
+        target = held[keys[0]][rows]
+        if column.image is not None:
+            for number, data in enumerate(found):
+                target[number] = decode_image(data, column.image, what)
+        elif column.form.kind == "text":
+            if max(map(len, found)) > column.width:
+                raise FormatError(f"{what} is longer than any text before")
+            target[...], held[keys[1]][rows] = encode_text(found, column.width)
+        else:
+            target[...] = numbers(found, column.dtype, column.shape, what).reshape(target.shape)
