@@ -6,6 +6,7 @@ from .converters.gen_dgrl.replay import GenDGRLExperienceReplay as GenDGRLExperi
 from .converters.lerobot.replay import LeRobotExperienceReplay as LeRobotExperienceReplay
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
+from .converters.openx.replay import OpenXExperienceReplay as OpenXExperienceReplay
 from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperienceReplay
 from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .core import __version__ as __version__

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,16 +24,31 @@ _LARGEST = 512 << 20
 
 
 class Unpickler(Closing):
-    """Loads one episode after the other, all in one process that does nothing else. Not for several threads."""
+    """Loads one episode after the other, all in one process that does nothing else. Not for several threads.
+
+    The process ends with this object, or when it is closed. A fork, or a copy in another process, starts one of its
+    own.
+    """
 
     def __init__(self) -> None:
         self._reader: PickleReader | None = None
+        self._owner = os.getpid()
+        self._end: Callable[[], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_reader": None, "_owner": 0, "_end": None}
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process was started by this one; what a fork inherits must not be used."""
+        return self._owner == os.getpid()
 
     def load(self, file: BinaryIO, size: int, what: str) -> Episode:
         """Unpickle the next `size` bytes of a file; the episode before is gone. `what` names it in errors."""
         with self.explained(what):
-            if self._reader is None:
-                self._reader = PickleReader("the episode", _LARGEST)
+            if self._reader is None or not self.is_here:
+                self._reader = reader = PickleReader("the episode", _LARGEST)
+                self._owner, self._end = os.getpid(), weakref.finalize(self, reader.close)
             return Episode(self._reader, self._reader.load(file, size, pack=True), what)
 
     @contextlib.contextmanager
@@ -52,9 +69,9 @@ class Unpickler(Closing):
 
     def close(self) -> None:
         """End the process."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self._end is not None and self.is_here:
+            self._end()
+        self._reader = self._end = None
 
 
 def read_rows(

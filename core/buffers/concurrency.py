@@ -113,6 +113,13 @@ def reseed(generator: torch.Generator) -> None:
     generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
 
+def generator_of(seed: int) -> torch.Generator:
+    """Return a generator with this seed; UsageError (a ValueError) for one that no generator takes."""
+    if not 0 <= seed < 1 << 64:
+        raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
+    return torch.Generator().manual_seed(seed)
+
+
 def branch(generator: torch.Generator, *key: int) -> None:
     """Seed a generator from its state and a key."""
     state = generator.get_state().cpu().numpy().tobytes()

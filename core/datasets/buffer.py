@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import torch
 from tqdm import tqdm
 
+from ..buffers.concurrency import generator_of
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
@@ -309,12 +310,11 @@ def load_dataset(
     FormatError and CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a
     RuntimeError) for a mixture of datasets with different fields.
     """
-    if seed is not None and not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
+    generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
     arguments: dict[str, Any] = {
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
-        "generator": torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed),
+        "generator": generator,
     }  # fmt: skip
     parts: dict[str, Any] = {"sampler": sampler, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble

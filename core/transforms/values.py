@@ -15,6 +15,7 @@ from .keyed import KeyedTransform, Path, as_keys, in_double, in_next, require_co
 
 _PIXELS = ("pixels",)
 _CHANNELS = frozenset({1, 3, 4})
+_IMAGE_DIMENSIONS = 3
 _MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 _SMOOTHED = frozenset({"bilinear", "bicubic"})
 
@@ -175,6 +176,17 @@ class Normalize(KeyedTransform):
         wide = in_double(value)
         loc, divisor = (part.to(wide.device, wide.dtype) for part in (self.loc, self._divisor))
         return (wide * divisor + loc).to(value.dtype if value.is_floating_point() else torch.get_default_dtype())
+
+
+def channels_first(batch: TensorDictBase) -> TensorDictBase:
+    """Return a batch whose images, uint8 or uint16 `[..., height, width, channels]`, have their channels first."""
+    dimensions = len(batch.batch_size) + _IMAGE_DIMENSIONS
+    for key, value in list(batch.items(True, True)):
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.uint8, torch.uint16):
+            continue
+        if value.dim() == dimensions and value.shape[-1] in _CHANNELS:
+            batch.set(key, value.movedim(-1, -_IMAGE_DIMENSIONS))
+    return batch
 
 
 _LENGTH = "_length"

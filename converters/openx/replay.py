@@ -1,0 +1,196 @@
+"""Datasets of Open X-Embodiment as buffers: stored ones, and streams of the shards on the hub."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...core.buffers.concurrency import generator_of
+from ...core.datasets.buffer import DatasetReplayBuffer
+from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.datasets.streams.episode_sampler import ArrivalSampler, ArrivalSlices, ArrivalStorage
+from ...core.datasets.streams.episodes import EpisodeSource, EpisodeStream
+from ...core.errors import NoLengthError, RbtoolError, SchemaError, UsageError
+from ...core.format import fs
+from ...core.format.rlds_steps import require_rlds_last
+from ...core.samplers.slices import SliceSampler
+from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from ...core.transforms.base import Compose
+from ...core.transforms.values import DecodeText, channels_first
+from .shards import shards_at
+from .stream import FolderArchives, HubArchives
+from .streamed_rows import StreamedRows
+
+
+class SplitTrajectoriesError(RbtoolError, NotImplementedError):
+    """Padded trajectories of Open X-Embodiment are not made: slices are."""
+
+
+class OpenXExperienceReplay(SourceExperienceReplay):
+    """A dataset of Open X-Embodiment as a buffer of TED steps: stored first (`download`), or streamed from the hub.
+
+    - `dataset_id`: one of `available_datasets`, like `bridge`.
+    - `batch_size`: how many elements `sample()` and iteration give. A stream without one yields whole episodes.
+    - `shuffle`: whether batches are random. A stream then reads shards in a random order, and draws each episode from a
+      window of 64 episodes or 256 MiB. Without it, they come in the order of the dataset.
+    - `num_slices` or `slice_len`: batches are made of slices, each of consecutive steps of one episode; their last
+      step is marked as truncated. A stream takes one slice of each episode a pass.
+    - `pad`: of a stream, the value that fills up episodes shorter than a slice; `("collector", "mask")` marks real
+      steps. `strict_length=False` takes such episodes whole. Else they are an error of a stream, and left out of a
+      stored dataset.
+    - `replacement`: of a stored dataset, whether elements are drawn with replacement, as by default with `shuffle`.
+    - `streaming`, `download`: one of them; without any, streaming. `download="force"` replaces a stored dataset.
+    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `openx` below the storage root by default.
+      A stream of shards that are there, as `<root>/<dataset_id>/NAME_00000.tar`, reads these.
+    - `seed`: makes batches the same in every run.
+    - `rlds_last`: what the last step of an episode is, `observation`, `step` or `auto`; a stream decides by its first
+      four episodes, a stored dataset by all.
+    - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
+      writer refuses to add anything. `split_trajs` is refused: slices do that.
+
+    Elements have `observation`, whose images are uint8 `[channels, height, width]`, `action`, `is_init`,
+    `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` and `episode`, and text
+    as strings. `("next", "observation")` is never made of zeros, and never that of another episode. The pickles are
+    read by the restricted reader alone; the script in the repository is never run.
+
+    `state_dict()` of a stream is its place: `load_state_dict` continues with the very next batch. A stream has no
+    `len()`, and its rows cannot be looked up by number.
+
+    UsageError (a ValueError) for arguments that contradict each other, SchemaError (a RuntimeError) for `pad` without
+    streaming, for replacement in a stream or without `shuffle`, and for short episodes in a stream;
+    DatasetNotFoundError (a FileNotFoundError) and what `rbtool.download` raises. Names and form are those of TorchRL.
+    """
+
+    source = "openx"
+    trusted = True
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = True,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        pad: float | None = None,
+        replacement: bool | None = None,
+        streaming: bool | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str | None = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        strict_length: bool = True,
+        seed: int | None = None,
+        rlds_last: str | None = None,
+    ) -> None:
+        self.streaming = _is_streaming(streaming, download)
+        sliced = num_slices is not None or slice_len is not None
+        if split_trajs:
+            raise SplitTrajectoriesError("split_trajs is not supported", hint="slice_len=N makes batches of slices")
+        if num_slices is not None and slice_len is not None:
+            raise UsageError("num_slices and slice_len were both given, one of them is expected")
+        if sliced and sampler is not None:
+            raise UsageError("a sampler was given, and num_slices or slice_len, which make one")
+        self._require_consistent(shuffle, pad, replacement, sampler)
+        generator = None if seed is None else generator_of(seed)
+        parts = [DecodeText(), channels_first, *([] if transform is None else [transform])]
+        arguments: dict[str, Any] = {
+            "batch_size": batch_size, "writer": writer, "collate_fn": collate_fn, "pin_memory": pin_memory,
+            "prefetch": prefetch, "transform": Compose(*parts),
+        }  # fmt: skip
+        if self.streaming:
+            self.dataset_id, self.download, self.split_trajs = dataset_id, False, False
+            if root is not None:
+                self.root = fs.expanded(root)
+            self._stream = ArrivalSampler(
+                EpisodeStream(
+                    _shards(dataset_id, root), shuffle=shuffle, seed=secrets.randbits(31) if seed is None else seed
+                ),
+                StreamedRows(images=True, choice=require_rlds_last(rlds_last), final_step="auto"),
+                ArrivalSlices(num_slices, slice_len, pad, strict_length) if sliced else None,
+            )
+            DatasetReplayBuffer.__init__(self, storage=ArrivalStorage(), sampler=self._stream, **arguments)
+            return
+        if sampler is None:
+            sampler = _sampler(
+                num_slices, slice_len, shuffle, shuffle if replacement is None else replacement, strict_length
+            )
+        super().__init__(
+            dataset_id, root=root, download=download or False, split_trajs=False, local=False, sampler=sampler,
+            generator=generator, **arguments,
+        )  # fmt: skip
+
+    def _require_consistent(self, shuffle: bool, pad: float | None, replacement: bool | None, sampler: Any) -> None:
+        if self.streaming:
+            if replacement:
+                raise SchemaError("a stream draws no element twice", hint="download=True stores the dataset")
+            if sampler is not None:
+                raise UsageError("a sampler was given, and a stream has one of its own")
+        elif pad is not None:
+            raise SchemaError("pad is for streams", hint="strict_length=False takes short episodes whole")
+        if replacement and not shuffle:
+            raise SchemaError("replacement=True was given with shuffle=False: the order of the dataset repeats nothing")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of a pass; of a stream without a batch size, whole episodes."""
+        if self.streaming and self._batch_size is None:
+            return self._episodes()
+        return super().__iter__()
+
+    def _episodes(self) -> Iterator[Any]:
+        while True:
+            index, info, rows = self._stream.draw_episode()
+            last = self._stream.ran_out
+            self._stream.ran_out = False
+            yield self.batch_of(self._with_info(index, info, last, rows))
+            if last:
+                return
+
+    def __len__(self) -> int:
+        """Return the number of elements; NoLengthError (a TypeError) for a stream."""
+        if self.streaming:
+            raise NoLengthError("how many steps a stream has is not known", hint="download=True stores the dataset")
+        return super().__len__()
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def data_path(self) -> Path:
+        """The folder of the dataset; SchemaError (a RuntimeError) for a stream, which has none."""
+        if self.streaming:
+            raise SchemaError("a stream has no folder: nothing is stored")
+        return super().data_path
+
+
+def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
+    """Return whether it is a stream: unless it is to be downloaded."""
+    if streaming and download:
+        raise UsageError("streaming and download were both asked for, one of them is expected")
+    return download is None if streaming is None else bool(streaming)
+
+
+def _shards(dataset_id: str, root: str | os.PathLike[str] | None) -> EpisodeSource:
+    """Return the shards of a folder that has some, else those on the hub."""
+    folder = None if root is None else fs.expanded(root).absolute() / dataset_id
+    if folder is not None and folder.is_dir() and shards_at(folder):
+        return FolderArchives(folder)
+    return HubArchives(dataset_id)
+
+
+def _sampler(
+    num_slices: int | None, slice_len: int | None, shuffle: bool, replacement: bool, strict_length: bool
+) -> Any:
+    if num_slices is None and slice_len is None:
+        return RandomSampler() if replacement else SamplerWithoutReplacement(shuffle=shuffle)
+    options: dict[str, Any] = {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
+    return SliceSampler(**options) if replacement else SliceSamplerWithoutReplacement(shuffle=shuffle, **options)

@@ -1,0 +1,291 @@
+"""Streams of Open X-Embodiment: each episode once, the rows of a stored dataset, and states that continue exactly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub import Fault, Hub
+from openx_files import random_episodes, write_shards
+from tensordict import TensorDictBase
+
+import rbtool
+from rbtool import OpenXExperienceReplay
+from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, SchemaError, UsageError
+
+LENGTHS = ((5, 3), (9, 4), (), (6,), (3, 7, 8))
+STEP = {"rlds_last": "step"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("openx")
+    write_shards(found / "toy", list(parts()))
+    return found
+
+
+def parts() -> Iterator[list[dict[str, Any]]]:
+    episodes = random_episodes([length for shard in LENGTHS for length in shard])
+    for shard in LENGTHS:
+        yield [episodes.pop(0) for _ in shard]
+
+
+def streamed(root: Path, batch_size: int | None = 4, **options: Any) -> OpenXExperienceReplay:
+    return OpenXExperienceReplay("toy", batch_size, root=root, streaming=True, **STEP, **options)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> bool:
+    """Whether two batches have the same entries; text is compared as lists of strings."""
+    if set(one.keys(True, True)) != set(other.keys(True, True)):
+        return False
+    for key in one.keys(True, True):
+        a, b = one[key], other[key]
+        if isinstance(a, torch.Tensor):
+            if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a, b):
+                return False
+        elif list(a) != list(b):
+            return False
+    return True
+
+
+def test_a_stream_in_order_gives_the_rows_of_the_stored_dataset(root: Path, tmp_path: Path) -> None:
+    rbtool.convert(root / "toy", tmp_path / "openx" / "toy", trust_pickle=True, **STEP)
+    stored = OpenXExperienceReplay("toy", 4, root=tmp_path / "openx", download=True, shuffle=False)
+    pairs = list(zip(stored, streamed(root, shuffle=False), strict=True))
+    assert sum(len(one) for one, _ in pairs) == len(stored) == 41
+    for one, other in pairs:
+        assert same(one.exclude("index"), other.exclude("index"))
+    first = pairs[0][1]
+    assert first["observation", "image"].shape == (4, 3, 6, 6)
+    assert list(first["language_instruction"]) == ["move 0é"] * 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100, None])
+def test_a_shuffled_pass_has_each_step_once(root: Path, batch_size: int | None) -> None:
+    stream = streamed(root, batch_size, seed=5)
+    first, second = ([batch["episode"] for batch in stream] for _ in range(2))
+    ordered = torch.cat([batch["episode"] for batch in streamed(root, batch_size, shuffle=False)])
+    for found in (first, second):
+        assert torch.equal(torch.cat(found).sort().values, ordered)
+    assert not torch.equal(torch.cat(first), ordered)
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+
+
+def test_whole_episodes_come_without_a_batch_size(root: Path) -> None:
+    for batch in streamed(root, None, seed=1):
+        assert len(batch["episode"].unique()) == 1
+        assert batch["is_init"].flatten().tolist() == [True] + [False] * (len(batch) - 1)
+        assert batch["next", "done"].flatten().tolist() == [False] * (len(batch) - 1) + [True]
+
+
+def test_the_window_is_bounded(root: Path) -> None:
+    stream = streamed(root, 2, seed=2)
+    episodes = stream._stream._stream
+    episodes._window, episodes._window_bytes = 64, 12_000
+    for _ in stream:
+        held = [len(one.data) for one in episodes._held]
+        assert sum(held[:-1]) < 12_000
+    assert episodes.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"slice_len": 2}, {"num_slices": 2}, {"slice_len": 4, "pad": 0}, {"shuffle": False}]
+)
+def test_the_same_seed_gives_the_same_batches_and_a_state_continues(root: Path, options: dict[str, Any]) -> None:
+    options = {"seed": 7, **options}
+    stream = streamed(root, 4, **options)
+    seen = [(batch, stream.state_dict()) for _ in range(3) for batch in stream]
+    again = streamed(root, 4, **options)
+    assert all(same(one, again.sample()) for one, _ in seen)
+    for at in range(0, len(seen) - 1, 3):
+        other = streamed(root, 4, **options)
+        other.load_state_dict(seen[at][1])
+        assert all(same(batch, other.sample()) for batch, _ in seen[at + 1 :])
+
+
+def test_a_checkpoint_in_a_folder_continues(root: Path, tmp_path: Path) -> None:
+    stream, other = streamed(root, 3, seed=1), streamed(root, 3, seed=1)
+    for _ in range(4):
+        stream.sample()
+    stream.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert all(same(stream.sample(), other.sample()) for _ in range(20))
+
+
+def test_a_state_of_another_stream_is_refused(root: Path) -> None:
+    stream = streamed(root, 4, seed=1)
+    stream.sample()
+    for other in (
+        streamed(root, 4, seed=2),
+        streamed(root, 4, seed=1, slice_len=2),
+        streamed(root, 4, seed=1, shuffle=False),
+    ):
+        with pytest.raises(SchemaError, match="is that of another stream"):
+            other.load_state_dict(stream.state_dict())
+        other.sample()
+
+
+def test_slices_are_of_one_episode_and_marked(root: Path) -> None:
+    for batch in streamed(root, 6, slice_len=2, seed=3):
+        slices = batch.reshape(-1, 2)
+        assert (slices["episode"][:, 0] == slices["episode"][:, 1]).all()
+        assert slices["next", "truncated"][..., 0].tolist() == [[False, True]] * len(slices)
+        assert slices["is_init"][..., 0].tolist() == [[True, False]] * len(slices)
+        assert len(slices["episode"][:, 0].unique()) == len(slices)
+
+
+def test_short_episodes_in_slices(root: Path) -> None:
+    with pytest.raises(SchemaError, match="has 2 steps, and slices have 4") as caught:
+        list(streamed(root, 8, slice_len=4, seed=1))
+    assert "pad=VALUE" in caught.value.hint
+    taken = list(streamed(root, 8, slice_len=4, seed=1, strict_length=False))
+    assert sum(map(len, taken)) < 36
+    padded = list(streamed(root, 8, slice_len=4, seed=1, pad=-1))
+    for batch in padded:
+        mask = batch["collector", "mask"]
+        assert (batch["action", "gripper"][~mask] == -1).all()
+        assert (batch["episode"][~mask] == -1).all()
+    assert sum(int((~one["collector", "mask"]).sum()) for one in padded) == 2 + 1 + 2
+
+
+def test_arguments_that_contradict_each_other(root: Path) -> None:
+    refused: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"streaming": True, "download": True}, ValueError), ({"num_slices": 2, "slice_len": 2}, ValueError),
+        ({"split_trajs": True}, NotImplementedError), ({"download": True, "pad": 0.0}, RuntimeError),
+        ({"replacement": True}, RuntimeError), ({"rlds_last": "both"}, UsageError), ({"seed": -1}, ValueError),
+        ({"download": True, "shuffle": False, "replacement": True}, RuntimeError),
+        ({"slice_len": 2, "sampler": rbtool.RandomSampler()}, ValueError),
+        ({"sampler": rbtool.RandomSampler()}, UsageError),
+    ]  # fmt: skip
+    for options, kind in refused:
+        with pytest.raises(kind):
+            OpenXExperienceReplay("toy", 4, root=root, **options)
+
+
+def test_a_stream_has_no_length_no_rows_and_no_folder(root: Path) -> None:
+    stream = streamed(root)
+    for call, kind in (
+        (lambda: len(stream), TypeError), (lambda: stream[0], RuntimeError), (lambda: stream.data_path, RuntimeError),
+        (lambda: stream.extend(stream.sample()), RuntimeError),
+    ):  # fmt: skip
+        with pytest.raises(kind):
+            call()
+    assert stream
+
+
+def test_an_episode_that_differs_is_named_and_passed_over(tmp_path: Path) -> None:
+    episodes = random_episodes((3, 4, 5, 3, 4, 5))
+    for step in episodes[4]["steps"]:
+        del step["language_embedding"]
+    write_shards(tmp_path / "toy", [episodes])
+    stream = streamed(tmp_path, None, shuffle=False)
+    draw = stream._stream.draw_episode
+    assert [draw()[2]["episode"][0].item() for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(FormatError, match=r"toy_00004.data.pickle: language_embedding is not in all episodes"):
+        draw()
+    assert draw()[2]["episode"][0].item() == 5
+
+
+def test_a_missing_or_cut_shard_is_an_error(root: Path, tmp_path: Path) -> None:
+    write_shards(tmp_path / "toy", [random_episodes((3,), side=40) for _ in range(3)])
+    last = tmp_path / "toy" / "toy_00002.tar"
+    last.write_bytes(last.read_bytes()[:6000])
+    with pytest.raises(CorruptDataError, match=r"toy_00002.tar is cut"):
+        list(streamed(tmp_path, shuffle=False))
+    (tmp_path / "toy" / "toy_00001.tar").unlink()
+    with pytest.raises(CorruptDataError, match=r"a shard is missing: toy_00001.tar"):
+        streamed(tmp_path)
+
+
+class Broken:
+    """Shards whose connection breaks off once after some episodes."""
+
+    def __init__(self, shards: Any, after: int) -> None:
+        self.identity, self.count = shards.identity, shards.count
+        self._shards, self._left = shards, after
+
+    def episodes(self, shard: int, start: int) -> Iterator[Any]:
+        for one in self._shards.episodes(shard, start):
+            if self._left == 0:
+                self._left = -1
+                raise NetworkError("broke off")
+            self._left -= self._left > 0
+            yield one
+
+
+@pytest.mark.parametrize("after", range(5, 9))
+def test_nothing_is_lost_where_the_connection_breaks_off(root: Path, after: int) -> None:
+    whole = list(streamed(root, 4, seed=4))
+    stream = streamed(root, 4, seed=4)
+    episodes = stream._stream._stream
+    stream._stream.prepare()
+    episodes.shards = Broken(episodes.shards, after)
+    seen = []
+    for _ in range(len(whole) + 1):
+        try:
+            seen.append(stream.sample())
+        except NetworkError:
+            continue
+    assert len(seen) == len(whole)
+    assert all(same(one, other) for one, other in zip(whole, seen, strict=True))
+
+
+SCRIPT = """
+import json, sys, rbtool
+for options in json.loads(sys.argv[1]):
+    stream = rbtool.OpenXExperienceReplay("toy", 4, seed=3, rlds_last="step", **options)
+    print(json.dumps([[one["episode"].tolist(), one["observation", "image"].long().sum().item()] for one in stream]))
+"""
+
+
+def ran(hub: Hub, home: Path, *options: dict[str, Any], offline: str = "") -> subprocess.CompletedProcess[str]:
+    limits = {"RBTOOL_OFFLINE": offline, "RBTOOL_RETRIES": "2:0.01", "OMP_NUM_THREADS": "1", "RBTOOL_TIMEOUT": "5"}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(options or [{}])], env={**hub.environment(home), **limits},
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "hub" / "jxu124" / "OpenX-Embodiment"
+    write_shards(folder / "toy", list(parts()))
+    (folder / "OpenX-Embodiment.py").write_text("raise SystemExit('the loader script was run')")
+    with Hub(tmp_path / "hub", lfs_threshold=1000) as served:
+        yield served
+
+
+def test_a_stream_from_the_hub_is_that_of_its_shards(hub: Hub, root: Path, tmp_path: Path) -> None:
+    choices: list[dict[str, Any]] = [{}, {"shuffle": False}, {"slice_len": 2}]
+    done = ran(hub, tmp_path / "home", *choices)
+    assert done.returncode == 0, done.stderr
+    for options, line in zip(choices, done.stdout.splitlines(), strict=True):
+        local = streamed(root, 4, seed=3, **options)
+        expected = [[one["episode"].tolist(), one["observation", "image"].long().sum().item()] for one in local]
+        assert json.loads(line) == expected
+    assert not hub.paths(r"OpenX-Embodiment\.py")
+
+
+def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(r"GET .*/resolve/.*tar", "status:403", 1000)]
+    assert "AuthorisationError" in ran(hub, tmp_path / "home").stderr.splitlines()[-2]
+
+
+def test_a_stream_stays_offline_where_the_network_is_forbidden(hub: Hub, tmp_path: Path) -> None:
+    hub.forget()
+    done = ran(hub, tmp_path / "home", offline="1")
+    assert "NetworkError" in done.stderr
+    assert hub.paths("") == []
+
+
+def test_a_loader_with_one_worker_reads_a_stream(root: Path) -> None:
+    here = [batch["episode"].tolist() for batch in streamed(root, 4, seed=9)]
+    stream = streamed(root, 4, seed=9)
+    loader = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1)
+    assert sorted(sum(([*one["episode"].tolist()] for one in loader), [])) == sorted(sum(here, []))  # noqa: RUF017
