@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..errors import SchemaError
 from ..samplers.boundaries import StrictBoundaries
 from ..samplers.earlier_steps import EarlierSteps, Rooms
 from ..samplers.trajectories import TableFinder
 from ..storages.base import Storage
 from ..storages.cursors import as_index, row_numbers
+from ..storages.stream import StreamStorage
 from .pytrees import stack_elements, swap
 
 
@@ -30,6 +32,11 @@ class History:
         With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data.
         Rows and steps before them are those of one moment only if the caller excludes writers, or notices them.
         """
+        if isinstance(storage, StreamStorage):
+            raise SchemaError(
+                f"a {type(transforms[0]).__name__} needs the steps before a batch, which a stream does not keep",
+                hint="download the dataset, and open it without streaming",
+            )
         objects = isinstance(rows, list)
         if objects:
             rows = stack_elements(rows)

@@ -39,7 +39,7 @@ from ..samplers.ensemble import SamplerEnsemble
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
-from ..transforms.base import Compose
+from ..transforms.base import divided
 from ..verbs.mixtures import open_mixture
 from ..verbs.results import given_options
 from ..writers.base import ImmutableDatasetWriter, Writer
@@ -344,15 +344,14 @@ def _mixture(
 ) -> ReplayBufferEnsemble:
     """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
     sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
-    chain = Compose() if transform is None else Compose(transform)
-    looking_back = len(chain.looking_back)
+    looking_back, others = divided(transform)
 
     def opened(reader: TedReader | PackedReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
-        first = with_frames(reader, chain[:looking_back]) if decode_video else chain[:looking_back]
+        first = with_frames(reader, looking_back) if decode_video else looking_back
         return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
 
-    shared = arguments | {"transform": chain[looking_back:] if looking_back else transform}
+    shared = arguments | {"transform": others if len(looking_back) else transform}
     return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
 
 

@@ -19,6 +19,7 @@ from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import FormatError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
+from ..transforms.base import divided
 from .buffer import load_dataset
 
 _FRACTIONS = "offline_fractions"
@@ -60,7 +61,8 @@ class OfflineToOnlineReplayBuffer:
       `dataset_kwargs`, as `load_dataset` takes them; then `batch_size` is needed.
     - `online_storage`, `online_capacity`: one of them: the storage of the ring, or how many elements it has.
     - `offline_fraction`: above 0 and below 1; `anneal(step, total)` lets it fall to 0.
-    - `transform`: applied to whole batches.
+    - `transform`: applied to whole batches. Those at the front that look back, like `StoredFrameStack`, are applied in
+      both buffers; next to a buffer of a dataset, they are its own, and given to `online_buffer.append_transform`.
     - `schema`: about entries that only one side has, see `ReplayBufferEnsemble`; by default they are refused.
 
     A batch `[batch_size]` has `round(offline_fraction * batch_size)` rows of the dataset, then those of the ring; while
@@ -87,6 +89,7 @@ class OfflineToOnlineReplayBuffer:
         if (online_storage is None) == (online_capacity is None):
             raise UsageError("online_storage and online_capacity: exactly one of them is expected")
         fraction = _checked_fraction(offline_fraction)
+        looking_back = None
         if isinstance(offline_dataset, ReplayBuffer):
             if dataset_kwargs:
                 raise UsageError(f"{', '.join(dataset_kwargs)}: arguments of load_dataset are for names of datasets")
@@ -94,11 +97,12 @@ class OfflineToOnlineReplayBuffer:
         else:
             if batch_size is None:
                 raise UsageError("the name of a dataset was given without batch_size")
-            offline = load_dataset(offline_dataset, batch_size, **dataset_kwargs)
+            looking_back, transform = divided(transform)
+            offline = load_dataset(offline_dataset, batch_size, transform=looking_back, **dataset_kwargs)
         self.batch_size = checked_batch_size(batch_size)
         self.offline_buffer = offline
         storage = LazyTensorStorage(online_capacity) if online_storage is None else online_storage  # type: ignore[arg-type]
-        self.online_buffer = TensorDictReplayBuffer(storage=storage)
+        self.online_buffer = TensorDictReplayBuffer(storage=storage, transform=looking_back)
         self._mixture = _Mixture(
             offline, self.online_buffer, batch="exact", transform=transform, schema=schema, generator=generator
         )

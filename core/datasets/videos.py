@@ -6,7 +6,7 @@ from typing import Any
 
 from ..format.contracts import StepReader
 from ..format.videos import reference_keys
-from ..transforms.base import Compose
+from ..transforms.base import Compose, divided
 from ..transforms.video import DecodeVideo
 
 
@@ -21,6 +21,5 @@ def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = Fa
     decode = DecodeVideo(reader.path, keys, channels_first=channels_first)
     if transform is None:
         return decode
-    chain = Compose(transform)
-    first = len(chain.looking_back)
-    return Compose(*chain[:first], decode, *chain[first:])
+    looking_back, others = divided(transform)
+    return Compose(*looking_back, decode, *others)

@@ -318,6 +318,13 @@ class Compose(Transform):
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
 
 
+def divided(transform: Any) -> tuple[Compose, Compose]:
+    """Return the transforms at the front that look back, which belong to each member of an ensemble, and the others."""
+    chain = Compose() if transform is None else Compose(transform)
+    front = len(chain.looking_back)
+    return chain[:front], chain[front:]
+
+
 def _share(transforms: Iterable[Any]) -> None:
     """Move states to where other processes see them; `requires_shared_write_state` is TorchRL's word for it."""
     for transform in transforms:

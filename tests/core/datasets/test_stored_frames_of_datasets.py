@@ -13,6 +13,7 @@ import torch
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.errors import SchemaError
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
@@ -125,3 +126,19 @@ def test_a_mixture_stacks_in_its_datasets(walks: Path, tmp_path: Path) -> None:
     batch["observation"] = batch["observation"] / 2
     batch["index"] = batch["index", "index"]
     require_walked(batch, walks / "ted")
+
+
+def test_a_dataset_and_what_is_collected_online(walks: Path) -> None:
+    buffer = rbtool.OfflineToOnlineReplayBuffer(
+        walks / "packed", online_capacity=30, batch_size=40, transform=Compose(stack(), lambda batch: batch), seed=0
+    )
+    buffer.extend(load_dataset(walks / "ted")[:])
+    batch = buffer.sample()
+    assert batch["source_id"].tolist() == [0] * 20 + [1] * 20
+    batch["index"] = batch["index", "index"]
+    require_walked(batch, walks / "ted")
+
+
+def test_a_stream_is_refused(walks: Path) -> None:
+    with pytest.raises(SchemaError, match="which a stream does not keep"):
+        next(iter(load_dataset(walks / "ted", 8, streaming=True, transform=stack(), seed=0)))

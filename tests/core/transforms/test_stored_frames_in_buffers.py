@@ -18,6 +18,7 @@ from rbtool.core.errors import MissingKeyError, SchemaError
 from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.loading.loader import TorchLoader
 from rbtool.core.samplers.base import Sampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
@@ -76,20 +77,29 @@ def test_whole_trajectories_are_refused() -> None:
         ReplayBuffer(storage=TensorStorage(rows), transform=stack())[:]
 
 
-def rings(count: int = 2) -> list[TensorDictReplayBuffer]:
+def rings(sampler: Callable[[], Sampler] = RandomSampler, count: int = 2) -> list[TensorDictReplayBuffer]:
     """Buffers with numbers of their own."""
     found = []
     for number in range(count):
         twin = with_next(situation("wrapped mid-episode", "ragged", slots=12 + number))
-        found.append(drawing(twin, RandomSampler()))
+        found.append(drawing(twin, sampler()))
         found[-1].model = twin.model  # type: ignore[attr-defined]
     return found
 
 
 @pytest.mark.parametrize("prefetch", [None, 2])
-@pytest.mark.parametrize("form", ["stack", "exact"])
-def test_members_of_an_ensemble(form: Any, prefetch: int | None) -> None:
-    members = rings()
+@pytest.mark.parametrize(
+    ("form", "sampler"),
+    [
+        ("stack", RandomSampler),
+        ("exact", RandomSampler),
+        ("exact", SamplerWithoutReplacement),
+        ("exact", lambda: SliceSampler(slice_len=2)),
+        ("exact", lambda: PrioritizedSampler(20, 0.6, 0.4)),
+    ],
+)
+def test_members_of_an_ensemble(form: Any, sampler: Callable[[], Sampler], prefetch: int | None) -> None:
+    members = rings(sampler)
     buffer = ReplayBufferEnsemble(*members, batch=form, batch_size=8, prefetch=prefetch, schema="error")
     for _ in range(5):
         batch = buffer.sample().reshape(-1)
