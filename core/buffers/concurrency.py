@@ -249,13 +249,13 @@ class Sharing:
         """The source of random numbers; None for torch's own generator."""
         return self._rng
 
-    def settle(self) -> None:
+    def settle(self, here: Place | None = None) -> None:
         """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
 
         A worker of a `DataLoader` always changes: with a generator, to its own branch of it. Draws made ahead are
-        dropped, and a new epoch starts.
+        dropped, and a new epoch starts. `here` is the current process, if it is known.
         """
-        here = place()
+        here = place() if here is None else here
         if here != self._place:
             self.move_to(here, begins_epoch=self._change_stream())
         if self._rng is None and (generator := stand_in()) is not self._sampler.generator:

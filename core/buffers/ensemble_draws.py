@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,22 +27,26 @@ from ..samplers.ensemble_index import (
 from ..samplers.joint import Counts, JointDraw
 from ..storages.ensemble import INDEX
 from ..storages.gathering import Gatherer, MemberRows
+from ..transforms.base import Compose
 from .base import ReplayBuffer
 from .concurrency import Draw
 from .ensemble_labels import labelled, one_behind_another
 from .ensemble_state import EnsembleState
-from .locks import Guard, HoldAll
+from .locks import Guards, HoldAll
 from .schemas import Joiner, Schema, SchemaDifference, differences, joined_schema, schema_of
 
 _NOTHING = contextlib.nullcontext()
+_IS_EMPTY = operator.attrgetter("is_empty")
 
 
 class _Lineup(NamedTuple):
     """What follows from the parts of members, until one of them is exchanged."""
 
-    guards: list[Guard]
+    guards: Guards
     tracks_generations: bool
     """Whether the info of a member has generations."""
+    transforms: list[Compose] | None
+    """The transforms of the batches of members; None if something else makes batches of the rows of one."""
     draws: HoldAll
     """Excludes other draws from members, and changes of their samplers."""
     draws_and_writes: HoldAll
@@ -52,11 +57,17 @@ class _Lineup(NamedTuple):
         ranked = sorted(members, key=lambda member: member.guard.rank)
         guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
         return cls(
-            [member.guard for member in members],
+            Guards([member.guard for member in members]),
             any(member.writer.tracks_generations for member in members),
+            [member.transform for member in members] if all(member.rows_are_batches for member in members) else None,
             HoldAll(locks),
             HoldAll([*guards, *locks]),
         )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the batches of members are rows as their storages return them."""
+        return self.transforms is not None and all(map(_IS_EMPTY, self.transforms))
 
     def exclusion(self, joint: JointDraw) -> contextlib.AbstractContextManager[None]:
         """Return a context in which nobody else uses what a joint draw uses."""
@@ -66,18 +77,25 @@ class _Lineup(NamedTuple):
 class RowsDraw(Draw):
     """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed.
 
-    `labels` and `common`, the info of the samplers, have the shape of the batch.
+    `labels` and `common`, the info of the samplers, have the shape of the batch. `plain` is set if the batches of
+    members are rows as their storages return them.
     """
 
-    __slots__ = ("_source_key", "common", "labels", "of_members")
+    __slots__ = ("_source_key", "common", "labels", "of_members", "plain")
 
     def __init__(
-        self, rows: MemberRows, labels: Sequence[torch.Tensor], source_key: str | None, common: Mapping[Any, Any]
+        self,
+        rows: MemberRows,
+        labels: Sequence[torch.Tensor],
+        source_key: str | None,
+        common: Mapping[Any, Any],
+        plain: bool,
     ) -> None:
         self.last, self.rows = False, None
         self.of_members = rows
         self.labels = labels
         self.common = common
+        self.plain = plain
         self._source_key = source_key
 
     @property
@@ -151,7 +169,9 @@ class EnsembleDraws(EnsembleState):
             with self._lineup.exclusion(joint):
                 counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
                 draw = None if drawn is None else self._draw_of(joint, *drawn)
-            return self._draw_counts(counts) if draw is None else self._completed_in_turn(draw)
+            if draw is None:
+                return self._draw_counts(counts)
+            return draw if draw.plain else self._completed_in_turn(draw)
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
         """Draw so many elements of each member."""
@@ -171,26 +191,25 @@ class EnsembleDraws(EnsembleState):
     def _joint(self) -> JointDraw | None:
         """Return what draws of all members in one go; None where each has to draw by itself."""
         joint = self._sampler.joint(self._storage)
-        if joint is None or self._lineup.tracks_generations or (joint.reads_rows and not self._gathers):
+        if joint is None or self._lineup.tracks_generations:
             return None
+        if joint.reads_rows and not (self._gathers and self._lineup.plain):
+            return None
+        here = self._place  # where this ensemble is settled
         for member in self._members:
-            if joint.reads_rows and not member.returns_rows:
-                return None
-            member.settle()
+            member.settle(here)
         return joint
 
-    def _refresh(self) -> None:
-        before = self._followed
-        super()._refresh()
-        if self._followed is not before:
-            self._lineup = _Lineup.of(self._members)
+    def _line_up(self) -> None:
+        self._lineup = _Lineup.of(self._members)
 
-    def _draw_of(self, joint: JointDraw, rows: MemberRows, info: Mapping[Any, Any]) -> Draw | None:
+    def _draw_of(self, joint: JointDraw, rows: MemberRows, info: Mapping[Any, Any]) -> RowsDraw | None:
         """Make a draw of rows that were drawn in one go; None if they have to be read member by member."""
         self._learn_schemas()
         labels = labels_of(rows, self._storage, self.batch)
         size = labels[1].shape
-        draw = RowsDraw(rows, labels, self.source_key, {key: value.view(size) for key, value in info.items()})
+        common = {key: value.view(size) for key, value in info.items()} if info else info
+        draw = RowsDraw(rows, labels, self.source_key, common, self._lineup.plain)
         if joint.reads_rows:
             carrying = self._carrying(rows.parts.listed)
             draw.rows = batch = None if carrying is None else self._gathered(draw)
@@ -255,7 +274,7 @@ class EnsembleDraws(EnsembleState):
         if found is None:
             return None
         rows, info = found
-        for number in rows.parts.listed:
+        for number in () if isinstance(draw, RowsDraw) and draw.plain else rows.parts.listed:
             if not self._members[number].returns_rows:
                 return None
         labels = draw.labels if isinstance(draw, RowsDraw) else labels_of(rows, self._storage, self.batch)

@@ -53,7 +53,11 @@ class EnsembleState(ReplayBuffer):
         storages, samplers = zip(*((member.storage, member.sampler) for member in self._members), strict=True)
         if not _same(storages, self._storage.members) or not _same(samplers, self._sampler.members):
             self._storage.members, self._sampler.members = storages, samplers
+        self._line_up()
         self._followed = revisions
+
+    def _line_up(self) -> None:
+        """Called after an exchange of parts of members."""
 
     # Random streams --------------------------------------------------------------------------------
 

@@ -130,6 +130,23 @@ class Guard:
         self.__init__()  # type: ignore[misc]
 
 
+class Guards:
+    """The guards of several buffers, by number."""
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self._guards = guards
+        self._cells = [guard._cells for guard in guards]
+
+    def sequences(self, numbers: Sequence[int]) -> list[int]:
+        """Return `Guard.sequence` of some; they are read with every batch, and twice."""
+        cells = self._cells
+        return [cells[number][_SEQUENCE] for number in numbers]
+
+    def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
+        """Return `get(index)`, as the guard with this number does."""
+        return self._guards[number].read(get, index)
+
+
 class Lock(Protocol):
     """What a thread acquires and releases: a `Guard`, or a lock of `threading`."""
 

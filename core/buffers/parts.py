@@ -222,6 +222,11 @@ class BufferParts(Sharing):
         return self._collate_fn
 
     @property
+    def rows_are_batches(self) -> bool:
+        """Whether rows are batches as the storage returns them, but for transforms and the info."""
+        return self._collate_fn is None and not self._pin_memory
+
+    @property
     def batch_size(self) -> int | None:
         """How many elements `sample()` returns by default."""
         return self._batch_size

@@ -237,7 +237,7 @@ class Reading(BufferParts):
     @property
     def returns_rows(self) -> bool:
         """Whether batches are rows as the storage returns them, but for the info."""
-        return self._collate_fn is None and not self._pin_memory and self._transform.is_empty
+        return self.rows_are_batches and self._transform.is_empty
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
         """Make a batch of collated rows."""

@@ -164,6 +164,11 @@ class DatasetStorage(TensorStorage):
             self.expect(index.numpy(force=True).reshape(-1))
         return super().read_at(index)
 
+    @property
+    def expects_rows(self) -> bool:
+        """Whether `expect` has an effect: the files may exceed the memory."""
+        return self._mapped is not None and self._mapped.advises
+
     def expect(self, rows: Array) -> None:
         """Advise the system of rows that may not be in memory."""
         if self._mapped is not None:

@@ -132,16 +132,19 @@ def scale_parts(
         begin = stops[part]
 
 
-@numba.njit("void(float64[::1], int64[::1], int64[:, ::1], int64, int64, int64[::1])", nogil=True, cache=True)
+@numba.njit(
+    "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64[::1])", nogil=True, cache=True
+)
 def draw_slices(
     chances: NDArray[np.float64],
+    members: NDArray[np.int64],
     stops: NDArray[np.int64],
     tables: NDArray[np.int64],
     length: int,
     anchor: int,
     numbers: NDArray[np.int64],
 ) -> None:
-    """Draw slices of `length` rows of several rings, those before `stops[0]` of the ring that `tables[0]` describes.
+    """Draw slices of `length` rows of several rings, those before `stops[0]` of `tables[members[0]]`, and so on.
 
     A table has the number of trajectories, the rows of the ring, the addresses of the first and last steps of the
     trajectories, and for slices that are drawn by their starts the number of these, the address of the sums of starts
@@ -150,11 +153,10 @@ def draw_slices(
     """
     begin, target = 0, 0
     for part in range(stops.size):
-        count, rows, starts, sums_before = stops[part] - begin, tables[part, 1], tables[part, 4], tables[part, 6]
-        trajectories = tables[part, 0]
-        firsts = ints_at(tables[part, 2], trajectories)
-        lasts = ints_at(tables[part, 3], trajectories)
-        sums = ints_at(tables[part, 5], trajectories if starts else 0)
+        count, table = stops[part] - begin, tables[members[part]]
+        trajectories, rows, starts, sums_before = table[0], table[1], table[4], table[6]
+        firsts, lasts = ints_at(table[2], trajectories), ints_at(table[3], trajectories)
+        sums = ints_at(table[5], trajectories if starts else 0)
         for number in range(2 * begin, 2 * begin + count):
             if starts:
                 mass = int(chances[number] * starts) + sums_before

@@ -10,7 +10,6 @@ one level, which do not depend on each other, overlap.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numba
 import numpy as np
@@ -149,17 +148,30 @@ def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers
         weights[number] = sums[index[number]]
 
 
-@numba.njit("void(float64[::1], int64[::1], int64[:, ::1], boolean, int64[::1], float64[::1])", nogil=True, cache=True)
+PLACE = 5
+
+
+@numba.njit(
+    "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], boolean, int64[::1], float64[::1])",
+    nogil=True,
+    cache=True,
+)
 def draw_parts(
-    fractions: Values, stops: Numbers, places: Numbers, by_batch: bool, index: Numbers, weights: Values
+    fractions: Values,
+    numbers: Numbers,
+    stops: Numbers,
+    places: Numbers,
+    by_batch: bool,
+    index: Numbers,
+    weights: Values,
 ) -> None:
-    """Draw from several trees, with the fractions before `stops[0]` from the one at `places[0]`, and so on.
+    """Draw from several trees, with the fractions before `stops[0]` from the one at `places[numbers[0]]`, and so on.
 
     A place is `CompiledTree.place`. The weights are divided by the least one of their tree, or of their part.
     """
     begin = 0
     for part in range(stops.size):
-        stop, place = stops[part], places[part]
+        stop, place = stops[part], places[numbers[part]]
         sums = floats_at(place[0], place[1])
         starts = ints_at(place[2], place[3])
         draw_leaves(fractions[begin:stop], sums, starts, index[begin:stop], weights[begin:stop])
@@ -192,7 +204,7 @@ class CompiledTree(PriorityTree):
         least = self._lows[self._top :].ctypes.data
         place = [self._sums.ctypes.data, self._sums.size, self._starts.ctypes.data, self._starts.size, least]
         self.place: Numbers = np.array(place)
-        """Address and size of the sums and of where the levels start, and the address of the least weight."""
+        """Address and size of the sums and of where the levels start, and the address of the least weight: `PLACE`."""
 
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
         numbers = np.ascontiguousarray(index.numpy(force=True), np.int64)
@@ -241,8 +253,3 @@ class CompiledTree(PriorityTree):
     @property
     def maximum(self) -> float:
         return float(self._highs[self._top])
-
-
-def places_of(trees: Sequence[CompiledTree]) -> Numbers:
-    """Return the places of trees for `draw_parts`."""
-    return np.stack([tree.place for tree in trees])

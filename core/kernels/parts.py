@@ -19,7 +19,8 @@ _loops: ModuleType | None = None
 def warm() -> bool:
     """Import the compiled loops; return whether there are any."""
     global _loops
-    _loops = compiled_loops()
+    if _loops is None:
+        _loops = compiled_loops()
     return _loops is not None
 
 
@@ -53,17 +54,22 @@ class SliceTable:
 
 
 ANCHORS = ("any", "start", "end")
+_PLACE = 7
 
 
 class SliceTables:
-    """The trajectories of several rings, which slices are drawn from in one go."""
+    """The trajectories of `count` rings, which slices are drawn from in one go."""
 
-    def __init__(self, tables: Sequence[SliceTable]) -> None:
-        self.tables = list(tables)
-        self._places = np.stack([table.place for table in self.tables])
+    def __init__(self, count: int) -> None:
+        self._tables: list[SliceTable | None] = [None] * count
+        self._places = np.zeros((count, _PLACE), np.int64)
 
-    def draw(self, chances: NDArray[np.float64], stops: Numbers, length: int, anchor: str) -> Numbers:
-        """Draw slices of `length` rows, those before `stops[0]` of the first table, and so on: the rows, int64 `[n]`.
+    def put(self, number: int, table: SliceTable) -> None:
+        """Take the trajectories of a ring as they are now."""
+        self._places[number], self._tables[number] = table.place, table
+
+    def draw(self, chances: NDArray[np.float64], members: Numbers, stops: Numbers, length: int, anchor: str) -> Numbers:
+        """Draw slices of `length` rows, those before `stops[0]` of the ring `members[0]`, and so on: int64 `[n]`.
 
         A trajectory, or a start in all of them, is chosen uniformly, then a start in the trajectory; `anchor` is one
         of `ANCHORS`. `chances`, float64 `[2 * stops[-1]]` in [0, 1), are those for the trajectories, then those for
@@ -71,10 +77,14 @@ class SliceTables:
         """
         if _loops is not None:
             numbers = np.empty(stops[-1] * length, np.int64)
-            _loops.draw_slices(chances, stops, self._places, length, ANCHORS.index(anchor), numbers)
+            _loops.draw_slices(chances, members, stops, self._places, length, ANCHORS.index(anchor), numbers)
             return numbers
-        parts = zip(self.tables, np.split(chances, 2 * stops[:-1]), strict=True)
-        return np.concatenate([_slices_of(table, part, length, anchor) for table, part in parts]).reshape(-1)
+        found = []
+        for member, part in zip(members.tolist(), np.split(chances, 2 * stops[:-1]), strict=True):
+            table = self._tables[member]
+            assert table is not None  # it is drawn from
+            found.append(_slices_of(table, part, length, anchor))
+        return np.concatenate(found).reshape(-1)
 
 
 def _slices_of(table: SliceTable, chances: NDArray[np.float64], length: int, anchor: str) -> Numbers:

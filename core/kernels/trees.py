@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -156,28 +155,32 @@ def priority_tree(
 
 
 class Forest:
-    """Several trees that are drawn from in one go, if all are of the compiled kind."""
+    """Up to `count` trees of the compiled kind that are drawn from in one go."""
 
-    def __init__(self, trees: Sequence[PriorityTree]) -> None:
-        self.trees = list(trees)
-        loops = _compiled()
-        self.compiled = loops is not None and all(type(tree) is loops.CompiledTree for tree in trees)
-        """Whether it can be drawn from."""
-        if loops is not None and self.compiled:
-            self._places = loops.places_of(self.trees)
-            self._draw = loops.draw_parts
+    def __init__(self, count: int) -> None:
+        self._trees: list[PriorityTree | None] = [None] * count
+        self._loops = _compiled()
+        self._places = np.zeros((count, 0 if self._loops is None else self._loops.PLACE), np.int64)
+
+    def plant(self, number: int, tree: PriorityTree) -> bool:
+        """Take a tree under a number; False if it is of another kind, or has a total that is 0 or not finite."""
+        if self._trees[number] is not tree:
+            if self._loops is None or not isinstance(tree, self._loops.CompiledTree):
+                return False
+            self._places[number], self._trees[number] = tree.place, tree
+        return 0 < tree.total < math.inf
 
     def draw(
-        self, fractions: NDArray[np.float64], stops: NDArray[np.int64], *, by_batch: bool
+        self, fractions: NDArray[np.float64], numbers: NDArray[np.int64], stops: NDArray[np.int64], *, by_batch: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draw with the fractions before `stops[0]` from the first tree, and so on; see `PriorityTree.draw`.
+        """Draw with the fractions before `stops[0]` from the tree `numbers[0]`, and so on; see `PriorityTree.draw`.
 
         Returns the leaves, int64 `[n]`, and their weights, float64 `[n]`, as multiples of the least one above 0 of
-        their tree, or with `by_batch` of those that were drawn from it. Each tree is drawn from, and has a total
-        above 0.
+        their tree, or with `by_batch` of those that were drawn together. No part is empty.
         """
+        assert self._loops is not None  # no tree was taken without
         index, weights = np.empty(len(fractions), np.int64), np.empty(len(fractions))
-        self._draw(fractions, stops, self._places, by_batch, index, weights)
+        self._loops.draw_parts(fractions, numbers, stops, self._places, by_batch, index, weights)
         return index, weights
 
 

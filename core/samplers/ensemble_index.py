@@ -74,9 +74,10 @@ def labels_of(
     With `"stack"` the parts have one length.
     """
     ids, sources = rows.parts.labels(storage.sources)
-    numbers, draws = torch.from_numpy(rows.numbers), len(rows.parts)
+    numbers = torch.from_numpy(rows.numbers)
     if form == "exact":
         return ids, numbers, sources
+    draws = len(rows.parts)
     return ids.view(draws, -1), numbers.view(draws, -1), sources.view(draws, -1)
 
 

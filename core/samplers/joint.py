@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..kernels.parts import SliceTable, SliceTables, scaled_parts
+from ..kernels.parts import SliceTables, scaled_parts
 from ..kernels.trees import Forest
 from ..storages.base import Storage
 from ..storages.gathering import MemberRows, Parts
@@ -65,7 +64,8 @@ class JointDraw(ABC):
 
     def shares(self, generator: torch.Generator | None) -> bool:
         """Whether all samplers draw from this generator."""
-        return all(sampler.generator is generator for sampler in self._samplers)
+        found = [sampler.generator for sampler in self._samplers]
+        return found.count(generator) == len(found)
 
     @abstractmethod
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
@@ -107,29 +107,33 @@ def joint_draw(samplers: Sequence[Sampler], storages: Sequence[Storage]) -> Join
 class UniformDraw(JointDraw):
     """Draws as `RandomSampler` does."""
 
+    def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
+        super().__init__(samplers, storages)
+        self._lengths: tuple[list[int], NDArray[np.int64]] = ([], np.zeros(0, np.int64))
+
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
         """Draw elements; None for a member without any."""
-        lengths = [sizes[member] for member, _ in counts]
-        if not all(lengths):
+        found = [sizes[member] for member, _ in counts]
+        if 0 in found:
             return None
         parts = self._parts_of(counts)
-        if chances is not None:
-            return MemberRows(parts, scaled_parts(chances, parts.stops, np.array(lengths, np.int64))), {}
-        numbers = []
+        if chances is None:
+            return MemberRows(parts, self._own_rows(counts, found)), {}
+        known, lengths = self._lengths
+        if known != found:
+            lengths = np.array(found, np.int64)
+            self._lengths = found, lengths
+        return MemberRows(parts, scaled_parts(chances, parts.stops, lengths)), {}
+
+    def _own_rows(self, counts: Counts, lengths: Sequence[int]) -> NDArray[np.int64]:
+        rows = []
         for (member, count), length in zip(counts, lengths, strict=True):
             generator = self._samplers[member].generator
-            device = None if generator is None else generator.device
-            numbers.append(torch.randint(length, (count,), generator=generator, device=device).numpy(force=True))
-        return MemberRows(parts, np.concatenate(numbers)), {}
-
-
-class _Table(NamedTuple):
-    """The trajectories that slices of a member are drawn from, and what they were listed of."""
-
-    runs: LaneRuns
-    version: int
-    weight: str
-    table: SliceTable
+            if generator is None or generator.device.type == "cpu":
+                rows.append(torch.randint(length, (count,), generator=generator))
+            else:
+                rows.append(torch.randint(length, (count,), generator=generator, device=generator.device).cpu())
+        return torch.cat(rows).numpy()
 
 
 class SlicesDraw(JointDraw):
@@ -141,8 +145,8 @@ class SlicesDraw(JointDraw):
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         super().__init__(samplers, storages)
         self._form: WholeSlices | None = None
-        self._tables: list[_Table | None] = [None] * len(samplers)
-        self._drawn: SliceTables | None = None
+        self._listed: list[tuple[LaneRuns, int, str] | None] = [None] * len(samplers)
+        self._trajectories = SliceTables(len(samplers))
         self._marks = SliceMarks(None)
         self._ends: tuple[Any, SliceEnds] | None = None
 
@@ -166,27 +170,24 @@ class SlicesDraw(JointDraw):
         """Draw slices; None for a part of one, and for a member without a trajectory that is long enough."""
         form, length = self._form, self.unit
         assert form is not None
-        tables = []
         for member, count in counts:
-            if not sizes[member] or count % length or (table := self._table_of(member, form)) is None:
+            if not sizes[member] or count % length or not self._lists(member, form):
                 return None
-            tables.append(table)
-        if self._drawn is None or self._drawn.tables != tables:
-            self._drawn = SliceTables(tables)
         chances = self._own_chances(counts) if chances is None else chances
         parts = self._parts_of(counts)
-        return MemberRows(parts, self._drawn.draw(chances, parts.stops // length, length, form.anchor)), {}
+        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, length, form.anchor)
+        return MemberRows(parts, drawn), {}
 
-    def _table_of(self, member: int, form: WholeSlices) -> SliceTable | None:
-        """Return the trajectories of a member as they are now; None if there are none."""
-        trajectories = self._samplers[member].trajectories(self._storages[member])
-        runs, known = trajectories.eligible(form.window), self._tables[member]
+    def _lists(self, member: int, form: WholeSlices) -> bool:
+        """List the trajectories of a member as they are now; return whether there are any."""
+        table = self._samplers[member].trajectories(self._storages[member])
+        runs = table.eligible(form.window)
         if not runs.count:
-            return None
-        if known is None or known[:3] != (runs, trajectories.version, form.weight):
-            table = runs.table(trajectories.capacity, by_start=form.weight == "step")
-            known = self._tables[member] = _Table(runs, trajectories.version, form.weight, table)
-        return known.table
+            return False
+        if self._listed[member] != (runs, table.version, form.weight):
+            self._listed[member] = runs, table.version, form.weight
+            self._trajectories.put(member, runs.table(table.capacity, by_start=form.weight == "step"))
+        return True
 
     def info_of(self, rows: Any) -> Info:
         """Return the flags of slices: see `truncated_key` of `SliceSampler`."""
@@ -206,7 +207,7 @@ class PrioritiesDraw(JointDraw):
 
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         super().__init__(samplers, storages)
-        self._forest: Forest | None = None
+        self._forest = Forest(len(samplers))
 
     @property
     def possible(self) -> bool:
@@ -216,17 +217,15 @@ class PrioritiesDraw(JointDraw):
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
         """Draw elements, with `"priority_weight"`; None for a member whose priorities are 0, or not on the CPU."""
-        if not all(sizes[member] for member, _ in counts):
-            return None
-        trees = [self._samplers[member].tree_of(self._storages[member]) for member, _ in counts]
-        if (forest := self._forest) is None or forest.trees != trees:
-            forest = self._forest = Forest(trees)
-        if not forest.compiled or not all(0 < tree.total < math.inf for tree in trees):
-            return None
-        parts = self._parts_of(counts)
-        first = self._samplers[0]
+        for member, _ in counts:
+            if not sizes[member]:
+                return None
+            if not self._forest.plant(member, self._samplers[member].tree_of(self._storages[member])):
+                return None
+        first, parts = self._samplers[0], self._parts_of(counts)
         chances = self._own_chances(counts) if chances is None else chances
-        numbers, weights = forest.draw(chances, parts.stops, by_batch=first.normalize == "batch")
+        by_batch = first.normalize == "batch"
+        numbers, weights = self._forest.draw(chances, parts.members, parts.stops, by_batch=by_batch)
         return MemberRows(parts, numbers), {"priority_weight": torch.from_numpy(weights).pow_(-first.beta).float()}
 
 

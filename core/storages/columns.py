@@ -87,6 +87,9 @@ _KNOWN_TO_NUMPY = frozenset({
 _MANY = 32 << 20
 
 
+_DATA_PTR = torch.Tensor.data_ptr
+
+
 class Columns:
     """The leaves of a storage, cut along their first dimension into rows.
 
@@ -126,7 +129,7 @@ class Columns:
         self._elements: Columns | None = None
 
     def _follow_moves(self) -> None:
-        if not self._stays and [column.data_ptr() for column in self.plain] != self._places:
+        if not self._stays and list(map(_DATA_PTR, self.plain)) != self._places:
             self._locate()
 
     def _mover(self, rows: int) -> PlainRows:

@@ -164,6 +164,11 @@ class MappedDataset:
         self.tensors = tensordict_of(tensors, (steps,))
         self._steps = steps
 
+    @property
+    def advises(self) -> bool:
+        """Whether the kernel is advised of rows."""
+        return bool(self._pages)
+
     def expect(self, rows: NDArray[np.int64]) -> None:
         """Hint at the rows to be read next; negative numbers count from the end, and what is beyond is left out."""
         if self._pages:

@@ -22,6 +22,9 @@ from .tensor import TensorStorage
 # Batches after which the import of compiled loops, half a second, pays.
 _PATIENCE = 50
 
+_ODD = (1).__and__
+_ADDRESS = torch.Tensor.data_ptr
+
 
 class Parts:
     """Which rows of a batch are of which storage: the first part is of `members[0]` and ends at `stops[0]`, and so on.
@@ -70,14 +73,13 @@ class MemberRows(NamedTuple):
 
 
 class Guarding(Protocol):
-    """Reads rows of one instant, as the guard of a buffer does."""
+    """Reads rows of several storages, each of one instant, as the guards of buffers do."""
 
-    @property
-    def sequence(self) -> int:
-        """A number that is odd during a write, and another one after it."""
+    def sequences(self, numbers: Sequence[int]) -> list[int]:
+        """Return a number for each of some storages that is odd during a write, and another one after it."""
 
-    def read(self, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)`, in which no row is half-written."""
+    def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
+        """Return `get(index)` of a storage, in which no row is half-written."""
 
 
 class _Plan:
@@ -90,13 +92,12 @@ class _Plan:
         self.storages: Sequence[Any] = storages
         self.columns = [_columns_of(storage) for storage in storages]
         self._addresses = [[] if columns is None else columns.addresses() for columns in self.columns]
+        self._watched = [leaf for columns in self.columns if columns is not None for leaf in columns.plain]
+        self._watched_at = [place for addresses in self._addresses for place in addresses]
         self.orders: list[list[int] | None] = [None] * len(storages)
         """The columns of each storage that are gathered, in the order of the batch; None for a storage that differs."""
         self.capacities = [0 if columns is None else columns.lead[0] for columns in self.columns]
-        self.expecting = any(
-            isinstance(storage, TensorStorage) and type(storage).expect is not TensorStorage.expect
-            for storage in storages
-        )
+        self.expecting = any(getattr(storage, "expects_rows", False) for storage in storages)
         """Whether a storage is notified of the rows that are read next."""
         self._memory: tuple[Any, list[Memory]] = (None, [])
         self._lengths: tuple[list[int], Numbers] = ([], np.zeros(0, np.int64))
@@ -135,15 +136,18 @@ class _Plan:
         self._structure = TensorDictNode(children, device=getattr(storage.structure, "device", None))
 
     def follows(self, members: Sequence[int], storages: Sequence[Any]) -> bool:
-        """Whether the storages of some members are as they were."""
+        """Whether the storages of some members, and the memory of their columns, are as they were."""
         if storages is not self.storages:
             return False
         for member in members:
+            columns, storage = self.columns[member], storages[member]
+            if (_columns_of(storage) if columns is None else storage.columns) is not columns:
+                return False
+        if 2 * len(members) > len(storages):  # all at once, without a call for each
+            return list(map(_ADDRESS, self._watched)) == self._watched_at
+        for member in members:
             columns = self.columns[member]
-            if columns is None:
-                if _columns_of(storages[member]) is not None:
-                    return False
-            elif storages[member].columns is not columns or columns.addresses() is not self._addresses[member]:
+            if columns is not None and columns.addresses() is not self._addresses[member]:
                 return False
         return True
 
@@ -187,7 +191,7 @@ class Gatherer:
     def gather(
         self,
         storages: Sequence[Storage],
-        guards: Sequence[Guarding],
+        guards: Guarding,
         rows: MemberRows,
         labels: Sequence[torch.Tensor],
     ) -> TensorDict | None:
@@ -209,7 +213,7 @@ class Gatherer:
         self,
         plan: _Plan,
         storages: Sequence[Any],
-        guards: Sequence[Guarding],
+        guards: Guarding,
         rows: MemberRows,
         targets: Sequence[torch.Tensor],
     ) -> None:
@@ -221,13 +225,12 @@ class Gatherer:
         if self._patience:
             self._patience -= 1
         elif warm():
-            before = [guards[member].sequence for member in members]
+            before = guards.sequences(members)
             # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
             lengths = plan.lengths(members)
             places = [target.data_ptr() for target in targets]
             done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
-            still = done and [guards[member].sequence for member in members] == before
-            if still and not any(number & 1 for number in before):
+            if done and guards.sequences(members) == before and not any(map(_ODD, before)):
                 return
         count = len(rows.numbers)
         targets = [target.view(count, *row) for target, row in zip(targets, plan.rows, strict=True)]
@@ -235,7 +238,7 @@ class Gatherer:
             index = from_numpy(np.ascontiguousarray(rows.numbers[part]))
             order = plan.orders[member] or []
             get = partial(_gather, storages[member], order, [target[part] for target in targets])
-            guards[member].read(get, index)
+            guards.read(member, get, index)
 
 
 def _columns_of(storage: Storage) -> Columns | None:

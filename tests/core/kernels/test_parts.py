@@ -79,3 +79,27 @@ def test_rows_that_are_not_there_are_refused(number: int) -> None:
 
 def test_nothing_is_gathered_without_compiled_loops() -> None:
     assert gathered(tables(2, 5), np.zeros(3, np.int64), [0, 1], [1, 2]) is None
+
+
+@pytest.mark.parametrize("anchor", parts.ANCHORS)
+@pytest.mark.parametrize("by_start", [False, True])
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.integers(1, 4), st.integers(0, 2**32))
+def test_slices_are_drawn_alike_with_and_without_numba(
+    anchor: str, by_start: bool, counts: list[int], length: int, seed: int
+) -> None:
+    """Rings of 50 rows with trajectories of `length` to 9 steps, the oldest of which lost the steps before 7."""
+    random, tables = np.random.default_rng(seed), parts.SliceTables(4)
+    for number in (3, 0, 2):
+        lasts = np.cumsum(random.integers(length, 10, 6)) + 6
+        firsts = np.r_[7, lasts[:-1] + 1]
+        sums = np.cumsum(lasts - firsts + 2 - length) + 5
+        given_sums = (sums, int(sums[-1]) - 5, 5) if by_start else ()
+        tables.put(number, parts.SliceTable(firsts, lasts, 50, *given_sums))
+    members, stops = np.array([2, 0, 3]), np.cumsum(counts)
+    arguments = random.random(2 * int(stops[-1])), members, stops, length, anchor
+    parts._loops = None
+    plain = tables.draw(*arguments)
+    assert parts.warm()
+    np.testing.assert_array_equal(plain, tables.draw(*arguments))
+    assert len(plain) == stops[-1] * length
+    assert bool((np.diff(plain.reshape(-1, length), axis=1) % 50 == 1).all())

@@ -361,3 +361,32 @@ def test_torch_does_it_on_an_accelerator() -> None:
     tree.set(torch.tensor([3]), torch.tensor([2.0]))
     index, weights = tree.draw(torch.zeros(2, dtype=torch.float64))
     assert (index.device.type, index.tolist(), weights.tolist()) == ("cuda", [3, 3], [2.0, 2.0])
+
+
+# Several trees ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
+    forest, planted = trees.Forest(5), [CompiledTree(capacity) for capacity in (3, 40, 5000)]
+    for number, tree in zip((4, 0, 2), planted, strict=True):
+        tree.load(torch.from_numpy(whole_numbers(tree.capacity, number, 0.3) + (number == 4)))
+        assert forest.plant(number, tree)
+    chances, stops = np.random.default_rng(1).random(90), np.array([20, 70, 90])
+    index, weights = forest.draw(chances, np.array([2, 4, 0]), stops, by_batch=by_batch)
+    for tree, part in zip((planted[2], planted[0], planted[1]), np.split(np.arange(90), stops[:-1]), strict=True):
+        leaves, expected = tree.draw(torch.from_numpy(chances[part]))
+        np.testing.assert_array_equal(index[part], leaves.numpy())
+        least = float(expected.min()) if by_batch else tree.minimum
+        np.testing.assert_array_equal(weights[part], expected.double().numpy() / least)
+
+
+def test_a_forest_takes_no_tree_that_cannot_be_drawn_from() -> None:
+    forest = trees.Forest(1)
+    assert not forest.plant(0, TorchTree(3))
+    assert not forest.plant(0, CompiledTree(3))
+    tree = CompiledTree(3)
+    tree.fill(0, 2, 1.0)
+    assert forest.plant(0, tree)
+    tree.fill(0, 2, 0.0)
+    assert not forest.plant(0, tree)
