@@ -124,7 +124,7 @@ class EpisodeRecord:
 class StepColumn:
     """A feature of the steps and what it becomes: numbers of `shape`, text, or the pixels of images.
 
-    `look` takes each episode once, before any row is read, and may set `why`: then the column cannot be kept.
+    `look` takes each sound episode once, before any row is read, and may set `why`: then the column cannot be kept.
     """
 
     leaf: Leaf
@@ -161,39 +161,37 @@ class StepColumn:
         made = [Field(self.key, self.leaf.dtype, self.shape, self.role)]
         return [*made, Field(length_key(self.key), "int32", (), self.role)] if self.kind == "ragged" else made
 
-    def look(self, record: EpisodeRecord) -> None:
-        """Take an episode into account; FormatError where it has not as many values as steps."""
+    def require(self, record: EpisodeRecord) -> None:
+        """Raise FormatError for an episode that has not as many values as steps."""
         if self.kind == "numbers":
             record.numbers(self.leaf.name, self.leaf.size)
-        elif self.kind == "text":
+        elif self.kind == "ragged":
+            self._row_lengths(record)
+        elif self.kind != "encoded" or self.leaf.size >= 0:
+            record.strings(self.leaf.name)
+
+    def look(self, record: EpisodeRecord) -> None:
+        """Take a sound episode into account."""
+        if self.kind == "text":
             self._look_at_length(record.strings(self.leaf.name).longest, LONGEST_ROW, "bytes of text", record)
         elif self.kind == "ragged":
             size = max(1, self.leaf.size * self.leaf.numpy.itemsize)
-            self._look_at_length(
-                int(self._row_lengths(record).max(initial=0)), _MOST_NESTED // size, "values in a step", record
-            )
-        elif self.kind == "image":
+            longest = int(self._row_lengths(record).max(initial=0))
+            self._look_at_length(longest, _MOST_NESTED // size, "values in a step", record)
+        elif self.kind == "image" and self.leaf.size < 0:
             self._look_at_images(record)
-        elif not self._has_shapes(record):
-            record.strings(self.leaf.name)
+        elif self.kind == "encoded" and self.leaf.size < 0:
+            self.why = f"its shape is {list(self.leaf.shape)}: tensors of several shapes are not read"
 
     def _look_at_length(self, longest: int, most: int, what: str, record: EpisodeRecord) -> None:
         self.longest = max(self.longest, longest)
         if longest > most and not self.why:
             self.why = f"it has {longest:,} {what} in {record.what}; up to {most:,} can be kept"
 
-    def _has_shapes(self, record: EpisodeRecord) -> bool:
-        """Whether encoded tensors come with a shape each, since that varies: they cannot be kept."""
-        if self.leaf.size < 0:
-            self.why = f"its shape is {list(self.leaf.shape)}: tensors of several shapes are not read"
-        return bool(self.why)
-
     def _look_at_images(self, record: EpisodeRecord) -> None:
-        """Count the images; where a length is not stated, find the form that all of them have."""
+        """Find the form that all images have, since a length is not stated."""
         frames = record.strings(self.leaf.name)
-        if self.leaf.size >= 0 or self.why:
-            return
-        for row in range(len(frames)):
+        for row in range(0 if self.why else len(frames)):
             found = image_form(frames.read(row, row + 1)[0], self._what(record, row))
             if self.found is None:
                 self.found, self.seen_in = found, record.what

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
@@ -23,13 +25,17 @@ _MOST_DAMAGED = 100_000
 
 
 class RldsEpisode(NamedTuple):
-    """A record: its shard and place, how many steps it has, and the flags of the last one."""
+    """A record: its shard and place, how many steps it has, and the flags of the last one.
+
+    `inside` are the steps before it that are terminal.
+    """
 
     shard: int
     place: Place
     steps: int
     is_last: bool
     is_terminal: bool
+    inside: int
 
 
 @dataclass(slots=True)
@@ -98,7 +104,7 @@ class _Looking:
     def __init__(self, found: RldsSurvey, features: Features) -> None:
         self._found = found
         self._leaves = {leaf.name: leaf for leaf in features.steps}
-        self._actions = [one for one in found.columns if one.role == "action" and one.kind == "numbers"]
+        self._actions = [one for one in found.columns if one.role == "action" and one.kind in ("numbers", "encoded")]
         self._reward = next((one for one in found.columns if one.role == "reward"), None)
 
     def look_into(self, index: int, shard: ShardFile, first: int) -> int:
@@ -129,11 +135,13 @@ class _Looking:
                 raise data
             record = EpisodeRecord(data, self._leaves, f"episode {number} in {shard.path.name}")
             for column in found.columns:
+                column.require(record)
+            episode, invalid = self._flags(index, place, record), found.texts.take(record.example, record.what)
+            filler = self._fillers(record)
+            for column in found.columns:  # no column is widened or left out for an episode that is
                 column.look(record)
-            episode = self._flags(index, place, record)
-            if found.texts.take(record.example, record.what):
-                found.invalid.append(number)
-            self._count(record, episode)
+            found.invalid += [number] if invalid else []
+            self._count(episode, filler)
             found.episodes[number] = episode
         except FormatError as error:
             found.damaged[number] = error
@@ -148,22 +156,28 @@ class _Looking:
             if flags.any():
                 at = int(flags.argmax()) + (name == IS_FIRST)
                 raise FormatError(f"{record.what}: {name} is set in step {at:,} of {steps:,}: one episode is expected")
-        self._found.counts["unmarked"] += bool(steps and not last[-1])
-        self._found.counts["terminal"] += int(terminal[:-1].sum())
-        return RldsEpisode(index, place, steps, bool(steps and last[-1]), bool(steps and terminal[-1]))
+        inside = int(terminal[:-1].sum())
+        return RldsEpisode(index, place, steps, bool(steps and last[-1]), bool(steps and terminal[-1]), inside)
 
-    def _count(self, record: EpisodeRecord, episode: RldsEpisode) -> None:
+    def _count(self, episode: RldsEpisode, filler: Array) -> None:
+        counts = self._found.counts
+        counts["terminal"] += episode.inside
         if not episode.steps:
-            self._found.counts["empty"] += 1
-        elif self._actions:
-            self._found.last_steps.add(self._fillers(record), is_last=episode.is_last)
+            counts["empty"] += 1
+        else:
+            counts["unmarked"] += not episode.is_last
+            if self._actions:
+                self._found.last_steps.add(filler, is_last=episode.is_last)
 
     def _fillers(self, record: EpisodeRecord) -> Array:
+        """Return which steps look like fillers, bool `[T]`."""
         steps = record.steps
 
         def rows(column: StepColumn) -> Array:
             return next(iter(column.read(record, 0, steps).values())).reshape(steps, -1)
 
+        if not steps:
+            return np.zeros(0, bool)
         return fillers(map(rows, self._actions), None if self._reward is None else rows(self._reward), steps)
 
 

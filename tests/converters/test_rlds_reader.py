@@ -251,3 +251,25 @@ def test_invalid_episodes_are_kept_and_named(tmp_path: Path) -> None:
         assert reader.episode_text is not None
         assert [one["invalid"] for one in reader.episode_text] == ["false"] * 3 + ["true", "false"]
         assert reader.episode_text[2]["scale"] == "[0.10000000149011612, 2.0]"
+
+
+def test_a_terminal_step_inside_an_episode_is_a_flag_of_the_step_before(tmp_path: Path) -> None:
+    """`is_terminal` is about an observation, and a flag under `next` about the one after a step."""
+    episodes = [random_episode(6, seed=seed, last=last) for seed, last in enumerate(("observation", "step"))]
+    for one in episodes:
+        one["steps"]["is_terminal"][2] = True
+    for choice, expected in (("observation", [1, 4, 6]), ("step", [2, 5, 8])):
+        folder = write(tmp_path / choice / "1.0.0", episodes)
+        result = rbtool.convert(folder, tmp_path / choice / "out", rlds_last=choice)
+        assert columns_of(result.path)["next.terminated"][:, 0].nonzero()[0].tolist() == expected
+        assert any("is_terminal is set in 2 steps inside episodes" in note for note in result.notes)
+
+
+def test_a_damaged_episode_widens_no_column(tmp_path: Path) -> None:
+    spec = {**PLAIN, "task": ("text",)}
+    episodes = [random_episode(4, spec, seed=seed) for seed in range(3)]
+    episodes[1]["steps"]["task"] = ["x" * 70_000] * 4
+    episodes[1]["steps"]["is_last"][1] = True
+    result = rbtool.convert(write(tmp_path / "1.0.0", episodes, spec), tmp_path / "out", skip_bad=True)
+    assert result.dropped_keys == ()
+    assert texts(columns_of(result.path), "task")[:3] == episodes[0]["steps"]["task"][:3]
