@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ANSWER_BYTES = 1 << 20
 _BUSY = frozenset({408, 425, 429})
 _CHANGED = frozenset({409, 412})
+_OCCUPIED = b"another conflicting operation is in progress"
+"""For this the client asks again without end and without a pause."""
 _CONNECT_SECONDS = 10.0
 _COMMIT_TIMES = 10
 """A hub takes its time for a commit of many files: so many times what it may be silent otherwise."""
@@ -47,12 +49,14 @@ class ChangedMeanwhileError(NetworkError):
 class Gate:
     """How the requests of huggingface_hub are sent in a context.
 
-    `what` is sent, as sentences name it, `trace` learns of connections, and `file` is what is sent from, if anything: a
-    request that is repeated sends it from the same place again. `hint` is what to do about refused access, and
-    `another_way` about a failure of what the client uses in place of requests, "" where it uses nothing else.
+    `what` is sent to the hub at `endpoint`, as sentences name it; other hosts get no token. `trace` learns of
+    connections. `file` is what is sent from, if anything: a request that is repeated sends it from the same place
+    again. `hint` is what to do about refused access, and `another_way` about a failure of what the client uses in place
+    of requests, "" where it uses nothing else.
     """
 
     what: str
+    endpoint: str
     trace: Trace
     hint: str
     watch: Watch
@@ -81,6 +85,8 @@ class Gate:
         import httpx2
 
         self.watch.check()
+        if not str(request.url).startswith(f"{self.endpoint}/"):  # a hub states where objects go, and who verifies them
+            request.headers.pop("authorization", None)
         if self.file is not None and start is not None:
             self.file.seek(start)
         seconds = read_seconds()
@@ -92,10 +98,13 @@ class Gate:
                 body = bounded(paced(response.iter_raw(), self.what), encoding, _ANSWER_BYTES, "the hub's answer")
         except httpx2.RequestError as error:
             raise failure(error, self.what, hint=self.hint, done="sent to") from error
-        if response.status_code in _BUSY or response.status_code >= 500:
-            raise refusal(response, self.what, hint=self.hint)
+        if response.status_code == 409 and _OCCUPIED in body:
+            raise Transient(NetworkError(f"{request.url.host} could not take {self.what} now: it makes another change"))
         headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_BODIES]
-        return httpx2.Response(response.status_code, headers=headers, content=body, request=response.request)
+        whole = httpx2.Response(response.status_code, headers=headers, content=body, request=response.request)
+        if response.status_code in _BUSY or response.status_code >= 500:
+            raise refusal(whole, self.what, hint=self.hint)
+        return whole
 
 
 _GATE: contextvars.ContextVar[Gate | None] = contextvars.ContextVar("_GATE", default=None)

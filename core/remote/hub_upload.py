@@ -118,7 +118,7 @@ class HubWriter(Hub):
             raise FormatError(f"the hub says of {what} {document!r:.100}, a list of them is expected") from error
         return found
 
-    def create(self, repository: str, *, private: bool) -> None:
+    def create(self, repository: str, *, private: bool, note: Note = ignore) -> None:
         """Make a repository; one that another process has just made is as good."""
 
         def attempt() -> None:
@@ -127,7 +127,7 @@ class HubWriter(Hub):
                     api.create_repo(repository, repo_type="dataset", private=private or None)
 
         try:
-            retrying(attempt)
+            retrying(attempt, note=note)
         except ChangedMeanwhileError:
             if self.is_private(repository) is None:
                 said = f"the repository {repository} is there, but the token does not show it"
@@ -202,7 +202,7 @@ class HubWriter(Hub):
 
         token = self._headers.get("authorization", "").removeprefix("Bearer ")
         another_way = _WITHOUT_XET if watch is not None and _uses_xet() else ""
-        with through(Gate(what, self._watch, TOKEN_HINT, watch or Watch(), file, another_way)):
+        with through(Gate(what, self._endpoint, self._watch, TOKEN_HINT, watch or Watch(), file, another_way)):
             yield HfApi(
                 endpoint=self._endpoint, token=token or False, library_name="rbtool", library_version=__version__
             )

@@ -130,7 +130,13 @@ class DatasetCard:
 
 def code(text: str) -> str:
     """Write text of data as a span of code: nothing in it is a link, HTML, a cell of a table or the end of the span."""
-    plain = clean(text).replace("`", "'").replace("|", "¦").replace("<!--", "<!- -").strip()
+    plain = (
+        clean(text.encode(errors="backslashreplace").decode())
+        .replace("`", "'")
+        .replace("|", "¦")
+        .replace("<!--", "<!- -")
+        .strip()
+    )
     if len(plain) > _LONGEST:
         plain = f"{plain[:_LONGEST]}…"
     return f"`{plain}`" if plain else "` `"

@@ -276,7 +276,7 @@ class _Upload:
     def _send(self, files: list[LocalFile], deleted: list[str], there: _There) -> tuple[str, int]:
         """Send all and commit it; return the commit and the bytes that had to be sent."""
         if there.parent is None:
-            self.hub.create(self._name, private=self.private)
+            self.hub.create(self._name, private=self.private, note=self.progress.note)
         if self._branch != MAIN and there.is_new:
             self.hub.create_branch(self._name, self._branch)
         parent = there.parent or self.hub.branches(self._name)[self._branch]

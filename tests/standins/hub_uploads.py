@@ -200,7 +200,7 @@ class _UploadHandler(_HubHandler):
             parts = -(-size // state.part_size)
             header = {str(n): f"{place}/parts/{n}" for n in range(1, parts + 1)} | {"chunk_size": str(state.part_size)}
             place += "/complete"
-        verify = {"href": f"{state.url}/lfs/verify"}
+        verify = {"href": f"{state.verified_at}/lfs/verify"}
         return {"oid": oid, "size": size, "actions": {"upload": {"href": place, "header": header}, "verify": verify}}
 
     def _put(self, oid: str) -> None:
@@ -283,9 +283,10 @@ class UploadHub(Hub):
     """A hub with the repositories that are uploaded to it; its files are kept below `folder`.
 
     Files of `lfs_threshold` bytes or more, and those that are no text, are LFS objects; those of more than `part_size`
-    bytes, where that is set, are sent in parts. What fits a pattern of `drops` is left out of every commit. `before` is
-    called with every request, before it is answered. Next to the faults of other stand-ins there are `lost` (done, but
-    the answer does not arrive) and `broken:100` (the connection is closed after so many bytes of the request's body).
+    bytes, where that is set, are sent in parts; `verified_at` is the server that confirms their arrival. What fits a
+    pattern of `drops` is left out of every commit. `before` is called with every request, before it is answered. Next
+    to the faults of other stand-ins there are `lost` (done, but the answer does not arrive) and `broken:100` (the
+    connection is closed after so many bytes of the request's body).
     """
 
     handler = _UploadHandler
@@ -302,6 +303,7 @@ class UploadHub(Hub):
         (folder / "repositories").mkdir(parents=True, exist_ok=True)
         self.blobs.mkdir(exist_ok=True)
         super().__init__(folder / "repositories", lfs_threshold=lfs_threshold)
+        self.verified_at = self.url
 
     def __enter__(self) -> Self:
         super().__enter__()

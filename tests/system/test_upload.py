@@ -143,6 +143,14 @@ def test_a_branch_of_its_own(machine, hub, dataset, tmp_path):
     assert refused.returncode == 2
 
 
+def test_a_new_branch_of_the_same_dataset(machine, hub, dataset):
+    first = machine.json("upload", str(dataset), WHERE)
+    second = machine.json("upload", str(dataset), WHERE, "--revision", "v2")
+    assert digests(hub.tree("me/walks", "v2")) == files_of(dataset)
+    assert second["commit"] == hub.histories["me/walks"].branches["v2"]
+    assert hub.histories["me/walks"].branches["main"] == first["commit"]
+
+
 def test_what_others_wrote_in_the_card_stays(machine, hub, dataset):
     hub.create("me/walks")
     text = "---\nlicense: cc-by-4.0\nlanguage: [de]\ntags: [walking]\n---\n# Walks\n\nRead this first.\n"
@@ -246,6 +254,14 @@ def test_no_token_is_shown_or_kept(machine, hub, dataset):
     said = "".join(one.stdout + one.stderr for one in done) + (machine.folder / "log.txt").read_text()
     assert not any(token in said for token in ("hf_reader", "hf_writer"))
     assert not any(b"hf_writer" in path.read_bytes() for path in dataset.rglob("*") if path.is_file())
+
+
+def test_the_token_goes_to_the_hub_alone(machine, hub, dataset, tmp_path):
+    with UploadHub(tmp_path / "elsewhere") as other:
+        hub.verified_at = other.url
+        machine.run("upload", str(dataset), WHERE)
+        assert {asked.authorization for asked in other.requests} == {None}
+    assert {asked.authorization for asked in hub.requests if "/api/" in asked.path} == {f"Bearer {WRITER}"}
 
 
 def test_the_hub_is_not_asked_where_the_network_is_forbidden(machine, hub, dataset):

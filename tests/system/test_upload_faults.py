@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from rbtool.core.testing.datasets import write_walks
 
 WHERE = "hf://me/walks"
 OBJECT, COMMIT, CREATE, BATCH = "PUT /lfs/", "POST .*/commit/", "POST /api/repos/create", "POST .*/batch"
+OCCUPIED = '{"error": "Cannot create repo: another conflicting operation is in progress"}'
 
 FAULTS = [
     pytest.param(Fault("GET", "status:401", 99), 5, "HF_TOKEN", id="401"),
@@ -34,6 +37,8 @@ FAULTS = [
     pytest.param(Fault(BATCH, "status:502", 1), 0, "", id="502 once for a batch"),
     pytest.param(Fault(BATCH, "corrupt", 99), 1, "", id="answers that make no sense"),
     pytest.param(Fault(CREATE, "lost", 1), 0, "", id="the answer to the repository is lost"),
+    pytest.param(Fault(CREATE, "status:409", 2, body=OCCUPIED), 0, "another change", id="another repository is made"),
+    pytest.param(Fault(CREATE, "status:409", 9999, body=OCCUPIED), 5, "another change", id="others are made for ever"),
     pytest.param(Fault(CREATE, "reset", 1), 0, "", id="the repository fails once"),
     pytest.param(Fault(COMMIT, "lost", 1), 0, "", id="the answer to the commit is lost"),
     pytest.param(Fault(COMMIT, "reset", 1), 0, "", id="the commit fails once"),
@@ -71,6 +76,33 @@ def test_a_fault_is_survived_or_named_and_the_next_run_completes(hub, machine, f
     hub.faults.clear()
     if code:
         machine.json("upload", "walks", WHERE)
+    require_whole(hub, machine)
+
+
+def test_the_client_is_left_to_other_threads(hub, machine):
+    hub.create("me/other")
+    hub.faults.append(Fault(OBJECT, "slow:1", 1))
+    script = """
+import threading
+import rbtool
+from huggingface_hub import HfApi, errors, get_session
+one = threading.Thread(target=rbtool.upload, args=("walks", "hf://me/walks"))
+one.start()
+seen = []
+while one.is_alive():
+    seen.append(HfApi().dataset_info("me/other").id)
+    try:
+        HfApi().dataset_info("me/nothing")
+    except errors.RepositoryNotFoundError:
+        seen.append("theirs")
+    assert get_session().timeout.read is None
+one.join()
+print(sorted(set(seen)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=machine.folder, env=machine.variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "['me/other', 'theirs']\n"), done.stderr
     require_whole(hub, machine)
 
 

@@ -1,0 +1,142 @@
+"""The card of a dataset on a hub, as YAML and Markdown are read: nothing in the data changes its structure."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from upload_machine import ODD_PLAN
+
+import rbtool
+from rbtool.core.format.hub_address import HubAddress
+from rbtool.core.format.manifest import Dropped, Manifest, Provenance
+from rbtool.core.progress import Silent
+from rbtool.core.testing.datasets import relist, write_plan, write_walks
+from rbtool.core.verbs.dataset_card import DatasetCard, code, license_of
+
+ADDRESS = HubAddress("me/walks")
+NASTY = "`a` | **b** <script>x</script> [l](http://evil) <!-- -->\n---\n# head\x1b[31m ```\n- x $y$ @you \u202e"
+
+
+def card_of(folder, before=b"", license="mit", **changes):
+    manifest = relist(folder, **changes) if changes else Manifest.load(folder)
+    card = DatasetCard(ADDRESS, manifest, rbtool.check(folder), license)
+    return card.document(before, folder, folder.parent / "root", Silent()).decode()
+
+
+def metadata_of(card):
+    _, front, _ = card.split("---\n", 2)
+    return yaml.safe_load(front)
+
+
+@pytest.fixture
+def walks(tmp_path):
+    write_walks(tmp_path / "walks", [(40, "terminated"), (1, "truncated"), (1_100, "both")])
+    return tmp_path / "walks"
+
+
+def test_what_the_hub_lists_it_by(walks):
+    found = metadata_of(card_of(walks))
+    assert (found["license"], found["pretty_name"]) == ("mit", "walks")
+    assert found["task_categories"] == ["reinforcement-learning"]
+    assert found["size_categories"] == ["1K<n<10K"]
+    assert "rbtool" in found["tags"]
+
+
+def test_the_client_of_the_hub_reads_it(walks):
+    from huggingface_hub import DatasetCard as TheirCard
+
+    assert TheirCard(card_of(walks)).data.license == "mit"
+
+
+def test_fields_episodes_check_origin_and_lines_to_type(walks):
+    card, manifest = card_of(walks), Manifest.load(walks)
+    assert card.count("| `") == len(manifest.fields)
+    for part in (
+        "1,141 steps in 3 episodes", "| terminated | 1 |", "0 errors, 0 warnings", manifest.content_digest,
+        "rbtool download hf://me/walks", 'rbtool.load_dataset("hf://me/walks"',
+    ):  # fmt: skip
+        assert part in card
+
+
+def test_statistics_are_those_of_stats(walks):
+    reward = next(one for one in rbtool.stats(walks).fields if one.key == ("next", "reward"))
+    (line,) = [line for line in card_of(walks).splitlines() if line.startswith("| `next.reward`")]
+    assert line.split(" | ")[3:5] == [f"{reward.mean[0]:.4g}", f"{reward.std[0]:.4g}"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "category"),
+    [(0, "n<1K"), (999, "n<1K"), (1_000, "1K<n<10K"), (99_999, "10K<n<100K"), (10**9, "1B<n<10B"), (10**13, "n>1T")],
+)
+def test_the_size(walks, steps, category):
+    from rbtool.core.verbs.dataset_card import _size_category
+
+    assert _size_category(steps) == category
+
+
+def test_what_is_in_the_data_stays_text(walks):
+    step = Provenance("convert", {"path": "/home/somebody/secret/data.h5", "note": NASTY}, NASTY, {}, NASTY)
+    card = card_of(walks, notes=(NASTY,), provenance=(step,), dropped_keys=(Dropped(NASTY, NASTY),))
+    plain = re.sub(r"^```.*?^```$|`[^`\n]*`", "", card, flags=re.MULTILINE | re.DOTALL)
+    assert not any(part in plain for part in ("script", "evil", "**", "head\n", "@you", "\x1b", "\u202e", "`"))
+    assert "\n# head" not in card
+    assert "/home/somebody" not in card
+    assert "…/data.h5" in card
+    assert card.count("<!--") == 2
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_a_span_of_code_has_one_line_and_no_end_in_it(text):
+    span = code(text)
+    assert (span[0], span[-1], "`" in span[1:-1]) == ("`", "`", False)
+    assert len(span.splitlines()) == 1
+    assert "|" not in span
+    span.encode()
+    assert "<!--" not in span
+
+
+def test_odd_names_stay_in_their_cells(tmp_path):
+    write_plan(ODD_PLAN, tmp_path / "odd")
+    card = card_of(tmp_path / "odd")
+    table = [line for line in card.splitlines() if line.startswith("| `")]
+    assert {line.count(" | ") for line in table} <= {6}
+    assert len(table) == len(Manifest.load(tmp_path / "odd").fields)
+
+
+def test_a_dataset_without_a_step(tmp_path):
+    write_walks(tmp_path / "empty", [])
+    assert "0 steps in 0 episodes" in card_of(tmp_path / "empty")
+
+
+def test_a_card_of_others_is_kept_and_ours_is_replaced(walks):
+    before = b"---\r\nlanguage: de\r\ntags: [walk, rbtool]\r\nlicense: [mit, cc0-1.0]\r\n---\r\n# Mine\r\n"
+    first = card_of(walks, before, license_of(before))
+    assert (metadata_of(first)["language"], metadata_of(first)["license"]) == ("de", ["mit", "cc0-1.0"])
+    assert metadata_of(first)["tags"].count("rbtool") == 1
+    assert "# Mine" in first
+    assert card_of(walks, first.encode(), "mit, cc0-1.0") == first
+    assert card_of(walks, f"{first}\nafter".encode(), "mit, cc0-1.0").endswith("\nafter")
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        (b"", None), (b"# no metadata", None), (b"---\nlicense: mit\n---\n", "mit"), (b"---\nlicense:\n---\n", None),
+        (b"\xef\xbb\xbf---\nlicense: mit\n---\n", "mit"), (b"---\nlicense: 3\n---\n", None), (b"---\n---\n", None),
+        (b"---\nlicense: mit\n", None),
+    ],
+)  # fmt: skip
+def test_the_licence_of_a_card(card, license):
+    assert license_of(card) == license
+
+
+@pytest.mark.parametrize(
+    "card", [b"\xff", b"---\n- a\n---\n", b"---\na: [\n---\n", b"---\n!!python/object:x {}\n---\n"]
+)
+def test_a_card_that_cannot_be_understood(card):
+    with pytest.raises(rbtool.FormatError, match="README"):
+        license_of(card)
