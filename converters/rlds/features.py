@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.digest import refuse_pointer
-from ...core.format.documents import load_json
+from ...core.format.documents import load_json, parse_json
 from ...core.ted.schema import DTYPES, file_stem
 
 FEATURES, STEPS = "features.json", "steps"
@@ -26,7 +26,11 @@ _LONGEST_NAME = 240
 _ENCODINGS = ("none", "bytes", "zlib")
 _MOST_VALUES = 1 << 28
 _CLASS = "pythonClassName"
-_OLD = ("type", "content")
+_ENTRIES = {
+    "FeaturesDict": "featuresDict", "Sequence": "sequence", "Dataset": "sequence", "Tensor": "tensor",
+    "Scalar": "tensor", "Image": "image", "Text": "text", "ClassLabel": "classLabel",
+}  # fmt: skip
+"""The entry that describes a feature, by the name of its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,7 @@ def load_features(folder: Path) -> Features:
     path = folder / FEATURES
     if not path.is_file():
         raise FormatError(f"{folder} has no {FEATURES}, which states how records are read", hint="copy it there, too")
-    document = load_document(path)
-    if _CLASS not in document and all(name in document for name in _OLD):
-        raise FormatError(
-            f"{path} is in the form of TensorFlow Datasets before 4.6, which is not read",
-            hint="prepare the dataset again with a newer one",
-        )
-    top = dict(_dictionary(document, str(path)))
+    top = dict(_dictionary(_newer(load_document(path), str(path)), str(path)))
     if STEPS not in top:
         raise FormatError(f"{path} has no feature 'steps': it is a dataset of TensorFlow Datasets, but not of episodes")
     steps = top.pop(STEPS)
@@ -113,6 +111,30 @@ def load_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise FormatError(f"{path} is no JSON object")
     return document
+
+
+def _newer(node: Any, origin: str) -> Any:
+    """Return a node as TensorFlow Datasets has written it since 4.6.
+
+    Before, it had the name of a class as its `type`, and a `content`: plain values, or with `proto_cls` what is now the
+    entry of the class, perhaps as a text of JSON.
+    """
+    if not isinstance(node, dict) or _CLASS in node or "type" not in node or "content" not in node:
+        return node
+    content, name = node["content"], _ENTRIES.get(str(node["type"]).rpartition(".")[2], "")
+    if isinstance(content, str):
+        content = parse_json(content, f"the content of {str(node['type'])[:80]} in {origin}")
+    found: dict[str, Any] = {_CLASS: str(node["type"])}
+    if not name or not isinstance(content, dict):
+        return found
+    if "proto_cls" not in node:
+        if name == "featuresDict":
+            content = {"features": {part: _newer(inner, origin) for part, inner in content.items()}}
+        elif name == "sequence":
+            content = {**content, "feature": _newer(content.get("feature"), origin)}
+        elif isinstance(content.get("shape"), list):
+            content = {**content, "shape": {"dimensions": content["shape"]}}
+    return {**found, name: content}
 
 
 def _dictionary(node: Mapping[str, Any], origin: str) -> Iterator[tuple[str, Any]]:

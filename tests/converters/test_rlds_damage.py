@@ -179,13 +179,10 @@ def test_contradictions_of_dataset_info(change: dict[str, object], said: str, fo
         rbtool.inspect(folder)
 
 
-def test_other_datasets_and_older_documents_are_named(folder: Path) -> None:
+def test_other_datasets_are_named(folder: Path) -> None:
     path = folder / "features.json"
     path.write_text(json.dumps({"pythonClassName": "x", "featuresDict": {"features": {"image": {"text": {}}}}}))
     with pytest.raises(FormatError, match="has no feature 'steps'"):
-        rbtool.inspect(folder)
-    path.write_text(json.dumps({"type": "x.FeaturesDict", "content": {}}))
-    with pytest.raises(FormatError, match=r"before 4\.6"):
         rbtool.inspect(folder)
     path.unlink()
     with pytest.raises(FormatError, match=r"has no features\.json"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from rlds_files import METADATA, PLAIN, RICH, encoded, plain_records, random_episode, record, write_dataset
+from rlds_files import (
+    METADATA,
+    PLAIN,
+    RICH,
+    described_before,
+    encoded,
+    plain_records,
+    random_episode,
+    record,
+    write_dataset,
+)
 
 import rbtool
 from rbtool.converters.rlds.reader import RldsReader
@@ -226,6 +237,20 @@ def test_features_that_cannot_be_columns_are_named(tmp_path: Path) -> None:
         "steps/wide": "its values are of type bfloat16",
         "steps/words": "it is a sequence of text",
     }
+
+
+@pytest.mark.parametrize("form", ["plain", "text", "entries"])
+def test_older_descriptions_mean_the_same(form: str, tmp_path: Path) -> None:
+    """Those with a `type` and a `content`, which has plain values, or the newer entry, perhaps as text."""
+    records = [record(RICH, random_episode(length, RICH, seed=length), METADATA) for length in (4, 3)]
+    folder = write_dataset(tmp_path / "1.0.0", {"train": [records]}, RICH, METADATA)
+    expected = rbtool.convert(folder, tmp_path / "one").content_digest
+    path = folder / "features.json"
+    newer = json.loads(path.read_text())
+    content: Any = newer["featuresDict"]
+    older = {"type": "x.FeaturesDict", "proto_cls": "x", "content": json.dumps(content) if form == "text" else content}
+    path.write_text(json.dumps(described_before(newer) if form == "plain" else older))
+    assert rbtool.convert(folder, tmp_path / "two").content_digest == expected
 
 
 def test_images_of_sizes_that_are_not_stated(tmp_path: Path) -> None:

@@ -65,6 +65,30 @@ def described(spec: Any) -> dict[str, Any]:
     return {"pythonClassName": "Text", "text": {}} if kind == "text" else {"pythonClassName": f"x.{kind}"}
 
 
+def described_before(node: Any) -> dict[str, Any]:
+    """The same description as TensorFlow Datasets wrote it before 4.6."""
+    if "featuresDict" in node:
+        kind, parts = "features_dict.FeaturesDict", node["featuresDict"]["features"]
+        content: Any = {name: described_before(part) for name, part in parts.items()}
+    elif "sequence" in node:
+        length = int(node["sequence"]["length"])
+        kind = "sequence_feature.Sequence"
+        content = {"feature": described_before(node["sequence"]["feature"]), "length": None if length < 0 else length}
+    else:
+        entry = next(name for name in node if name != "pythonClassName")
+        kind = {"tensor": "tensor_feature.Tensor", "text": "text_feature.Text", "image": "image_feature.Image"}.get(
+            entry, "class_label_feature.ClassLabel"
+        )
+        before = {"numClasses": "num_classes", "encodingFormat": "encoding_format"}
+        content = {before.get(name, name): value for name, value in node[entry].items()}
+        if "num_classes" in content:
+            content["num_classes"] = int(content["num_classes"])
+        if "shape" in content:
+            shape = [int(length) for length in content["shape"].get("dimensions", ())]
+            content["shape"] = [None if length < 0 else length for length in shape]
+    return {"type": f"{_CLASS}{kind}", "content": content}
+
+
 def varint(number: int) -> bytes:
     """A number as protobuf writes it; a negative one takes ten bytes."""
     number &= 0xFFFFFFFFFFFFFFFF
