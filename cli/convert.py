@@ -15,6 +15,7 @@ from .options import (
     Compress,
     Dataset,
     DryRun,
+    EngineName,
     Episodes,
     FinalStep,
     FinalStepName,
@@ -176,6 +177,10 @@ def convert(
     force: Force = False,
     dry_run: DryRun = False,
     num_workers: NumWorkers = 0,
+    engine: Annotated[
+        EngineName,
+        typer.Option("--engine", help="Those processes are here, or on a Ray cluster with these folders."),
+    ] = EngineName.LOCAL,
     source_format: FromFormat = None,
     raw: RawOptions,
 ) -> None:
@@ -190,7 +195,7 @@ def convert(
         result = run(
             path, dest, episodes=episodes, layout=layout and layout.value, compress=compress or (), skip_bad=skip_bad,
             root=root, force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
-            num_workers=num_workers, progress=progress, **raw,
+            num_workers=num_workers, engine=engine.value, progress=progress, **raw,
         )  # fmt: skip
     show_published(out, result, dest)
 

@@ -35,6 +35,7 @@ _Function: TypeAlias = Callable[..., int | None]
 
 
 FinalStepName = enum.StrEnum("FinalStepName", {"AUTO": "auto", "DROP": "drop", "REPEAT": "repeat"})
+EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
 LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
 SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 

@@ -11,12 +11,11 @@ import typer
 from ..core.declarations import OPERATION_OPTIONS
 from .failures import stdout_to_stderr
 from .help import STORED, Example
-from .options import Dataset, DryRun, Force, OptionGroup, Root, SkipBad, show_published, verb
+from .options import Dataset, DryRun, EngineName, Force, OptionGroup, Root, SkipBad, show_published, verb
 from .output import Output
 
 UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
 StartMethodName = enum.StrEnum("StartMethodName", {"FORK": "fork", "SPAWN": "spawn", "FORKSERVER": "forkserver"})
-EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
 
 _FUNCTION = "A function of yours"
 _OPERATIONS = "Operations, done in this order"

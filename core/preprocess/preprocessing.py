@@ -119,7 +119,7 @@ class Preprocessing:
         if settings.engine == "ray":
             from .workers.cluster import RayExecutor
 
-            return RayExecutor(replace(job, processor=self.processor.portable()), self.plan.workers, settings.limits)
+            return RayExecutor(job, self.plan.workers, settings.limits)
         if not self.plan.workers:
             return InProcessExecutor(job, settings.limits)
         from .workers.processes import WorkerPool

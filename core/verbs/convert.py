@@ -37,6 +37,7 @@ from .results import (
     published_entries,
     refuse_other_compression,
     refuse_raw_options,
+    require_engine,
     require_layout,
     require_workers,
     seconds_since,
@@ -67,6 +68,7 @@ def convert(
     final_step: str = "auto",
     format: str | None = None,
     num_workers: int = 0,
+    engine: str = "local",
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> ConvertResult:
@@ -81,18 +83,17 @@ def convert(
     without a next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated,
     and drops it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps
     all. The episode table records which. `format` names the format in place of its detection; `options` are those
-    that only some formats have (`ReaderOptions`): `horizon` is the time limit of episodes, in steps, for a D4RL file
-    that does not mark where they reach it.
-    `num_workers` processes read and write a foreign dataset; 0 is this process alone. The bytes written are the same.
+    that only some formats have (`ReaderOptions`), like `horizon`, the time limit of episodes in a D4RL file.
+    `num_workers` processes read and write a foreign dataset (0: this one alone), here or, with `engine="ray"`, on a Ray
+    cluster that shares the folders. The bytes are the same.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
-    (`already_there`). `dry_run` does everything up to writing and returns sizes.
-    Raises DatasetNotFoundError, FormatError or CorruptDataError for the source, UsageError for `episodes` and
-    `dest`, OutOfSpaceError; `dest` is unchanged in every case.
+    (`already_there`). `dry_run` does everything up to writing and returns sizes. Raises DatasetNotFoundError,
+    FormatError or CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
     source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
     ends, workers = require_final_step(final_step), require_workers(num_workers)
-    given = given_options("convert", options)
+    given, engine = given_options("convert", options), require_engine(engine, workers)
     if is_steps(source) or is_of_buffer(source):
         final = None if final_step == "auto" else final_step
         named = {"final_step": final, "format": format, "episodes": episodes, "num_workers": workers or None}
@@ -120,7 +121,7 @@ def convert(
             reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
             arguments={"path": os.fspath(path), "episodes": chosen}
             | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
-            force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers,
+            force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers, engine=engine,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
 

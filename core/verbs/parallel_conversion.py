@@ -1,5 +1,7 @@
 """Conversion of a source by several processes: each reads ranges of episodes.
 
+The workers are processes of this machine, or of a Ray cluster with a shared folder.
+
 In layout `ted` each writes its rows at their place in the files of the result. In layout `packed` the place of a row
 depends on those before it: workers leave TED rows in files below the result, and this process writes them in order.
 """
@@ -28,7 +30,7 @@ from ..format.ted.builder import Origin, PositionedTree, RowFiles, write_manifes
 from ..format.ted.tree import FieldRange, merge_ranges, range_of
 from ..preprocess.failures import TaskFailed, WorkerFailed, origin_of
 from ..preprocess.processor import Task
-from ..preprocess.workers.executor import Limits
+from ..preprocess.workers.executor import Executor, Limits
 from ..preprocess.workers.processes import WorkerPool, default_start_method
 from ..preprocess.workspace import PartFile, write_part
 from ..ted.schema import Field, Key, row_bytes, ted_fields
@@ -160,10 +162,11 @@ class ConversionWorkers(Closing):
     """The worker processes of a conversion. A context manager: leaving ends them.
 
     To be made before the folder of the result is locked, for forks inherit locks. `reader` is closed: what HDF5 has
-    open must not be there in a fork. Raises RbtoolError where no process can be started.
+    open must not be there in a fork. With `engine` `ray` they are actors of a cluster, and a task whose worker is lost
+    is run again. Raises RbtoolError where no process can be started, UsageError without Ray or its cluster.
     """
 
-    def __init__(self, reader: Reader, facts: SourceFacts, layout: Layout, workers: int) -> None:
+    def __init__(self, reader: Reader, facts: SourceFacts, layout: Layout, workers: int, engine: str = "local") -> None:
         known = facts.lengths
         self._lengths = np.asarray(reader.episode_table(facts.episode_numbers).length if known is None else known)
         self._fields = ted_fields(facts.fields)
@@ -172,7 +175,7 @@ class ConversionWorkers(Closing):
         reader.close()
         self._job = ConversionJob(recipe, facts, layout, spans)
         with _explained(self._job):
-            self._pool = WorkerPool(self._job, min(workers, len(spans)), Limits(retries=0), _start_method())
+            self._pool = _executor(self._job, min(workers, len(spans)), engine)
 
     def build(
         self, folder: Path, codecs: Mapping[Key, RowCodec], origin: Origin, progress: Callable[[int], None]
@@ -207,6 +210,14 @@ class ConversionWorkers(Closing):
     def close(self) -> None:
         """End the workers and wait for them; may be called twice."""
         self._pool.close()
+
+
+def _executor(job: ConversionJob, workers: int, engine: str) -> Executor:
+    if engine == "ray":
+        from ..preprocess.workers.cluster import RayExecutor
+
+        return RayExecutor(job, workers, Limits(retries=2))
+    return WorkerPool(job, workers, Limits(retries=0), _start_method())
 
 
 def _start_method() -> str:

@@ -26,7 +26,7 @@ from ..preprocess.units.functions import find_function
 from ..preprocess.workers.executor import Limits
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
-from .results import Published, Result, published_entries
+from .results import Published, Result, published_entries, require_engine
 from .saved_steps import has_steps
 
 
@@ -101,7 +101,7 @@ def preprocess(
     """
     started, destination, path = time.perf_counter(), _destination(dest), find_dataset(dataset, root)
     num_frames = _frames(replay, num_frames, replay_filters)
-    settings = Settings(_limits(timeout, retries), start_method, _known(engine), resume, keep_going)
+    settings = Settings(_limits(timeout, retries), start_method, require_engine(engine), resume, keep_going)
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
         processor = _processor(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
@@ -190,12 +190,6 @@ def _limits(timeout: float | None, retries: int) -> Limits:
     if retries < 0:
         raise UsageError(f"{retries} retries asked for, 0 or more are expected")
     return Limits(timeout, retries)
-
-
-def _known(engine: str) -> str:
-    if engine not in {"local", "ray"}:
-        raise UsageError(f"engine {engine!r} is not known; known are local, ray")
-    return engine
 
 
 def _selection(reader: StepReader, processor: Processor, num_frames: int | None) -> StepSelection:

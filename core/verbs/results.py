@@ -196,6 +196,15 @@ def require_workers(number: int) -> int:
     return number
 
 
+def require_engine(engine: str, workers: int | None = None) -> str:
+    """Return where worker processes are, or raise UsageError: for another name, and for a cluster without workers."""
+    if engine not in {"local", "ray"}:
+        raise UsageError(f"engine {engine!r} is not known; known are local, ray")
+    if engine == "ray" and workers == 0:
+        raise UsageError("--engine ray needs workers, and there are none", hint="add --num-workers N")
+    return engine
+
+
 def layout_arguments(layout: Layout, compress: Sequence[str]) -> dict[str, Any]:
     """Return the provenance entries of layout and compression; {} for the defaults."""
     named = {"layout": layout} if layout != "ted" else {}

@@ -105,8 +105,8 @@ class SourceConversion:
     `arguments` are recorded in the provenance of the result; the layout is that of `request`. `compress` holds the
     codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
     must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
-    the remote gives them; by default both are computed from the files. `num_workers` processes read and write; 0 is
-    this one alone.
+    the remote gives them; by default both are computed from the files. `num_workers` processes of `engine`
+    (`local` or `ray`) read and write; 0 is this one alone.
     """
 
     reader: Reader
@@ -124,6 +124,7 @@ class SourceConversion:
     compress: tuple[str, ...] = ()
     root: Path | None = None
     num_workers: int = 0
+    engine: str = "local"
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset exists; return the entries of a `Published`.
@@ -242,7 +243,7 @@ class SourceConversion:
         from .parallel_conversion import ConversionWorkers
 
         self._revision  # noqa: B018  # read before the reader is closed
-        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers)
+        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine)
 
     def _build(self, folder: Path, workers: ConversionWorkers | None) -> Manifest:
         codecs = parse_codecs(self.compress, self._fields)

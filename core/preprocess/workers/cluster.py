@@ -7,16 +7,14 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...ray_session import connect, imported_ray
 from ..failures import WorkerFailed, error_text
-from ..processor import Job
 from .executor import Limits
 from .processes import STOP_SECONDS
 from .scheduler import Scheduler, WorkerHandle
-from .worker import START, CallServer, pickled
+from .worker import START, CallServer, WorkerJob, pickled
 
 _STORE_BYTES = 100 * 2**20  # messages are small: paths, row numbers, digests
 
@@ -72,10 +70,9 @@ class RayExecutor(Scheduler):
     cannot be reached.
     """
 
-    def __init__(self, job: Job, workers: int, limits: Limits) -> None:
+    def __init__(self, job: WorkerJob, workers: int, limits: Limits) -> None:
         workers = max(workers, 1)
-        job = replace(job, processor=job.processor.portable())
-        super().__init__(workers, limits, pickle.dumps((START, (job,))))
+        super().__init__(workers, limits, pickle.dumps((START, (job.portable(),))))
         self._ray = imported_ray("engine ray")
         self._started = not self._ray.is_initialized()
         try:
