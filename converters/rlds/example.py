@@ -125,9 +125,6 @@ class Example:
         except (IndexError, UnicodeDecodeError) as error:
             raise _damaged("it ends inside a field") from error
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._lists
-
     @property
     def names(self) -> Sequence[str]:
         """The names of the lists that have a kind, empty or not."""

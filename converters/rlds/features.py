@@ -73,10 +73,6 @@ class Features:
     steps: tuple[Leaf, ...]
     episode: tuple[Leaf, ...]
 
-    def names(self, leaf: Leaf) -> str:
-        """The name of a leaf in an Example."""
-        return f"{STEPS}/{leaf.name}" if leaf in self.steps else leaf.name
-
 
 def load_features(folder: Path) -> Features:
     """Read `features.json` in a folder. FormatError for a document without steps, CorruptDataError for an empty one."""

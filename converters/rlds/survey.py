@@ -72,7 +72,7 @@ def survey(
     found.columns, found.dropped, found.renamed = _columns(steps, images=images)
     found.texts = EpisodeTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
-    looking = _Looking(found, features)
+    looking = _Looking(found, features, progress)
     first = 0
     for index, shard in enumerate(layout.shards):
         count = looking.look_into(index, shard, first) if split in (None, shard.split) else _size_of(shard)
@@ -101,8 +101,9 @@ def _size_of(shard: ShardFile) -> int:
 class _Looking:
     """Looks into one shard after the other."""
 
-    def __init__(self, found: RldsSurvey, features: Features) -> None:
+    def __init__(self, found: RldsSurvey, features: Features, progress: Callable[[int], None]) -> None:
         self._found = found
+        self._progress = progress
         self._leaves = {leaf.name: leaf for leaf in features.steps}
         self._actions = [one for one in found.columns if one.role == "action" and one.kind in ("numbers", "encoded")]
         self._reward = next((one for one in found.columns if one.role == "reward"), None)
@@ -119,6 +120,7 @@ class _Looking:
                     if shard.stated is not None and count == shard.stated:
                         raise FormatError(f"{shard.path} has more than the {count:,} records that are stated of it")
                     self._take(index, shard, first + count, place, data)
+                    self._progress(1)
                     count += 1
             if shard.stated is not None and count < shard.stated:
                 raise CorruptDataError(

@@ -85,14 +85,6 @@ class LastSteps:
             self.end_fillers += bool(filler[-1])
             self.before_fillers += bool(filler[-2])
 
-    def merge(self, other: LastSteps) -> None:
-        """Add the counts of other episodes."""
-        self.ends += other.ends
-        self.end_fillers += other.end_fillers
-        self.before_fillers += other.before_fillers
-        self.others += other.others
-        self.other_fillers += other.other_fillers
-
     @property
     def chance(self) -> float:
         """How likely it is that all last steps look like fillers though they are steps like the others.

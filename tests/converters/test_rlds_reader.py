@@ -219,6 +219,14 @@ def test_splits_are_numbered_in_their_order_and_one_can_be_chosen(tmp_path: Path
         rbtool.convert(folder, tmp_path / "other", filter_key="vall")
 
 
+def test_every_record_counts_as_progress(tmp_path: Path) -> None:
+    folder = write(tmp_path / "1.0.0", [random_episode(3, seed=seed) for seed in range(5)])
+    seen: list[int] = []
+    with RldsReader(folder) as reader:
+        reader.facts(progress=seen.append)
+    assert sum(seen) == 5
+
+
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     episodes = [record(RICH, random_episode(length, RICH, seed=length), METADATA) for length in range(2, 12)]
     folder = write_dataset(tmp_path / "1.0.0", {"train": [episodes[:4], episodes[4:]]}, RICH, METADATA)

@@ -54,13 +54,6 @@ def test_a_choice_holds_for_every_episode(choice: str, expected: bool) -> None:
     assert "as --rlds-last states" in decision.note
 
 
-def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
-    episodes = [("...0", True), ("0..0", True), (".0.", False), ("...", True)]
-    parts = counted(*episodes[:2])
-    parts.merge(counted(*episodes[2:]))
-    assert parts == counted(*episodes)
-
-
 def test_a_filler_has_zeros_or_nan_in_all_actions_and_in_the_reward() -> None:
     world = np.array([[0, 0], [0, 1], [0, 0], [np.nan, 0]], np.float32)
     gripper, reward = np.array([False, False, False, False]), np.array([0, 0, 1, np.nan], np.float32)
