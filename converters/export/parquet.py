@@ -83,7 +83,7 @@ class ParquetExporter(Sink):
             + [(column.field.name, _type(column)) for column in self._columns],
             {_ABOUT: about(self.chosen).encode()},
         )
-        with _writer(target / _STEPS, schema) as (writer, file):
+        with parquet_writer(target / _STEPS, schema) as (writer, file):
             for batch, size in self._batches(schema):
                 writer.write_batch(batch)
                 file.check()
@@ -92,7 +92,7 @@ class ParquetExporter(Sink):
         if self.chosen.text is not None:
             columns["text"] = pa.array([dump_json(row) for row in self.chosen.text], pa.string())
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
-        with _writer(target / _EPISODES, table.schema) as (writer, _):
+        with parquet_writer(target / _EPISODES, table.schema) as (writer, _):
             writer.write_table(table)
 
     def _batches(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -114,11 +114,12 @@ class ParquetExporter(Sink):
         if column.length is not None:
             lengths = self.chosen.reader.read(column.length.key, start, stop)
             return pa.array(decoded(rows, lengths, column.field.name), pa.string())
-        return _nested(rows.reshape(len(rows), *_shape(column.field)))
+        return nested(rows.reshape(len(rows), *_shape(column.field)))
 
 
 @contextlib.contextmanager
-def _writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, _ParquetFile]]:
+def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, LatchedFile]]:
+    """Open a new Parquet file, which is synced at the end, with the file below it: its `check` raises what failed."""
     file = _ParquetFile(path)
     with file:
         words = [column.name for column in schema if pa.types.is_string(column.type)]
@@ -144,8 +145,8 @@ def _type(column: ExportColumn) -> pa.DataType:
     return kind
 
 
-def _nested(rows: Array) -> pa.Array:
-    """Make lists of lists: one level for each dimension after the first."""
+def nested(rows: Array) -> pa.Array:
+    """Return rows as an Arrow array: lists of lists, one level for each dimension after the first."""
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for depth in range(rows.ndim - 1, 0, -1):
         count, size = math.prod(rows.shape[:depth]), rows.shape[depth]

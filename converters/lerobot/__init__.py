@@ -13,6 +13,12 @@ FORMATS = (
         order=18,
         reader="reader:LerobotReader",
         source="source:LerobotSource",
+        sink="export:LerobotExporter",
+        written="LeRobot v3.0",
+        opened=(
+            "",
+            "from lerobot.datasets.lerobot_dataset import LeRobotDataset; print(LeRobotDataset('local/data', root={}))",
+        ),
         title="LeRobot",
         example=("lerobot/pusht", "pusht"),
         found="a folder with meta/info.json that states a codebase_version",

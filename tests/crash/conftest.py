@@ -18,6 +18,7 @@ from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
 TABLE = Path(__file__).parents[1] / "data" / "d4rl" / "hopper_random-v2.hdf5"
+VIDEOS = Path(__file__).parents[1] / "data" / "lerobot" / "v21"
 RUNNER = Path(__file__).with_name("runner.py")
 FORMS = ("ted", "flat", "nested", "h5")
 Strike = Callable[..., dict[str, int]]
@@ -27,6 +28,7 @@ def _prepare(work: Path) -> None:
     """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
     shutil.copytree(SOURCE, work / "source")
     shutil.copy(TABLE, work / "table.hdf5")
+    shutil.copytree(VIDEOS, work / "videos")
     write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
     write_archive(work / "archive.tar.xz", random_episodes((9, 1, 4)))
     records = [record(PLAIN, random_episode(length, seed=length)) for length in (9, 2, 14)]

@@ -114,7 +114,8 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
         "convert-archive": lambda dest: rbtool.convert(work / "archive.tar.xz", dest, force=True, trust_pickle=True),
         "download": _download,
     }
-    for name, raw in {"": "source", "-blocks": "table.hdf5", "-checkpoints": "run", "-shards": "shards"}.items():
+    raws = ("source", "-blocks table.hdf5", "-checkpoints run", "-shards shards", "-videos videos")
+    for name, _, raw in (one.rpartition(" ") for one in raws):
         jobs[f"convert{name}"] = lambda dest, raw=raw: rbtool.convert(work / raw, dest, force=True)  # type: ignore[misc]
     for name, layout in CONVERTING.items():
         options = {"force": True, "num_workers": 2, "layout": layout}
@@ -133,7 +134,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     jobs["merge"] = lambda dest: rbtool.merge([data, work / "saved-h5"], dest, force=True)
     jobs["mix"] = lambda dest: rbtool.mix([data, work / "older"], dest, p="size", force=True)
     jobs["split"] = lambda dest: rbtool.split(data, dest, train=0.5, val=0.25, test=0.25, force=True)
-    for form in ("h5", "minari", "npz", "parquet", "rlds"):
+    for form in ("h5", "lerobot", "minari", "npz", "parquet", "rlds"):
         jobs[f"export-{form}"] = lambda dest, form=form: rbtool.export(data, dest, to=form, force=True)  # type: ignore[misc]
     return jobs
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-FORMS = ("h5", "minari", "npz", "parquet", "rlds")
+FORMS = ("h5", "lerobot", "minari", "npz", "parquet", "rlds")
 Strike = Callable[..., dict[str, int]]
 
 

@@ -1,0 +1,384 @@
+"""Exports to a dataset of LeRobot, v3.0: `LeRobotDataset("OWNER/NAME", root=DEST)` opens it.
+
+    meta/info.json, stats.json, tasks.parquet, episodes/chunk-000/file-000.parquet
+    data/chunk-000/file-000.parquet     one row a step, of whole episodes
+    videos/KEY/chunk-000/file-000.mp4   videos that the dataset keeps, as they are
+
+Images are stored in the rows as PNG, without loss. There is no row for the observation after the last step of an
+episode.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...core.encodings.video import VideoFile, VideoIndex
+from ...core.errors import CorruptDataError, RbtoolError, SchemaError
+from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.documents import dump_json, parse_json
+from ...core.format.sinks import Chosen, Sink
+from ...core.format.syncing import NewFile
+from ...core.format.videos import index_name, video_name
+from ..export.columns import FORMAT, decoded
+from ..export.parquet import nested, parquet_writer
+from .features import ExportFeature, features_of, own_features
+from .fields import LANGUAGE
+from .info import INFO
+
+_DATA_MB, _VIDEO_MB, _CHUNK = 100, 200, 1000
+_DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.parquet"
+_ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
+_SAMPLED_IMAGES = 64
+
+
+class LerobotExporter(Sink):
+    """Writes LeRobot v3.0: rows in Parquet files of about 100 MB, and kept videos as they are."""
+
+    keeps_videos = True
+
+    def __init__(self, chosen: Chosen, name: str) -> None:
+        super().__init__(chosen, name)
+        self._features: list[ExportFeature] = []
+        self._fps = 0.0
+        self._videos: dict[str, VideoIndex] = {}
+
+    @classmethod
+    def made(cls, path: Path) -> bool:
+        """Return whether the folder has `meta/info.json` as an export writes it, and nothing of others next to it."""
+        try:
+            names = {entry.name for entry in path.iterdir()}
+            document = json.loads((path / INFO).read_bytes())
+            return names <= {"meta", _DATA, _VIDEOS} and document.get("exported_by") == FORMAT
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def prepare(self) -> None:
+        """Lay out the features, and refuse what LeRobot does not have."""
+        self._features, dropped = features_of(self.chosen.fields)
+        self.dropped += dropped
+        stated = self._source_info.get("fps")
+        known = isinstance(stated, int | float) and not isinstance(stated, bool) and stated > 0
+        self._fps = float(stated) if known and stated is not None else 1.0
+        if not known:
+            self.notes.append("the rate of steps is not known: fps is 1, and timestamps count steps")
+        count = len(self.chosen.table)
+        self.notes.append(
+            f"the observation after the last step of {count:,} episode{'s' if count != 1 else ''} is left out: LeRobot "
+            "has no row for it"
+        )
+        if not all(self._tasks_of(position) for position in range(count)):
+            self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
+
+    @cached_property
+    def _source_info(self) -> Mapping[str, Any]:
+        data = self.chosen.reader.documents().get(INFO, b"{}")
+        found = parse_json(data, INFO)
+        return found if isinstance(found, dict) else {}
+
+    def size(self) -> int:
+        """Bytes of the rows and of the videos."""
+        videos = self.chosen.reader.videos().values()
+        return super().size() + sum(one.stat().st_size for one in videos if isinstance(one, Path))
+
+    def _tasks_of(self, position: int) -> list[str]:
+        """The tasks of an episode, in the order of their first steps."""
+        text = {} if self.chosen.text is None else self.chosen.text[position]
+        if LANGUAGE in text:
+            return [text[LANGUAGE]]
+        several = parse_json(text.get(f"{LANGUAGE}s", "[]"), LANGUAGE)
+        return [str(one) for one in several] if isinstance(several, list) else []
+
+    def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Write rows, videos and, last, the metadata."""
+        fs.make_folder(target / "meta" / "episodes" / "chunk-000")
+        tasks: dict[str, int] = {}
+        statistics = {one.name: _Statistics(one) for one in self._features if one.kind in ("numbers", "image")}
+        videos = _Videos(self.chosen, [one for one in self._features if one.kind == "video"], self._fps)
+        episodes: list[dict[str, Any]] = []
+        start = 0
+        for number, positions in enumerate(self._files()):
+            place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
+            path = target / _DATA / _numbered(place, "parquet")
+            fs.make_folder(path.parent)
+            with parquet_writer(path, self._schema()) as (writer, file):
+                waiting: list[Any] = []
+                for position in positions:
+                    first, stop = self.chosen.episode(position)
+                    found = self._tasks_of(position) or [self.name]
+                    numbers = [tasks.setdefault(task, len(tasks)) for task in found]
+                    episodes.append(
+                        {"episode_index": position, "tasks": found, "length": stop - first}
+                        | {f"data/{name}": value for name, value in place.items()}
+                        | {"dataset_from_index": start, "dataset_to_index": start + stop - first}
+                        | videos.of(position, first, stop)
+                        | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+                    )
+                    for batch, size in self._batches(position, first, stop, start, numbers, statistics):
+                        waiting.append(batch)
+                        if sum(one.nbytes for one in waiting) >= _GROUP_BYTES:
+                            writer.write_table(pa.Table.from_batches(waiting))
+                            waiting = []
+                        file.check()
+                        progress(size)
+                    start += stop - first
+                if waiting:
+                    writer.write_table(pa.Table.from_batches(waiting))
+        videos.write(target, progress)
+        self._write_metadata(target, tasks, episodes, statistics, videos.shapes)
+
+    def _files(self) -> Iterator[list[int]]:
+        """Yield the episodes of each file of rows."""
+        row = _ROW_BYTES + sum(one.column.bytes for one in self._features)
+        found: list[int] = []
+        size = 0
+        for position, length in enumerate(self.chosen.table.length.tolist()):
+            if found and size + length * row > _DATA_MB << 20:
+                yield found
+                found, size = [], 0
+            found.append(position)
+            size += length * row
+        if found:
+            yield found
+
+    def _schema(self) -> Any:
+        columns = [(one.name, _arrow_type(one)) for one in self._features if one.kind != "video"]
+        own = [(name, pa.from_numpy_dtype(entry["dtype"])) for name, entry in own_features().items()]
+        return pa.schema([*columns, *own])
+
+    def _batches(
+        self, position: int, first: int, stop: int, start: int, tasks: list[int], statistics: Mapping[str, _Statistics]
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield the rows of an episode and how many bytes they are; `start` is the row of its first step."""
+        reader, schema = self.chosen.reader, self._schema()
+        size = sum(field.row_bytes for field in self.chosen.fields)
+        rows = max(1, _GROUP_BYTES // max(1, size))
+        seen: dict[int, int] = {}
+        for low in range(first, stop, rows):
+            high = min(low + rows, stop)
+            arrays = []
+            for one in self._features:
+                if one.kind == "video":
+                    continue
+                values = reader.read(one.key, low, high)
+                if one.kind == "text" and one.column.length is not None:
+                    lengths = reader.read(one.column.length.key, low, high)
+                    arrays.append(pa.array(decoded(values, lengths, one.name), pa.string()))
+                    continue
+                values = np.moveaxis(values, 1, -1) if one.channels_first else values
+                statistics[one.name].add(values)
+                arrays.append(
+                    _png(values)
+                    if one.kind == "image"
+                    else _numbers(values.reshape(len(values), *one.shape), one.shape)
+                )
+            frame = np.arange(low - first, high - first)
+            task = self._task_numbers(low, high, tasks, seen)
+            own = (
+                (frame / self._fps).astype(np.float32), frame, np.full(high - low, position), start + frame, task,
+            )  # fmt: skip
+            arrays += [pa.array(one) for one in own]
+            yield pa.record_batch(arrays, schema=schema), size * (high - low)
+
+    def _task_numbers(self, low: int, high: int, tasks: list[int], seen: dict[int, int]) -> Array:
+        """The number of the task of each row: of several, they are in the order in which `task_index` has them."""
+        if len(tasks) == 1:
+            return np.full(high - low, tasks[0])
+        if all(field.key != ("task_index",) for field in self.chosen.fields):
+            raise SchemaError("episodes have several tasks, and no task_index states which is that of a row")
+        stored = self.chosen.reader.read(("task_index",), low, high).tolist()
+        for one in stored:
+            seen.setdefault(one, len(seen))
+        if len(seen) > len(tasks):
+            raise SchemaError("an episode has more values of task_index than tasks")
+        return np.array([tasks[seen[one]] for one in stored], np.int64)
+
+    def _write_metadata(
+        self,
+        target: Path,
+        tasks: Mapping[str, int],
+        episodes: list[dict[str, Any]],
+        statistics: Mapping[str, _Statistics],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        _write_table(target / _EPISODES, pa.Table.from_pylist(episodes))
+        _write_table(target / "meta" / "tasks.parquet", _task_table(tasks))
+        features = {one.name: one.document(self._fps) for one in self._features}
+        for name, shape in shapes.items():
+            features[name]["shape"] = list(shape)
+        document = {
+            "codebase_version": "v3.0", "robot_type": self._source_info.get("robot_type"),
+            "total_episodes": len(episodes), "total_frames": self.chosen.steps, "total_tasks": len(tasks),
+            "chunks_size": _CHUNK, "data_files_size_in_mb": _DATA_MB, "video_files_size_in_mb": _VIDEO_MB,
+            "fps": int(self._fps) if self._fps == int(self._fps) else self._fps,
+            "splits": {"train": f"0:{len(episodes)}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if shapes else None,
+            "features": features | own_features(), "exported_by": FORMAT,
+        }  # fmt: skip
+        found = {name: one.document() for name, one in statistics.items() if one.count}
+        fs.write_file(target / "meta" / "stats.json", (dump_json(found, indent=1) + "\n").encode())
+        fs.write_file(target / INFO, (dump_json(document, indent=4) + "\n").encode())
+
+
+class _Videos:
+    """The kept videos that episodes refer to, numbered in the order of their first use, by feature."""
+
+    def __init__(self, chosen: Chosen, features: list[ExportFeature], fps: float) -> None:
+        self._chosen, self._features, self._fps = chosen, features, fps
+        self._contents = chosen.reader.videos()
+        self._numbers: dict[str, dict[int, int]] = {one.name: {} for one in features}
+        self._indexes: dict[int, VideoIndex] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def of(self, position: int, first: int, stop: int) -> dict[str, Any]:
+        """Return what the metadata state about the videos of an episode."""
+        found: dict[str, Any] = {}
+        for one in self._features:
+            rows = self._chosen.reader.read(one.key, first, stop)
+            ids, frames = np.unique(rows[:, 0]).tolist(), rows[:, 1]
+            if len(ids) != 1:
+                raise SchemaError(f"episode {position} refers to {len(ids)} videos of {one.name}, LeRobot has one")
+            times = self._index(ids[0]).times
+            if not (frames.min() >= 0 and frames.max() < len(times)):
+                raise CorruptDataError(f"episode {position} refers to frames that a video of {one.name} does not have")
+            start = float(times[frames[0]])
+            drift = np.abs(times[frames] - start - np.arange(len(frames)) / self._fps)
+            if (drift >= 0.5 / self._fps).any():
+                raise SchemaError(f"episode {position} has frames of {one.name} that are not {self._fps:g} a second")
+            number = self._numbers[one.name].setdefault(ids[0], len(self._numbers[one.name]))
+            values = {
+                "chunk_index": number // _CHUNK, "file_index": number % _CHUNK, "from_timestamp": start,
+                "to_timestamp": start + len(frames) / self._fps,
+            }  # fmt: skip
+            found |= {f"videos/{one.name}/{name}": value for name, value in values.items()}
+        return found
+
+    def _index(self, number: int) -> VideoIndex:
+        if number not in self._indexes:
+            content = self._contents.get(index_name(number))
+            if content is None:
+                raise CorruptDataError(f"{self._chosen.reader.path} has no video {video_name(number)}")
+            data = content if isinstance(content, bytes) else content.read_bytes()
+            self._indexes[number] = VideoIndex.from_bytes(data, index_name(number))
+        return self._indexes[number]
+
+    def write(self, target: Path, progress: Callable[[int], None]) -> None:
+        """Copy the files, and note the shapes of their frames."""
+        for name, numbers in self._numbers.items():
+            for identity, number in numbers.items():
+                content = self._contents[video_name(identity)]
+                if isinstance(content, bytes):
+                    raise RbtoolError(f"{video_name(identity)} is no file")
+                if name not in self.shapes:
+                    with VideoFile(content, self._index(identity)) as video:
+                        self.shapes[name] = video.shape
+                place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
+                file = NewFile(target / _VIDEOS / name / _numbered(place, "mp4"))
+                try:
+                    with content.open("rb") as opened:
+                        while data := opened.read(1 << 20):
+                            file.append(memoryview(data))
+                            progress(len(data))
+                    file.sync()
+                finally:
+                    file.close()
+
+
+class _Statistics:
+    """The least, the largest, the mean and the deviation of a feature; of images, by channel and of a sample."""
+
+    def __init__(self, feature: ExportFeature) -> None:
+        self._is_image = feature.kind == "image"
+        self._shape = (feature.shape[2], 1, 1) if self._is_image else (feature.shape or (1,))
+        self.count = 0
+        self._seen = 0
+        self._sums = [np.zeros(self._shape, np.float64) for _ in range(2)]
+        self._bounds: tuple[Array, Array] | None = None
+
+    def add(self, rows: Array) -> None:
+        """Take rows into account."""
+        values = rows.astype(np.float64)
+        if self._is_image:
+            if self._seen >= _SAMPLED_IMAGES:
+                return
+            values = values[: _SAMPLED_IMAGES - self._seen] / 255
+            self._seen += len(values)
+            values = values.reshape(-1, values.shape[-1])
+        values = values.reshape(len(values), *self._shape)
+        low, high = values.min(axis=0), values.max(axis=0)
+        if self._bounds is not None:
+            low, high = np.minimum(low, self._bounds[0]), np.maximum(high, self._bounds[1])
+        self._bounds = low, high
+        self._sums = [self._sums[0] + values.sum(axis=0), self._sums[1] + (values**2).sum(axis=0)]
+        self.count += len(values)
+
+    def document(self) -> dict[str, Any]:
+        """The entry in `stats.json`."""
+        assert self._bounds is not None
+        mean = self._sums[0] / self.count
+        deviation = np.sqrt(np.maximum(self._sums[1] / self.count - mean**2, 0))
+        count = self._seen if self._is_image else self.count
+        found = {"min": self._bounds[0], "max": self._bounds[1], "mean": mean, "std": deviation}
+        return {name: value.tolist() for name, value in found.items()} | {"count": [count]}
+
+
+def _numbered(place: Mapping[str, int], suffix: str) -> str:
+    return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}.{suffix}"
+
+
+def _arrow_type(feature: ExportFeature) -> Any:
+    if feature.kind == "text":
+        return pa.string()
+    if feature.kind == "image":
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    kind = pa.from_numpy_dtype(feature.column.field.numpy)
+    if len(feature.shape) == 1:
+        return kind if feature.shape == (1,) else pa.list_(kind, feature.shape[0])
+    for _ in feature.shape:
+        kind = pa.list_(kind)
+    return kind
+
+
+def _numbers(values: Array, shape: tuple[int, ...]) -> Any:
+    """Lay rows out as LeRobot does: a vector of one number is a plain column."""
+    if len(shape) > 1:
+        return nested(values.reshape(len(values), *shape))
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return flat if shape in ((), (1,)) else pa.FixedSizeListArray.from_arrays(flat, shape[0])
+
+
+def _png(images: Array) -> Any:
+    from PIL import Image  # needed only where there are images
+
+    found = []
+    for image in images:
+        out = io.BytesIO()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(out, "PNG", compress_level=1)
+        found.append({"bytes": out.getvalue(), "path": None})
+    return pa.array(found, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+def _task_table(tasks: Mapping[str, int]) -> Any:
+    """The tasks by number; their texts are the index for pandas, as lerobot looks them up."""
+    kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
+    entries = [
+        {"name": name, "field_name": name, "pandas_type": pandas, "numpy_type": numpy, "metadata": None}
+        for name, (pandas, numpy) in kinds.items()
+    ]
+    about = {"index_columns": ["task"], "column_indexes": [], "columns": entries, "pandas_version": "2.0.0"}
+    table = pa.table({"task_index": pa.array(list(tasks.values()), pa.int64()), "task": pa.array(list(tasks))})
+    return table.replace_schema_metadata({"pandas": dump_json(about)})
+
+
+def _write_table(path: Path, table: Any) -> None:
+    with parquet_writer(path, table.schema) as (writer, _):
+        writer.write_table(table)

@@ -1,0 +1,136 @@
+"""`rbtool export --to lerobot`: rows and pixels that a plain reading, our reader and LeRobot itself find again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from d4rl_files import flat, random_episodes, write
+from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
+
+import rbtool
+from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.opening import open_steps
+
+DATA = Path(__file__).parents[1] / "data" / "lerobot"
+
+
+def exported(source: Path, folder: Path, images: str, **options: Any) -> Path:
+    """Convert every step, and export them."""
+    made = rbtool.convert(source, folder / "made", images=images, final_step="repeat")
+    return rbtool.export(made.path, folder / "exported", to="lerobot", **options).path
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+@pytest.mark.parametrize("name", ["v21", "v30"])
+def test_a_plain_reading_of_the_export_equals_that_of_the_source(name: str, images: str, tmp_path: Path) -> None:
+    before, after = plain_rows(DATA / name), plain_rows(exported(DATA / name, tmp_path, images))
+    assert len(after) == len(before)
+    for row, expected in zip(after, before, strict=True):
+        assert np.array_equal(row.pop("observation.images.top"), expected.pop("observation.images.top"))
+        for key in ("action", "observation.state"):
+            assert np.array_equal(np.atleast_1d(row.pop(key)), np.atleast_1d(expected.pop(key)))
+        assert row.pop("next.terminated") == expected["next.done"]
+        assert row.pop("next.truncated") is False
+        assert row == expected
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_an_export_is_converted_to_the_same_rows(images: str, tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((4, 1, 6)), version="v2.1")
+    out = exported(source, tmp_path, images)
+    again = rbtool.convert(out, tmp_path / "again", images=images, final_step="repeat").path
+    found = rbtool.diff(tmp_path / "made", again)
+    assert (found.equal, found.same) == (True, 3)
+
+
+def test_the_metadata_are_those_of_version_3(tmp_path: Path) -> None:
+    out = exported(DATA / "v21", tmp_path, "keep")
+    info = json.loads((out / "meta/info.json").read_text())
+    assert (info["codebase_version"], info["fps"], info["total_episodes"], info["total_frames"]) == ("v3.0", 10, 4, 42)
+    assert info["features"]["observation.images.top"]["shape"] == [48, 48, 3]
+    episodes = pq.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [one["length"] for one in episodes] == [15, 5, 7, 15]
+    assert [one["dataset_from_index"] for one in episodes] == [0, 15, 20, 27]
+    assert [one["videos/observation.images.top/file_index"] for one in episodes] == [0, 1, 2, 3]
+    tasks = pq.read_table(out / "meta/tasks.parquet")
+    assert tasks.to_pylist() == [
+        {"task_index": 0, "task": "push the square right"}, {"task_index": 1, "task": "push the square left"},
+    ]  # fmt: skip
+    rows = np.array([row["action"] for row in plain_rows(DATA / "v21")], np.float64)
+    stats = json.loads((out / "meta/stats.json").read_text())["action"]
+    for name, expected in (("min", rows.min()), ("max", rows.max()), ("mean", rows.mean()), ("std", rows.std())):
+        assert stats[name][0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_other_datasets_have_images_and_names_of_lerobot(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.hdf5", flat(random_episodes((3, 4))))
+    made = rbtool.convert(file, tmp_path / "made").path
+    result = rbtool.export(made, tmp_path / "out", to="lerobot")
+    assert any("fps is 1" in note for note in result.notes)
+    rows = plain_rows(tmp_path / "out")
+    with open_steps(made) as reader:
+        assert np.array_equal([row["observation.state"] for row in rows], reader.read(("observation",), 0, len(rows)))
+        assert [row["episode_index"] for row in rows] == np.repeat([0, 1], reader.episodes.length).tolist()
+    assert {row["task"] for row in rows} == {"out"}
+
+
+def test_only_chosen_episodes_are_written(tmp_path: Path) -> None:
+    out = exported(DATA / "v30", tmp_path, "keep", episodes="1,3")
+    assert [row["episode_index"] for row in plain_rows(out)] == [0] * 5 + [1] * 15
+    before = [row for row in plain_rows(DATA / "v30") if row["episode_index"] in (1, 3)]
+    for row, expected in zip(plain_rows(out), before, strict=True):
+        assert np.array_equal(row["observation.images.top"], expected["observation.images.top"])
+        assert row["task"] == expected["task"]
+
+
+def test_tasks_that_change_inside_an_episode_stay_those_of_their_rows(tmp_path: Path) -> None:
+    takes = random_takes((4, 3))
+    takes[0].tasks = ["open", "open", "close", "close"]
+    out = exported(write_dataset(tmp_path / "d", takes, images="none"), tmp_path, "skip")
+    assert [row["task"] for row in plain_rows(out)] == [*takes[0].tasks, *takes[1].tasks]
+
+
+def test_many_episodes_are_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rbtool.converters.lerobot import export
+
+    monkeypatch.setattr(export, "_DATA_MB", 0)
+    source = write_dataset(tmp_path / "d", random_takes((4, 1, 6)), images="image")
+    out = exported(source, tmp_path, "decode")
+    assert len(list(out.glob("data/chunk-000/*.parquet"))) == 3
+    for row, expected in zip(plain_rows(out), plain_rows(source), strict=True):
+        assert np.array_equal(row[CAMERA], expected[CAMERA])
+
+
+def test_names_that_are_taken_are_refused_and_others_folders_left_alone(tmp_path: Path) -> None:
+    takes = random_takes((3,))
+    takes[0].columns["timestamp_"] = takes[0].columns.pop("next.reward")
+    made = rbtool.convert(write_dataset(tmp_path / "d", takes, images="none"), tmp_path / "made").path
+    assert rbtool.export(made, tmp_path / "out", to="lerobot").steps == 3
+    with pytest.raises(UsageError, match="already"):
+        rbtool.export(made, tmp_path / "out", to="lerobot")
+    assert rbtool.export(made, tmp_path / "out", to="lerobot", force=True).steps == 3
+    with pytest.raises(UsageError, match="no export in this format"):
+        rbtool.export(made, tmp_path / "d", to="lerobot", force=True)
+    taken = rbtool.preprocess(made, dest=tmp_path / "taken", operations={"rename": ["timestamp_=index"]})
+    with pytest.raises(SchemaError, match="'index', which is taken"):
+        rbtool.export(taken.path, tmp_path / "other", to="lerobot")
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("images", ["decode", "skip"])
+def test_lerobot_opens_the_export(images: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+    found = datasets.LeRobotDataset("local/data", root=exported(DATA / "v21", tmp_path, images))
+    expected = plain_rows(DATA / "v21")
+    assert len(found) == len(expected)
+    for row in (0, 14, 15, 41):
+        assert found[row]["observation.state"].tolist() == expected[row]["observation.state"]
+        assert found[row]["task"] == expected[row]["task"]
+        if images == "decode":
+            pixels = (found[row]["observation.images.top"] * 255).round().to(int).permute(1, 2, 0).numpy()
+            assert np.array_equal(pixels, expected[row]["observation.images.top"])
