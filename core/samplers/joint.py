@@ -110,30 +110,33 @@ class UniformDraw(JointDraw):
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         super().__init__(samplers, storages)
         self._lengths: tuple[list[int], NDArray[np.int64]] = ([], np.zeros(0, np.int64))
+        self._on_cpu: list[torch.Generator | None] = []
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw elements; None for a member without any."""
+        """Draw elements; None for a member without any, and for generators of its own that are not on the CPU."""
         found = [sizes[member] for member, _ in counts]
         if 0 in found:
             return None
         parts = self._parts_of(counts)
         if chances is None:
-            return MemberRows(parts, self._own_rows(counts, found)), {}
+            rows = self._own_rows(parts, found)
+            return None if rows is None else (MemberRows(parts, rows), {})
         known, lengths = self._lengths
         if known != found:
             lengths = np.array(found, np.int64)
             self._lengths = found, lengths
         return MemberRows(parts, scaled_parts(chances, parts.stops, lengths)), {}
 
-    def _own_rows(self, counts: Counts, lengths: Sequence[int]) -> NDArray[np.int64]:
-        rows = []
-        for (member, count), length in zip(counts, lengths, strict=True):
-            generator = self._samplers[member].generator
-            if generator is None or generator.device.type == "cpu":
-                rows.append(torch.randint(length, (count,), generator=generator))
-            else:
-                rows.append(torch.randint(length, (count,), generator=generator, device=generator.device).cpu())
-        return torch.cat(rows).numpy()
+    def _own_rows(self, parts: Parts, lengths: Sequence[int]) -> NDArray[np.int64] | None:
+        """Draw rows of each member with its own generator, as its sampler does; None for generators off the CPU."""
+        generators = [self._samplers[member].generator for member in parts.listed]
+        if generators != self._on_cpu:
+            if any(generator is not None and generator.device.type != "cpu" for generator in generators):
+                return None
+            self._on_cpu = generators
+        for piece, generator, length in zip(parts.pieces, generators, lengths, strict=True):
+            piece.random_(length, generator=generator)  # in memory that is there already: half of the time
+        return parts.memory.copy()
 
 
 class SlicesDraw(JointDraw):
@@ -208,6 +211,7 @@ class PrioritiesDraw(JointDraw):
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         super().__init__(samplers, storages)
         self._forest = Forest(len(samplers))
+        self._attached = [False] * len(samplers)
 
     @property
     def possible(self) -> bool:
@@ -218,9 +222,12 @@ class PrioritiesDraw(JointDraw):
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
         """Draw elements, with `"priority_weight"`; None for a member whose priorities are 0, or not on the CPU."""
         for member, _ in counts:
-            if not sizes[member]:
+            size = sizes[member]
+            if not size:
                 return None
-            if not self._forest.plant(member, self._samplers[member].tree_of(self._storages[member])):
+            tree = self._samplers[member].tree_of(self._storages[member], size if self._attached[member] else -1)
+            self._attached[member] = True
+            if not self._forest.plant(member, tree):
                 return None
         first, parts = self._samplers[0], self._parts_of(counts)
         chances = self._own_chances(counts) if chances is None else chances

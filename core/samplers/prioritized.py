@@ -172,9 +172,10 @@ class PrioritizedSampler(Sampler):
         index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)
         return index, {"priority_weight": weights}
 
-    def tree_of(self, storage: Storage) -> PriorityTree:
-        """Return the weights of the elements of a storage, up to date."""
-        self.on_attach(storage)
+    def tree_of(self, storage: Storage, length: int = -1) -> PriorityTree:
+        """Return the weights of the elements of a storage; `length` is that of one which was asked for before."""
+        if length != self._priorities.known:
+            self.on_attach(storage)
         return self._priorities.tree
 
     def fit(self, storage: Storage) -> None:
@@ -406,10 +407,8 @@ def _plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
 def _largest(given: Any) -> torch.Tensor:
     """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
     value, number = (None, None) if given is None else given
-    return torch.tensor(
-        [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)],
-        dtype=torch.float64,
-    )
+    found = [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _leaves(path: Path, capacity: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,14 +32,22 @@ class Parts:
     `members` and `stops` are int64 `[parts]`; nothing is changed.
     """
 
-    __slots__ = ("_labels", "listed", "members", "size", "stops")
-
     def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
         self.listed = [member for member, _ in counts]
         self.members = np.array(self.listed, np.int64)
         self.stops = np.cumsum([count for _, count in counts], dtype=np.int64)
         self.size = int(self.stops[-1])
         self._labels: tuple[Numbers, Numbers, Numbers] | None = None
+
+    @cached_property
+    def memory(self) -> Numbers:
+        """Memory for numbers of its rows, int64 `[size]`, that is used again."""
+        return np.empty(self.size, np.int64)
+
+    @cached_property
+    def pieces(self) -> list[torch.Tensor]:
+        """The memory of each part."""
+        return [from_numpy(self.memory[part]) for _, part in self]
 
     @property
     def equal(self) -> bool:
