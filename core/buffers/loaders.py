@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import sys
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict
 from torch.utils.data import DataLoader, default_convert
 
 from ..errors import NoLengthError, SchemaError
-from ..storages.pytree import NO_BATCH, TreeSpec, tree_spec_of
 from .parts import BufferParts
+from .pieces import Piece
 from .slots import Sent, SharedSlots
 
 LINE = "DataLoader(buffer, batch_size=None)"
@@ -104,10 +102,6 @@ def _as_it_is(batch: Any) -> Any:
 
 # How batches leave workers --------------------------------------------------------------------------
 
-_ALIGNMENT = 64
-_Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
-"""Where a leaf is in the bytes of a batch."""
-
 
 class _Message:
     """A batch on its way to another process; unpickled, it is the same batch.
@@ -119,66 +113,29 @@ class _Message:
 
     def __init__(self, batch: Any, slots: SharedSlots | None = None) -> None:
         self.content: Sent | bytes | None = None
-        structure = _dense_structure(batch)
-        if structure is None:
-            self.document = _pickled(batch)
+        piece = Piece.of(batch)
+        self.document = _pickled(batch if piece is None else piece.layout)
+        if piece is None:
             return
-        leaves, places, end = structure.flatten(batch), list[_Place](), 0
-        for leaf in leaves:
-            places.append((end, leaf.dtype, leaf.shape))
-            end += -(-leaf.numel() * leaf.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self.document = _pickled((structure, places))
-        claimed = None if slots is None else slots.claim(end)
+        claimed = None if slots is None else slots.claim(piece.size)
         if claimed is None:
-            content = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(end))  # type: ignore[arg-type, unused-ignore]
+            storage = torch.UntypedStorage._new_shared(piece.size)
+            content = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type, unused-ignore]
             self.content = _pickled(content)
         else:
             content, self.content = claimed
-        for leaf, target in zip(leaves, _views(content, places), strict=True):
-            target.copy_(leaf)
+        piece.write(content)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.document, self.content)
 
 
-def _pickled(parts: Any) -> bytes:
-    return bytes(ForkingPickler.dumps(parts))
+def _pickled(value: Any) -> bytes:
+    return bytes(ForkingPickler.dumps(value))
 
 
 def _arrived(document: bytes, content: Sent | bytes | None) -> Any:
     found = pickle.loads(document)  # safe, as below: from a worker of this program
     if content is None:
         return found
-    structure, places = found
-    arrived = pickle.loads(content) if isinstance(content, bytes) else content.received()
-    return structure.unflatten(iter(_views(arrived, places)), NO_BATCH)
-
-
-def _dense_structure(batch: Any) -> TreeSpec | None:
-    """Return the spec of a nest of dense tensors that becomes the same nest again; None for anything else."""
-    leaves: list[torch.Tensor] = []
-    with contextlib.suppress(SchemaError):
-        if _gathered(batch, leaves) and leaves:
-            return tree_spec_of(batch)
-    return None
-
-
-def _gathered(part: Any, leaves: list[torch.Tensor]) -> bool:
-    """Append the tensors of a part of a nest; return whether all of them are dense and the nest has no other types."""
-    kind = type(part)
-    if kind is torch.Tensor:
-        leaves.append(part)
-        return part.is_cpu and part.layout is torch.strided and not (part.requires_grad or part.is_quantized)
-    if kind is NonTensorData:
-        return True
-    if kind not in (TensorDict, dict, list, tuple) or (kind is TensorDict and any(part.names)):
-        return False
-    return all(_gathered(child, leaves) for child in (part if kind in (list, tuple) else part.values()))
-
-
-def _views(content: torch.Tensor, places: list[_Place]) -> list[torch.Tensor]:
-    found = []
-    for start, dtype, shape in places:
-        size = shape.numel() * dtype.itemsize
-        found.append(content[start : start + size].view(dtype).view(shape))
-    return found
+    return found.nest(pickle.loads(content) if isinstance(content, bytes) else content.received())

@@ -6,6 +6,7 @@ of a machine share, and the tensors that arrive are views of it. torch alone cop
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Sequence
@@ -17,8 +18,11 @@ import torch
 from numpy.typing import NDArray
 from tensordict import MemoryMappedTensor, TensorDict
 
+from .pieces import Layout, Piece
+
 _PLAIN = frozenset({torch.Tensor, MemoryMappedTensor})
 _ALIGNMENT = 64
+_SIZE_BYTES = 8
 
 
 class Parcel:
@@ -69,6 +73,33 @@ def joined(parts: Sequence[Any]) -> Any:
     document, starts, sizes, first = parts[0]
     whole = np.concatenate([first, *parts[1:]])
     return opened(document, *(whole[start : start + size] for start, size in zip(starts, sizes, strict=True)))
+
+
+def small(value: Any, limit: int) -> bytes | None:
+    """Pack a nest of dense tensors of up to `limit` bytes; None for anything else.
+
+    Ray sends plain bytes as they are; of a parcel it keeps a list of buffers, which takes longer.
+    """
+    piece = Piece.of(value)
+    if piece is None or piece.size > limit or any(piece.layout.structure.constants()):
+        return None
+    try:
+        document = pickle.dumps(piece.layout)
+    except (AttributeError, TypeError, pickle.PicklingError):  # of a class that cannot be imported
+        return None
+    return b"".join((*piece.parts(), document, piece.size.to_bytes(_SIZE_BYTES, "little")))
+
+
+def opened_small(data: bytes) -> Any:
+    """Return the nest that `small` packed, on memory of its own."""
+    size = int.from_bytes(data[-_SIZE_BYTES:], "little")
+    return _layout(data[size:-_SIZE_BYTES]).nest_in(bytearray(data[:size]))
+
+
+@functools.lru_cache(maxsize=16)
+def _layout(document: bytes) -> Layout:
+    found: Layout = pickle.loads(document)  # safe: from a process that runs this program's code
+    return found
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

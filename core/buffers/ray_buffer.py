@@ -15,7 +15,7 @@ from tensordict import is_tensor_collection
 from ..errors import NetworkError, SchemaError, UsageError
 from ..ray_session import connect, imported_ray
 from .base import ReplayBuffer
-from .parcels import Parcel, joined, packed, split
+from .parcels import Parcel, joined, opened_small, packed, small, split
 from .pytrees import map_tensors
 
 _PARTS = frozenset({"sampler", "storage", "transform", "writer"})
@@ -24,6 +24,7 @@ _END = "end of the iteration"
 # Ray sends up to 100 kB with the answer, and more through the object store, which takes twice as long for 200 kB.
 _PART_BYTES, _MOST_PARTS = 90_000, 12
 _DEFAULTS: dict[str, Any] = {"num_cpus": 1}
+_NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class BufferLostError(NetworkError):
@@ -43,10 +44,13 @@ class _Host:
         function, arguments, options = work
         return Parcel(self._answer(function, *arguments, **options))
 
-    def sample(self, parts: int, batch_size: int | None, options: dict[str, Any]) -> Any:
-        """Draw a batch; return it in so many parts, a single one as a parcel."""
-        found = self._answer(_method, "sample", batch_size, **options)
-        return Parcel(found) if parts == 1 else split(found, parts)
+    def sample(self, batch_size: int | None, options: Mapping[str, Any] = _NO_OPTIONS, parts: int = 1) -> Any:
+        """Draw a batch; return it in so many parts, a single one as bytes if it is small, else as a parcel."""
+        done, found = self._answer(_method, "sample", batch_size, **options)
+        if parts > 1:
+            return split((done, found), parts)
+        packed = small(found, _PART_BYTES) if done else None
+        return Parcel((done, found)) if packed is None else packed
 
     def _answer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[bool, Any]:
         try:
@@ -317,9 +321,13 @@ class RayReplayBuffer:
         parts = self._parts.get(batch_size, 1)
         method = self._actor.sample
         if parts == 1:
-            done, found = self._get(method.remote(1, batch_size, options))
+            # Each argument is sent apart, and takes its time.
+            answer = self._get(method.remote(batch_size, options) if options else method.remote(batch_size))
+            if isinstance(answer, bytes):
+                return opened_small(answer)
+            done, found = answer
         else:
-            done, found = joined(self._get(method.options(num_returns=parts).remote(parts, batch_size, options)))
+            done, found = joined(self._get(method.options(num_returns=parts).remote(batch_size, options, parts)))
         if not done:
             raise found
         if batch_size not in self._parts:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from rbtool.core.buffers.parcels import Parcel, joined, split
+from rbtool.core.buffers.parcels import Parcel, joined, opened_small, small, split
 
 TENSORS = {
     "transposed": torch.arange(12.0).view(3, 4).t(),
@@ -57,3 +57,48 @@ def test_a_generator_continues_where_it_was() -> None:
     generator = torch.Generator().manual_seed(3)
     torch.rand(5, generator=generator)
     assert torch.equal(torch.rand(3, generator=sent(generator)), torch.rand(3, generator=generator))
+
+
+# Small nests ----------------------------------------------------------------------------------------
+
+NESTS: dict[str, Any] = {
+    "tensordict": TensorDict({"a": torch.arange(6), "next": {"b": torch.rand(6, 3), "done": torch.ones(6) > 0}}, [6]),
+    "device": TensorDict({"a": torch.arange(3)}, [3], device="cpu"),
+    "info": (TensorDict({"a": torch.arange(3)}, [3]), {"index": (torch.arange(3),), ("x", "y"): torch.zeros(3)}),
+    "element types": {str(kind): torch.arange(5).to(kind) for kind in (
+        torch.bool, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.complex64,
+    )},
+    "lazy bits": [torch.arange(4).to(torch.complex64).conj(), torch.arange(4).to(torch.complex128).conj().imag],
+    "strides": [torch.arange(6).reshape(2, 3).T, torch.arange(1.0).expand(7), torch.tensor(3.5), torch.zeros(2, 0)],
+    "nothing": {"a": torch.zeros(0, 3)},
+}  # fmt: skip
+LARGER: dict[str, Any] = {
+    "bytes": torch.zeros(1001, dtype=torch.uint8), "text": {"a": torch.zeros(3), "b": "text"}, "no tensor": [],
+    "value": TensorDict({"a": torch.zeros(3), "b": NonTensorData("text", [3])}, [3]), "named": TensorDict(
+        {"a": torch.zeros(3)}, [3], names=["time"]), "gradient": torch.zeros(3, requires_grad=True),
+}  # fmt: skip
+
+
+def flat(nest: Any) -> list[Any]:
+    """The types and values of a nest."""
+    if isinstance(nest, torch.Tensor):
+        return [nest.dtype, tuple(nest.shape), nest.tolist()]
+    if isinstance(nest, TensorDict):
+        return [nest.batch_size, nest.device, {key: flat(nest[key]) for key in nest.keys()}]  # noqa: SIM118
+    return [type(nest), [flat(part) for part in (nest.values() if isinstance(nest, dict) else nest)]]
+
+
+@pytest.mark.parametrize("kind", NESTS)
+def test_a_small_nest_arrives_as_it_was_and_can_be_written(kind: str) -> None:
+    data = small(NESTS[kind], 10_000)
+    assert isinstance(data, bytes)
+    one, other = opened_small(data), opened_small(data)
+    assert flat(one) == flat(other) == flat(NESTS[kind])
+    if kind == "tensordict":
+        one["a"].zero_()
+        assert flat(other) == flat(NESTS[kind])
+
+
+@pytest.mark.parametrize("kind", LARGER)
+def test_anything_else_is_not_packed_as_a_small_nest(kind: str) -> None:
+    assert small(LARGER[kind], 1_000) is None
