@@ -56,8 +56,10 @@ def main(options, folder):
     walks.finish()
     rbtool.preprocess(walks.path, dest=f"{folder}/data", operations={"return_to_go": True, "gamma": GAMMA})
     sampler = rbtool.SliceSampler(slice_len=CONTEXT, weight="step", batched=True)  # no walk is shorter
-    data = rbtool.load_dataset(f"{folder}/data", batch_size=64 * CONTEXT, sampler=sampler, seed=options.seed)
-    network, curve = DecisionTransformer(), {0: len(data) / 300}
+    data = rbtool.torch_dataset(
+        f"{folder}/data", 64 * CONTEXT, sampler=sampler, seed=options.seed, batches=options.steps
+    )
+    network, curve = DecisionTransformer(), {0: len(data.buffer) / 300}
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
 
     @torch.no_grad()
@@ -65,7 +67,7 @@ def main(options, folder):
         togo = GAMMA ** (7.0 - torch.arange(cells.shape[1])).clamp(min=0)[None, -CONTEXT:, None]
         return torch.distributions.Categorical(logits=network(togo, cells[:, -CONTEXT:])[0, -1]).sample()
 
-    for step, batch in zip(range(1, options.steps + 1), DataLoader(data, batch_size=None), strict=False):
+    for step, batch in enumerate(DataLoader(data, batch_size=None), 1):  # workers would yield the same batches
         optimiser.zero_grad()
         nn.functional.cross_entropy(network(batch["return_to_go"], batch["observation"]).mT, batch["action"]).backward()
         optimiser.step()

@@ -18,7 +18,7 @@ EXAMPLES = {example.stem: example for example in (ROOT / "examples").glob("*.py"
 Judgement = Callable[[float, float], bool]
 SHORT: dict[str, tuple[int, Judgement]] = {
     "bc": (100, lambda dataset, clone: clone > 1.2 * dataset),
-    "decision_transformer": (60, lambda random, learned: learned < 0.9 * random),
+    "decision_transformer": (90, lambda random, learned: learned < 0.9 * random),
     "dqn": (1200, lambda random, learned: learned > 1.8 * random),
     # An episode that never gets up the hill has a return of -200.
     "offline_to_online": (600, lambda dataset, learned: dataset < -150 and learned > -190),
