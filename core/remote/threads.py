@@ -57,7 +57,23 @@ def run_together(jobs: Sequence[Job], watch: Watch, *, workers: int, interrupt: 
         for job in jobs:
             job(watch)
         return
-    _Workers(jobs, watch, interrupt).run(min(workers, len(jobs)))
+    try:
+        _Workers(jobs, watch, interrupt).run(min(workers, len(jobs)))
+    except _NoThreads:
+        run_together(jobs, watch, workers=1, interrupt=interrupt)
+
+
+class _NoThreads(Exception):
+    """The system starts no more threads."""
+
+
+def _started(thread: threading.Thread) -> bool:
+    """Start a thread; return whether the system allows it."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Workers:
@@ -85,8 +101,8 @@ class _Workers:
         # Daemons: one that hangs in the network must not keep the process from ending.
         threads = [threading.Thread(target=self._work, name="rbtool-fetch", daemon=True) for _ in range(workers)]
         try:
-            for thread in threads:
-                thread.start()
+            if not sum(map(_started, threads)):
+                raise _NoThreads
             while self._left:
                 try:
                     message = self._messages.get(timeout=_WAIT_SECONDS)

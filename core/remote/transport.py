@@ -192,7 +192,8 @@ def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
     """Call `interrupt`, which breaks the connection off, in another thread if the head of an answer takes too long."""
     late = threading.Timer(_ANSWER_TIMES * read_seconds(), interrupt)
     late.daemon = True
-    late.start()
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: the head has no limit of its own then
+        late.start()
     try:
         yield
     finally:
@@ -253,6 +254,8 @@ def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> by
             data += block if unpacker is None else unpacker.decompress(block, limit + 1 - len(data))
             if len(data) > limit:
                 raise FormatError(f"{what} has more than {limit:,} bytes")
+            if unpacker is not None and unpacker.unused_data:  # another member, of which nothing would be unpacked
+                raise FormatError(f"{what} continues after the end of what is compressed")
     except zlib.error as error:
         raise Transient(NetworkError(f"{what} makes no sense: it is not {encoding}")) from error
     if unpacker is not None and not unpacker.eof:

@@ -156,6 +156,9 @@ def test_bodies_are_unpacked_up_to_the_limit() -> None:
         bounded(iter([packed]), "gzip", 999, "it")
     with pytest.raises(FormatError, match="compressed by 'br'"):
         bounded(iter([b""]), "br", 999, "it")
+    for blocks in ([packed + packed], [packed, packed]):
+        with pytest.raises(FormatError, match="it continues after the end"):
+            bounded(iter(blocks), "gzip", 5000, "it")
 
 
 def page(number: int, url: str) -> bytes:

@@ -93,3 +93,19 @@ def test_any_other_error_ends_it_all() -> None:
     with pytest.raises(KeyError, match="a fault of ours"):
         ask_all([wait, fail, wait, wait], Held(), workers=2)
     assert held.is_set()
+
+
+@pytest.mark.parametrize("startable", [0, 1])
+def test_questions_are_answered_where_few_threads_can_be_started(
+    startable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, [startable]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert ask_all([lambda number=number: number for number in range(5)], Replies()) == [0, 1, 2, 3, 4]  # type: ignore[misc]
