@@ -55,8 +55,6 @@ class _Host:
     def _answer(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[bool, Any]:
         try:
             return True, function(self, *arguments, **options)
-        except StopIteration:
-            return True, _END
         except Exception as error:
             return False, _portable(error)
 
@@ -108,7 +106,7 @@ def _iterate(host: Any, name: str) -> None:
 
 
 def _next(host: Any, name: str) -> Any:
-    return next(host.iterators[name])
+    return next(host.iterators[name], _END)
 
 
 def _stop(host: Any, name: str) -> None:

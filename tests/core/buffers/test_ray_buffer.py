@@ -235,6 +235,8 @@ def test_errors_are_those_of_the_buffer(ray: Any, buffer: RayReplayBuffer) -> No
         buffer.nothing()
     with pytest.raises(UsageError, match="prefetch"):
         remote(ReplayBuffer, prefetch=3)
+    with pytest.raises(StopIteration):
+        buffer.call(lambda buffer: next(iter([])))
     assert len(buffer) == 100
 
 
