@@ -112,6 +112,7 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     data, source, forms = work / "dataset", work / "source", ("ted", "flat", "nested", "h5")
     jobs: dict[str, Callable[[Path], object]] = {
         "convert-archive": lambda dest: rbtool.convert(work / "archive.tar.xz", dest, force=True, trust_pickle=True),
+        "convert-episodes": lambda dest: rbtool.convert(work / "episodes", dest, force=True, trust_pickle=True),
         "download": _download,
     }
     raws = ("source", "-blocks table.hdf5", "-checkpoints run", "-shards shards", "-videos videos")

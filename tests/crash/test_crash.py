@@ -9,7 +9,8 @@ import pytest
 import rbtool
 
 FORMS = ("ted", "flat", "nested", "h5")
-JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "convert-shards", "convert-videos",
+JOBS = ("convert", "convert-archive", "convert-blocks", "convert-checkpoints", "convert-episodes", "convert-shards",
+        "convert-videos",
         "download", "preprocess", "preprocess-fewer", "merge", "split", "mix",
         *(f"{verb}-{form}" for verb in ("save", "load") for form in FORMS),
         *(f"dump-{form}" for form in FORMS[1:]))  # fmt: skip
