@@ -110,11 +110,10 @@ def _destination(out: Path, job: str) -> Path:
 
 def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     data, source, forms = work / "dataset", work / "source", ("ted", "flat", "nested", "h5")
-    jobs: dict[str, Callable[[Path], object]] = {
-        "convert-archive": lambda dest: rbtool.convert(work / "archive.tar.xz", dest, force=True, trust_pickle=True),
-        "convert-episodes": lambda dest: rbtool.convert(work / "episodes", dest, force=True, trust_pickle=True),
-        "download": _download,
-    }
+    jobs: dict[str, Callable[[Path], object]] = {"download": _download}
+    for name, raw in {"archive": "archive.tar.xz", "episodes": "episodes"}.items():
+        options: dict[str, Any] = {"force": True, "trust_pickle": True}
+        jobs[f"convert-{name}"] = lambda dest, raw=raw, options=options: rbtool.convert(work / raw, dest, **options)  # type: ignore[misc]
     raws = ("source", "-blocks table.hdf5", "-checkpoints run", "-shards shards", "-videos videos")
     for name, _, raw in (one.rpartition(" ") for one in raws):
         jobs[f"convert{name}"] = lambda dest, raw=raw: rbtool.convert(work / raw, dest, force=True)  # type: ignore[misc]
