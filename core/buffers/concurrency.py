@@ -258,8 +258,10 @@ class Sharing:
         here = place() if here is None else here
         if here != self._place:
             self.move_to(here, begins_epoch=self._change_stream())
-        if self._rng is None and (generator := stand_in()) is not self._sampler.generator:
-            self._set_generators(generator)
+        if self._rng is None:
+            generator = None if _inherited is None else stand_in()
+            if generator is not self._sampler.generator:
+                self._set_generators(generator)
 
     def _change_stream(self) -> bool:
         """Change to the random stream of this process; return whether its draws differ from those of the others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,6 @@ from .ensemble_state import EnsembleState
 from .locks import Guards, HoldAll
 from .schemas import Joiner, Schema, SchemaDifference, differences, joined_schema, schema_of
 
-_NOTHING = contextlib.nullcontext()
 _IS_EMPTY = operator.attrgetter("is_empty")
 
 
@@ -69,9 +67,9 @@ class _Lineup(NamedTuple):
         """Whether the batches of members are rows as their storages return them."""
         return self.transforms is not None and all(map(_IS_EMPTY, self.transforms))
 
-    def exclusion(self, joint: JointDraw) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which nobody else uses what a joint draw uses."""
-        return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else _NOTHING
+    def exclusion(self, joint: JointDraw) -> HoldAll | None:
+        """Return a context in which nobody else uses what a joint draw uses; None if that may be."""
+        return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else None
 
 
 class RowsDraw(Draw):
@@ -166,9 +164,12 @@ class EnsembleDraws(EnsembleState):
             joint = self._joint()
             if joint is None:
                 return self._draw_counts(self._sampler.counts(self._storage.sizes, size) if counts is None else counts)
-            with self._lineup.exclusion(joint):
-                counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
-                draw = None if drawn is None else self._draw_of(joint, *drawn)
+            exclusion = self._lineup.exclusion(joint)
+            if exclusion is None:
+                draw, counts = self._draw_jointly(joint, size, counts)
+            else:
+                with exclusion:
+                    draw, counts = self._draw_jointly(joint, size, counts)
             if draw is None:
                 return self._draw_counts(counts)
             return draw if draw.plain else self._completed_in_turn(draw)
@@ -203,22 +204,26 @@ class EnsembleDraws(EnsembleState):
     def _line_up(self) -> None:
         self._lineup = _Lineup.of(self._members)
 
-    def _draw_of(self, joint: JointDraw, rows: MemberRows, info: Mapping[Any, Any]) -> RowsDraw | None:
-        """Make a draw of rows that were drawn in one go; None if they have to be read member by member."""
+    def _draw_jointly(self, joint: JointDraw, size: int, counts: Counts | None) -> tuple[RowsDraw | None, Counts]:
+        """Draw in one go; return the draw, None if that has to be member by member, and how many of each."""
+        counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
+        if drawn is None:
+            return None, counts
         self._learn_schemas()
+        rows, info = drawn
         labels = labels_of(rows, self._storage, self.batch)
-        size = labels[1].shape
-        common = {key: value.view(size) for key, value in info.items()} if info else info
-        draw = RowsDraw(rows, labels, self.source_key, common, self._lineup.plain)
+        if info and labels[1].dim() > 1:
+            info = {key: value.view(labels[1].shape) for key, value in info.items()}
+        draw = RowsDraw(rows, labels, self.source_key, info, self._lineup.plain)
         if joint.reads_rows:
             carrying = self._carrying(rows.parts.listed)
             draw.rows = batch = None if carrying is None else self._gathered(draw)
             if batch is None:
-                return None
+                return None, counts
             draw.common = joint.info_of(batch)
             for key, value in draw.common.items() if carrying else ():
                 batch.set(key, value)
-        return draw
+        return draw, counts
 
     def _completed_in_turn(self, draw: Draw) -> Draw:
         """Make the batches of transforms with random numbers now: these come in the order of the calls."""

@@ -152,7 +152,7 @@ PLACE = 5
 
 
 @numba.njit(
-    "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], boolean, int64[::1], float64[::1])",
+    "boolean(float64[::1], int64[::1], int64[::1], int64[:, ::1], boolean, int64[::1], float64[::1])",
     nogil=True,
     cache=True,
 )
@@ -164,21 +164,25 @@ def draw_parts(
     by_batch: bool,
     index: Numbers,
     weights: Values,
-) -> None:
+) -> bool:
     """Draw from several trees, with the fractions before `stops[0]` from the one at `places[numbers[0]]`, and so on.
 
     A place is `CompiledTree.place`. The weights are divided by the least one of their tree, or of their part.
+    Returns False for a tree with a total that is 0 or not finite.
     """
     begin = 0
     for part in range(stops.size):
         stop, place = stops[part], places[numbers[part]]
         sums = floats_at(place[0], place[1])
         starts = ints_at(place[2], place[3])
+        if not 0 < sums[starts[starts.size - 2]] < math.inf:
+            return False
         draw_leaves(fractions[begin:stop], sums, starts, index[begin:stop], weights[begin:stop])
         least = weights[begin:stop].min() if by_batch else floats_at(place[4], 1)[0]
         for number in range(begin, stop):
             weights[number] /= least
         begin = stop
+    return True
 
 
 class CompiledTree(PriorityTree):

@@ -163,25 +163,26 @@ class Forest:
         self._places = np.zeros((count, 0 if self._loops is None else self._loops.PLACE), np.int64)
 
     def plant(self, number: int, tree: PriorityTree) -> bool:
-        """Take a tree under a number; False if it is of another kind, or has a total that is 0 or not finite."""
+        """Take a tree under a number; False if it is of another kind."""
         if self._trees[number] is not tree:
             if self._loops is None or not isinstance(tree, self._loops.CompiledTree):
                 return False
             self._places[number], self._trees[number] = tree.place, tree
-        return 0 < tree.total < math.inf
+        return True
 
     def draw(
         self, fractions: NDArray[np.float64], numbers: NDArray[np.int64], stops: NDArray[np.int64], *, by_batch: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
         """Draw with the fractions before `stops[0]` from the tree `numbers[0]`, and so on; see `PriorityTree.draw`.
 
         Returns the leaves, int64 `[n]`, and their weights, float64 `[n]`, as multiples of the least one above 0 of
-        their tree, or with `by_batch` of those that were drawn together. No part is empty.
+        their tree, or with `by_batch` of those that were drawn together. No part is empty. None for a tree with a total
+        that is 0 or not finite.
         """
         assert self._loops is not None  # no tree was taken without
         index, weights = np.empty(len(fractions), np.int64), np.empty(len(fractions))
-        self._loops.draw_parts(fractions, numbers, stops, self._places, by_batch, index, weights)
-        return index, weights
+        done = self._loops.draw_parts(fractions, numbers, stops, self._places, by_batch, index, weights)
+        return (index, weights) if done else None
 
 
 @functools.cache

@@ -232,8 +232,11 @@ class PrioritiesDraw(JointDraw):
         first, parts = self._samplers[0], self._parts_of(counts)
         chances = self._own_chances(counts) if chances is None else chances
         by_batch = first.normalize == "batch"
-        numbers, weights = self._forest.draw(chances, parts.members, parts.stops, by_batch=by_batch)
-        return MemberRows(parts, numbers), {"priority_weight": torch.from_numpy(weights).pow_(-first.beta).float()}
+        drawn = self._forest.draw(chances, parts.members, parts.stops, by_batch=by_batch)
+        if drawn is None:
+            return None
+        weights = torch.from_numpy(drawn[1]).pow_(-first.beta).float()
+        return MemberRows(parts, drawn[0]), {"priority_weight": weights}
 
 
 _KINDS: dict[type[Sampler], type[JointDraw]] = {

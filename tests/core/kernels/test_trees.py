@@ -373,7 +373,9 @@ def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
         tree.load(torch.from_numpy(whole_numbers(tree.capacity, number, 0.3) + (number == 4)))
         assert forest.plant(number, tree)
     chances, stops = np.random.default_rng(1).random(90), np.array([20, 70, 90])
-    index, weights = forest.draw(chances, np.array([2, 4, 0]), stops, by_batch=by_batch)
+    drawn = forest.draw(chances, np.array([2, 4, 0]), stops, by_batch=by_batch)
+    assert drawn is not None
+    index, weights = drawn
     for tree, part in zip((planted[2], planted[0], planted[1]), np.split(np.arange(90), stops[:-1]), strict=True):
         leaves, expected = tree.draw(torch.from_numpy(chances[part]))
         np.testing.assert_array_equal(index[part], leaves.numpy())
@@ -381,12 +383,13 @@ def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
         np.testing.assert_array_equal(weights[part], expected.double().numpy() / least)
 
 
-def test_a_forest_takes_no_tree_that_cannot_be_drawn_from() -> None:
-    forest = trees.Forest(1)
+def test_a_forest_draws_from_no_tree_without_weights_and_takes_none_of_another_kind() -> None:
+    forest, tree = trees.Forest(1), CompiledTree(3)
     assert not forest.plant(0, TorchTree(3))
-    assert not forest.plant(0, CompiledTree(3))
-    tree = CompiledTree(3)
-    tree.fill(0, 2, 1.0)
     assert forest.plant(0, tree)
-    tree.fill(0, 2, 0.0)
-    assert not forest.plant(0, tree)
+    arguments = np.zeros(4), np.array([0]), np.array([4])
+    assert forest.draw(*arguments, by_batch=False) is None
+    tree.fill(1, 2, 1.0)
+    drawn = forest.draw(*arguments, by_batch=False)
+    assert drawn is not None
+    assert drawn[0].tolist() == [1] * 4
