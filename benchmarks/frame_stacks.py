@@ -1,6 +1,6 @@
 """Time batches of stacks of stored frames next to as many batches of single frames.
 
-    python benchmarks/frame_stacks.py [--rows 30000] [--frames 4] [--batch-size 32] [--rounds 300] [--limit 1.3]
+    python benchmarks/frame_stacks.py [--rows 30000] [--frames 4] [--batch-size 32] [--rounds 300] [--limit 1.5]
 
 Rows are those of Atari: uint8 [84, 84], in episodes of 1,700 steps. One side draws a batch with `StoredFrameStack`;
 the other draws as many batches of the same size as a stack has frames, without a transform. Storages are a dataset in
@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
-    parser.add_argument("--limit", type=float, default=1.3)
+    parser.add_argument("--limit", type=float, default=1.5)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     worst = 0.0

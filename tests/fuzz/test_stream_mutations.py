@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from atari_files import random_rows, write_rings, write_run
 from damage import mutated
-from dgrl_files import random_episodes, write_archive
+from dgrl_files import random_episodes, write_archive, write_folder
 from openx_files import random_episodes as random_robot_episodes
 from openx_files import write_shards
 
@@ -33,6 +33,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("gen_dgrl", "gen_dgrl-unpacked"):
         write_archive(folder / name / "a.tar.xz", random_episodes((5, 1, 9)))
     write_archive(folder / "gen_dgrl-tar" / "a.tar", random_episodes((5, 1, 9)))
+    write_folder(folder / "gen_dgrl-folder", random_episodes((5, 1, 9)))
     write_shards(folder / "openx", [random_robot_episodes((3, 1)), random_robot_episodes((2,), kind="JPEG")])
     return {path.name: path for path in folder.iterdir()}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.slice_samplers import situation
 from rbtool.core.transforms.base import Compose
@@ -148,6 +150,35 @@ def test_a_ring_that_is_written_meanwhile(sampler: Callable[[], Sampler], prefet
     finally:
         over.set()
         writer.join()
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda: SliceSampler(slice_len=2)])
+def test_a_ring_that_another_process_writes(sampler: Callable[[], Sampler], tmp_path: Path) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(50, scratch_dir=tmp_path),
+        sampler=sampler(),
+        transform=stack(4),
+        batch_size=32,
+        shared=True,
+    )
+    batches = numbered(17)
+    buffer.extend(next(batches))
+    context = multiprocessing.get_context("fork")
+    over = context.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            buffer.extend(next(batches))
+
+    writer = context.Process(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            require_consecutive(buffer.sample())
+    finally:
+        over.set()
+        writer.join()
+    assert len(buffer) == 50
 
 
 def numbered(count: int) -> Iterator[TensorDict]:
