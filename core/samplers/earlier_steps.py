@@ -31,10 +31,12 @@ class Rooms:
     def tensor(self, use: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor on the CPU; different uses in a batch do not share memory."""
         size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return torch.empty(*shape, dtype=dtype)
         memory = self._known.get((use, size))
         if memory is None:
-            while len(self._known) >= _ROOMS:
-                del self._known[next(iter(self._known))]
+            for oldest in list(self._known)[: 1 - _ROOMS]:
+                self._known.pop(oldest, None)  # another thread may have removed it
             memory = self._known[use, size] = memory_of((size,), np.dtype(np.uint8))
         return torch.from_numpy(memory()).view(dtype).view(*shape)
 

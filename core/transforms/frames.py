@@ -183,7 +183,7 @@ class StoredFrameStack(_Stack):
             missing = past.age.unsqueeze(-1) < torch.arange(self.n - 1, -1, -1)
             places = missing.reshape(-1).nonzero().squeeze(-1)
             if len(places):
-                found.view(missing.numel(), -1).index_fill_(0, places.to(found.device), self._filling(found))
+                found.flatten(0, past.age.dim()).index_fill_(0, places.to(found.device), self._filling(found))
         return found
 
     def _after(self, stack: torch.Tensor, key: Path, batch: TensorDictBase, past: Past) -> torch.Tensor:

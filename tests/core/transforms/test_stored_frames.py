@@ -189,6 +189,27 @@ def test_frames_of_several_shapes(frame: tuple[int, ...], dim: int, shape: tuple
     assert torch.equal(found["pixels"][4], join([0 * images[0], 0 * images[0], images[4]], dim))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32, torch.bfloat16, torch.complex64])
+def test_no_rows_frames_without_elements_and_all_types(dtype: torch.dtype) -> None:
+    rows = flagged(empty=torch.zeros(9, 0, dtype=dtype), value=torch.arange(9).to(dtype))
+    transform = StoredFrameStack(3, ["empty", "value"], dim=-1)
+    buffer = ReplayBuffer(storage=TensorStorage(rows), transform=transform)
+    assert buffer[torch.arange(0)]["value"].shape == (0, 3)
+    with pytest.raises(SchemaError, match="no dimension"):
+        ReplayBuffer(storage=TensorStorage(rows), transform=StoredFrameStack(3, "value"))[:]
+    found = buffer[:]
+    assert found["empty"].shape == (9, 0)
+    assert torch.equal(found["value"][7], torch.tensor([5, 6, 7]).to(dtype))
+    assert torch.equal(found["value"][4], torch.tensor([0, 0, 4]).to(dtype))
+
+
+def test_batches_of_many_sizes() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(flagged(300, (50, 200))), transform=stack(2))
+    kept = [(size, buffer[:size]) for size in (*range(1, 300, 9), 300, 2)]
+    for size, batch in kept:
+        assert batch["number"][:, 1].tolist() == list(range(size))
+
+
 def test_of_the_next_frames_alone_and_other_names() -> None:
     storage = TensorStorage(flagged())
     transform = StoredFrameStack(2, [("next", "number")], ["later"], dim=-1)
