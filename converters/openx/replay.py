@@ -164,6 +164,11 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        if not self.streaming:
+            return super().__repr__()
+        return f"{type(self).__name__}({self.dataset_id!r}, batch_size={self._batch_size}, streaming=True)"
+
     @property
     def data_path(self) -> Path:
         """The folder of the dataset; SchemaError (a RuntimeError) for a stream, which has none."""

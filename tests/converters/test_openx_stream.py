@@ -177,6 +177,7 @@ def test_a_stream_has_no_length_no_rows_and_no_folder(root: Path) -> None:
         with pytest.raises(kind):
             call()
     assert stream
+    assert repr(stream) == "OpenXExperienceReplay('toy', batch_size=4, streaming=True)"
 
 
 def test_an_episode_that_differs_is_named_and_passed_over(tmp_path: Path) -> None:
