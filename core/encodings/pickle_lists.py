@@ -29,6 +29,9 @@ def packed(value: Any, built: type) -> Numbers | None:
     `built` is the class of the arrays in it; those of one form are stacked. A list of integers that 64 bits do not
     hold, and one of flags and other numbers, is not packed.
     """
+    kinds = set(map(type, value))
+    if len(kinds) == 1 and not kinds.isdisjoint(_CODES):
+        return _numbers((len(value),), value, kinds.pop())
     found = _leaves(value, built, 0)
     if found is None:
         return None
@@ -40,7 +43,11 @@ def packed(value: Any, built: type) -> Numbers | None:
         kinds = {float}
     if len(kinds) != 1 or not kinds <= _CODES.keys():
         return None
-    code, name = _CODES[kinds.pop()]
+    return _numbers(shape, leaves, kinds.pop())
+
+
+def _numbers(shape: tuple[int, ...], leaves: Sequence[Any], kind: type) -> Numbers | None:
+    code, name = _CODES[kind]
     try:
         return Numbers(_ORDER + name, shape, memoryview(array(code, leaves)).cast("B"))
     except OverflowError:
