@@ -53,7 +53,7 @@ def upload(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and send nothing.")] = False,
 ) -> None:
-    """Put a dataset into a repository of the Hugging Face hub, as it is.
+    """Put a dataset on the Hugging Face hub, as it is.
 
     It is checked first, and compared with what arrived afterwards. What the hub has is not sent again, and one commit
     shows all of it at once: an interrupted upload resumes, and nobody sees half of it.

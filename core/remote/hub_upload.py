@@ -233,6 +233,12 @@ class _Counted(io.BufferedReader):
         return data
 
 
+def require_paths(files: Sequence[LocalFile]) -> None:
+    """Raise UsageError for a path that no hub takes, such as one below `.git`."""
+    for file in files:
+        _operation(file)
+
+
 def _opened(file: LocalFile, advance: Callable[[int], None]) -> io.BytesIO | _Counted:
     return io.BytesIO(file.source) if isinstance(file.source, bytes) else _Counted(file.source, advance)
 
@@ -244,7 +250,10 @@ def _operation(file: LocalFile) -> CommitOperationAdd:
         source = file.source if isinstance(file.source, bytes) else os.fspath(file.source)
         made = CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=source)
     except ValueError as error:
-        raise UsageError(f"{file.path} is a path that no hub takes") from error
+        raise UsageError(
+            f"{file.path} is a path that no hub takes",
+            hint="layout packed has no paths of fields: rbtool convert DATASET DEST --layout packed",
+        ) from error
     made.upload_info.sha256 = bytes.fromhex(file.sha256.partition(":")[2])
     return made
 

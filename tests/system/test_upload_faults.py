@@ -18,33 +18,42 @@ WHERE = "hf://me/walks"
 OBJECT, COMMIT, CREATE, BATCH = "PUT /lfs/", "POST .*/commit/", "POST /api/repos/create", "POST .*/batch"
 OCCUPIED = '{"error": "Cannot create repo: another conflicting operation is in progress"}'
 
+SLOW = pytest.mark.slow
 FAULTS = [
     pytest.param(Fault("GET", "status:401", 99), 5, "HF_TOKEN", id="401"),
-    pytest.param(Fault(CREATE, "status:403", 99), 5, "403 Forbidden", id="403 for the repository"),
+    pytest.param(Fault(CREATE, "status:403", 99), 5, "403 Forbidden", id="403 for the repository", marks=SLOW),
     pytest.param(Fault(COMMIT, "status:403", 99), 5, "no right to write", id="403 for the commit"),
-    pytest.param(Fault("POST .*/preupload/", "status:404", 99), 4, "404", id="the repository is removed meanwhile"),
+    pytest.param(
+        Fault("POST .*/preupload/", "status:404", 99), 4, "404", id="the repository is removed meanwhile", marks=SLOW
+    ),
     pytest.param(Fault(COMMIT, "status:413", 99), 5, "too large", id="413"),
-    pytest.param(Fault(COMMIT, "status:400", 99, body='{"error": "bad name"}'), 5, "bad name", id="400 with a reason"),
+    pytest.param(
+        Fault(COMMIT, "status:400", 99, body='{"error": "bad name"}'), 5, "bad name", id="400 with a reason", marks=SLOW
+    ),
     pytest.param(Fault(OBJECT, "status:429", 1, headers={"Retry-After": "0"}), 0, "", id="429 once"),
-    pytest.param(Fault(OBJECT, "status:429", 99, headers={"Retry-After": "9000"}), 5, "9,000 s", id="429 for hours"),
-    pytest.param(Fault("/api/", "status:500", 1), 0, "", id="500 once from the API"),
+    pytest.param(
+        Fault(OBJECT, "status:429", 99, headers={"Retry-After": "9000"}), 5, "9,000 s", id="429 for hours", marks=SLOW
+    ),
+    pytest.param(Fault("/api/", "status:500", 1), 0, "", id="500 once from the API", marks=SLOW),
     pytest.param(Fault(OBJECT, "status:503", 2), 0, "", id="503 twice for an object"),
-    pytest.param(Fault(OBJECT, "status:503", 99), 5, "503", id="503 for ever for objects"),
-    pytest.param(Fault(OBJECT, "broken:2000", 2), 0, "", id="an object broken off twice"),
+    pytest.param(Fault(OBJECT, "status:503", 99), 5, "503", id="503 for ever for objects", marks=SLOW),
+    pytest.param(Fault(OBJECT, "broken:2000", 2), 0, "", id="an object broken off twice", marks=SLOW),
     pytest.param(Fault(OBJECT, "broken:2000", 99), 5, "could not be sent to", id="objects broken off for ever"),
-    pytest.param(Fault(OBJECT, "lost", 1), 0, "", id="the answer to an object is lost"),
-    pytest.param(Fault(OBJECT, "slow:20", 1), 0, "", id="an object is not answered once"),
-    pytest.param(Fault(BATCH, "status:502", 1), 0, "", id="502 once for a batch"),
-    pytest.param(Fault(BATCH, "corrupt", 99), 1, "", id="answers that make no sense"),
-    pytest.param(Fault(CREATE, "lost", 1), 0, "", id="the answer to the repository is lost"),
+    pytest.param(Fault(OBJECT, "lost", 1), 0, "", id="the answer to an object is lost", marks=SLOW),
+    pytest.param(Fault(OBJECT, "slow:20", 1), 0, "", id="an object is not answered once", marks=SLOW),
+    pytest.param(Fault(BATCH, "status:502", 1), 0, "", id="502 once for a batch", marks=SLOW),
+    pytest.param(Fault(BATCH, "corrupt", 99), 1, "", id="answers that make no sense", marks=SLOW),
+    pytest.param(Fault(CREATE, "lost", 1), 0, "", id="the answer to the repository is lost", marks=SLOW),
     pytest.param(Fault(CREATE, "status:409", 2, body=OCCUPIED), 0, "another change", id="another repository is made"),
-    pytest.param(Fault(CREATE, "status:409", 9999, body=OCCUPIED), 5, "another change", id="others are made for ever"),
-    pytest.param(Fault(CREATE, "reset", 1), 0, "", id="the repository fails once"),
+    pytest.param(
+        Fault(CREATE, "status:409", 9999, body=OCCUPIED), 5, "another change", id="others are made for ever", marks=SLOW
+    ),
+    pytest.param(Fault(CREATE, "reset", 1), 0, "", id="the repository fails once", marks=SLOW),
     pytest.param(Fault(COMMIT, "lost", 1), 0, "", id="the answer to the commit is lost"),
     pytest.param(Fault(COMMIT, "reset", 1), 0, "", id="the commit fails once"),
-    pytest.param(Fault(COMMIT, "status:412", 1), 0, "", id="412 once, and nothing has changed"),
-    pytest.param(Fault(COMMIT, "status:503", 99), 5, "503", id="503 for ever for the commit"),
-    pytest.param(Fault("GET .*/tree/", "reset", 99), 5, "", id="the list of files for ever"),
+    pytest.param(Fault(COMMIT, "status:412", 1), 0, "", id="412 once, and nothing has changed", marks=SLOW),
+    pytest.param(Fault(COMMIT, "status:503", 99), 5, "503", id="503 for ever for the commit", marks=SLOW),
+    pytest.param(Fault("GET .*/tree/", "reset", 99), 5, "", id="the list of files for ever", marks=SLOW),
 ]
 
 
