@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..format.locate import dataset_folder, source_names
 from ..format.manifest import MANIFEST, TRANSFERS, Manifest, has_manifest, is_canonical
 from ..format.open_files import ListedFiles
 from ..format.sources import RemoteDataset, RemoteFile
-from ..format.staging import Staging, mend
+from ..format.staging import Staging, mend, remove_at_once, sweep
 from ..opening import open_steps
 from ..progress import Progress, readable_size
 from ..remote.checksums import matches
@@ -72,6 +73,7 @@ class HubDownload:
         if self.frozen:
             self._require_unchanged(there)
         if there is not None:
+            self._tidy()
             return self._entries(*there, started) | {"already_there": True}
         self._staging().refuse_if_taken()
         if self.dry_run:
@@ -120,6 +122,16 @@ class HubDownload:
                 return files.manifest, f"{origin.address}@{origin.commit}"
         except RbtoolError as error:
             raise occupied_error(self._folder, f"is damaged ({error})") from error
+
+    def _tidy(self) -> None:
+        """Remove what a process left that was killed when the dataset was in its place."""
+        fetched = self._originals.folder
+        aside = fetched.parent.with_name(fetched.name)
+        with contextlib.suppress(OSError, UsageError):  # such as a disk that cannot be written to
+            if not self.dry_run:
+                sweep(self._folder, below=self.root)
+                remove_at_once(fetched, near=aside, below=self.root)
+                sweep(aside, below=self.root)
 
     def _is_ours(self, transfer: Transfer) -> bool:
         asked = "download", f"hf://{self.address.repository}", self.address.revision

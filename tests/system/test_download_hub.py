@@ -70,6 +70,18 @@ def test_what_is_there_needs_no_network(machine, hub, words):
     assert (again["already_there"], hub.requests) == (True, [])
 
 
+def test_what_a_killed_process_left_goes_when_it_is_asked_for_again(machine, stored):
+    machine.json("download", WHERE)
+    (machine.store / "hf/.originals/me%2Fwalks/files").mkdir(parents=True)
+    (machine.store / "hf/me/.walks.rbtool-new-01234567").mkdir()
+    (machine.store / "hf/.me%2Fwalks.rbtool-new-01234567").mkdir()
+    assert machine.json("download", WHERE, "--dry-run")["already_there"]
+    assert len(list(machine.store.rglob(".*new-*"))) == 2
+    assert machine.json("download", WHERE)["already_there"]
+    assert machine.leftovers() == []
+    assert list(machine.store.rglob(".*new-*")) == []
+
+
 def test_it_is_opened_by_its_address(machine):
     with pytest.raises(rbtool.DatasetNotFoundError) as refused:
         rbtool.load_dataset(WHERE, root=machine.store)
