@@ -66,7 +66,7 @@ def add(app: typer.Typer) -> None:
 def ls(*, out: Output, root: Root = None) -> None:
     """List what is stored: bytes, last use, leftovers.
 
-    Lists datasets, kept originals, partial downloads, leftovers of interrupted work, and listings of remotes.
+    Lists datasets, kept originals, partial downloads, leftovers of interrupted work, listings of remotes and streams.
     """
     from ..core.verbs import cache
 
@@ -101,7 +101,7 @@ def rm(
 
 
 def prune(*, out: Output, root: Root = None, yes: Yes = False, dry_run: _DryRun = False) -> int:
-    """Remove leftovers, partial downloads and old listings.
+    """Remove leftovers, partial downloads, shards of streams and old listings.
 
     Datasets, kept originals and anything in use stay. Listings of remotes are old after 30 days.
     """

@@ -50,6 +50,11 @@ def _cache_folder() -> Path:
         return Path("~/.cache/rbtool")
 
 
+def streams_folder(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder below the storage root that keeps shards of streams, each stream in a folder of its own."""
+    return storage_root(root) / ".streams"
+
+
 def known_root(root: str | os.PathLike[str] | None = None) -> Path | None:
     """The storage root for those who can do without: None for a user without a home folder."""
     try:

@@ -152,7 +152,7 @@ def prune(
     dry_run: bool = False,
     confirm: Callable[[CachePruneResult], bool] | None = None,
 ) -> CachePruneResult:
-    """Remove leftovers of dead processes, partial downloads, and listings of remotes older than 30 days.
+    """Remove leftovers of dead processes, partial downloads, shards of streams, and listings older than 30 days.
 
     Datasets, checkpoints, kept originals and anything in use stay. `confirm` is called with the planned removal; if
     it returns False, nothing is removed. Raises UsageError if the root is not a folder.

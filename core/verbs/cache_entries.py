@@ -15,16 +15,17 @@ from ..errors import DatasetNotFoundError, RbtoolError, UsageError, nearest
 from ..format import fs
 from ..format.documents import written_time
 from ..format.hub_address import HUB
-from ..format.locate import last_use, stored_datasets
+from ..format.locate import last_use, stored_datasets, streams_folder
 from ..format.manifest import Manifest
 from ..format.staging import leftovers, lock_folder
 from ..remote.originals import Originals, stored_originals
 from .listing import fits, stored_name
 
-What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing"]
+What: TypeAlias = Literal["dataset", "checkpoint", "original", "partial", "leftover", "listing", "stream"]
 
-_ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing")
+_ORDER = ("dataset", "checkpoint", "original", "partial", "leftover", "listing", "stream")
 _LISTING_DAYS = 30
+_BLOCK = 512
 _WRITING_SECONDS = 60.0  # writing a small file takes less
 _PATTERN = frozenset("*?[")
 
@@ -39,7 +40,8 @@ class CacheEntry:
     - `original`: source files that were kept after the conversion;
     - `partial`: source files that are incomplete or not converted yet;
     - `leftover`: temporary files of a process that died, or that is still running;
-    - `listing`: the cached listing of a remote.
+    - `listing`: the cached listing of a remote;
+    - `stream`: shards of a stream, which are fetched again where they are missing.
 
     `bytes` is the size of all its files. `last_used` is a UTC time: the last opening of a dataset by name or path, the
     last change of anything else. `original` is the name of what a dataset was made from. `in_use` is True while a
@@ -63,7 +65,7 @@ def cache_entries(root: Path) -> list[CacheEntry]:
     Does not change `last_used`. Items that disappear during the scan are left out.
     """
     left = list(_leftovers(root))  # first: it completes an interrupted swap, whose dataset is then listed
-    found = [*left, *_half_written(root), *_datasets(root), *_originals(root), *_listings(root)]
+    found = [*left, *_half_written(root), *_datasets(root), *_originals(root), *_listings(root), *_streams(root)]
     return sorted(found, key=lambda entry: (entry.name, _ORDER.index(entry.what), str(entry.path)))
 
 
@@ -207,6 +209,23 @@ def _listings(root: Path) -> Iterator[CacheEntry]:
                 bytes=facts.st_size,
                 last_used=_time(facts.st_mtime),
                 prunable=half_written or facts.st_mtime < oldest,
+            )
+
+
+def _streams(root: Path) -> Iterator[CacheEntry]:
+    folder = streams_folder(root)
+    for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+        if path.is_dir() and not path.is_symlink():
+            in_use = _in_use(path)
+            files = [one.lstat() for one in path.rglob("*") if one.is_file()]
+            yield CacheEntry(
+                name=f".streams:{path.name}",
+                what="stream",
+                path=path,
+                bytes=sum(one.st_blocks for one in files) * _BLOCK,  # the files of shards have holes
+                last_used=_time(max((one.st_mtime for one in files), default=None)),
+                in_use=in_use,
+                prunable=not in_use,
             )
 
 

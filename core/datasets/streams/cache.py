@@ -60,6 +60,8 @@ class _Held(NamedTuple):
 class CachedShards(Shards):
     """Shards that are fetched when they are needed, into `folder`, of at most `limit` bytes.
 
+    The folder above it is locked, shared, while the stream is open: `rbtool cache prune` leaves it then.
+
     `threads` of them are fetched at a time. What is not needed is removed when there is no room, the shard first that
     was not used for the longest time. Several processes can have one folder: a shard is fetched once, and stays while
     one of them has it open.
@@ -85,6 +87,18 @@ class CachedShards(Shards):
         self._reserved: dict[int, int] = {}
         self._wanted: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._use: int | None = None
+
+    def _mark_use(self) -> None:
+        if self._use is None:
+            fs.make_folder(self.folder)
+            self._use = os.open(self.folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._use, fcntl.LOCK_SH)
+
+    def _unmark_use(self) -> None:
+        if self._use is not None:
+            os.close(self._use)
+            self._use = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -127,7 +141,9 @@ class CachedShards(Shards):
         if self._process != os.getpid():
             for held in self._held.values():
                 os.close(held.lock)
+            self._unmark_use()
             self._begin()
+        self._mark_use()
 
     def _opened(self, number: int) -> _Held:
         """Open a shard, once it is there whole, under a lock that other readers share."""
@@ -152,7 +168,6 @@ class CachedShards(Shards):
     def _fetch(self, number: int, *, needed: bool) -> None:
         """Put a shard into its place unless it is there; one that is not needed yet is left out for want of room."""
         place = self._place(number)
-        fs.make_folder(self.folder)
         if place.is_dir():
             return
         lock = self._locked(number, fcntl.LOCK_EX)
@@ -232,12 +247,20 @@ class CachedShards(Shards):
 
     def close(self) -> None:
         """Forget all shards, and wait for those that are on their way."""
+        self._end(wait=True)
+        self._begin()
+
+    def __del__(self) -> None:
+        if "_process" in self.__dict__:
+            self._end(wait=False)
+
+    def _end(self, *, wait: bool) -> None:
         if self._process == os.getpid():
             if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
+                self._pool.shutdown(wait=wait, cancel_futures=True)
             for held in self._held.values():
                 os.close(held.lock)
-        self._begin()
+            self._unmark_use()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("files", "folder", "limit", "threads")}

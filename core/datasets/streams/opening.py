@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import DatasetNotFoundError, UsageError
-from ...format.locate import find_dataset, source_names, storage_root
+from ...format.locate import find_dataset, source_names, streams_folder
 from ...samplers.stream import StreamSampler
 from ...storages.stream import Shards, StreamStorage
 from .cache import CachedShards
@@ -18,7 +18,6 @@ from .ted_shards import LocalShards
 
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
-_FOLDER = ".streams"
 _CACHE_SIZE = 8 << 30
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kMGT]?)i?B?", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -58,7 +57,7 @@ def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, option
         found = _HUB.fullmatch(dataset)
         if found is None:
             raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
-        files = HubShards(found["repository"], found["revision"], storage_root(root) / _FOLDER)
+        files = HubShards(found["repository"], found["revision"], streams_folder(root))
     else:
         try:
             return LocalShards(find_dataset(dataset, root))
@@ -66,7 +65,7 @@ def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, option
             named = _NAMED.fullmatch(dataset)
             if named is None or named["source"] not in source_names():
                 raise
-        files = SourceShards(named["source"], named["id"], named["revision"], options, storage_root(root) / _FOLDER)
+        files = SourceShards(named["source"], named["id"], named["revision"], options, streams_folder(root))
     return CachedShards(files, files.folder / "shards", size)
 
 

@@ -158,6 +158,24 @@ def test_a_cache_that_cannot_hold_a_window_is_refused(environment: dict[str, str
     assert "a smaller window" in found["hint"]
 
 
+def test_the_cache_is_listed_and_pruned(environment: dict[str, str], tmp_path: Path) -> None:
+    in_process(environment, {"dataset": "hf://org/ted", "limit": 3})
+    root = tmp_path / "root"
+    [entry] = [one for one in rbtool.cache.ls(root=root).entries if one.what == "stream"]
+    assert (entry.in_use, entry.prunable) == (False, True)
+    assert 0 < entry.bytes < 5_000_000
+    assert [one.what for one in rbtool.cache.prune(root=root).removed] == ["stream"]
+    assert not list((root / ".streams").glob("*"))
+
+
+def test_a_stream_that_is_open_is_not_pruned(tmp_path: Path) -> None:
+    shards = CachedShards(LocalFiles(2), tmp_path / ".streams" / "one" / "shards", 1 << 20)
+    shards.take(0)
+    assert rbtool.cache.prune(root=tmp_path).removed == ()
+    shards.close()
+    assert len(rbtool.cache.prune(root=tmp_path).removed) == 1
+
+
 def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]) -> None:
     asked = '[{"dataset": "hf://org/ted", "cache_size": "400kB", "window": 2}]'
     command = [sys.executable, streaming.__file__, asked]
