@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 from ..errors import CorruptDataError, UsageError
 from ..ted.schema import NEXT, Field, Key
-from .contracts import StepReader
+from .contracts import Array, StepReader
 from .digest import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
 from .syncing import NewFile
@@ -57,6 +59,17 @@ def image_key(key: Key) -> Key:
     """Return the key of the image that a field refers to, at the root or under `next`."""
     lead = (NEXT,) if key[0] == NEXT else ()
     return (*lead, *key[len(lead) + 1 :])
+
+
+def videos_of_episodes(reader: StepReader, rows: Array) -> dict[str, Path | bytes]:
+    """Return the files that the episodes in these rows of the episode table refer to, by name."""
+    videos, table = reader.videos(), reader.episodes
+    numbers: set[int] = set()
+    for key in reference_keys(reader.fields) if videos else ():
+        for start, length in zip(table.start[rows].tolist(), table.length[rows].tolist(), strict=True):
+            numbers.update(np.unique(reader.read(key, start, start + length)[:, 0]).tolist())
+    names = {name for number in numbers for name in (video_name(number), index_name(number))}
+    return {name: content for name, content in videos.items() if name in names}
 
 
 def size_of_videos(videos: VideoContents) -> int:

@@ -31,6 +31,7 @@ from ..format.returns import return_field_of, table_with_returns
 from ..format.row_runs import RowSpans
 from ..format.staging import PARTS_FILE, Staging, mend
 from ..format.ted.builder import Origin, RowBuilder, provenance_step
+from ..format.videos import videos_of_episodes
 from ..opening import finished_manifest
 from ..progress import Progress, Silent
 from ..ted.schema import Key
@@ -291,7 +292,7 @@ class _Splitting:
         manifest = planned_manifest(reader)
         step = self._step(self._names[part], chosen)
         return replace(
-            Origin.of(manifest, reader.documents(), reader.videos()),
+            Origin.of(manifest, reader.documents(), videos_of_episodes(reader, chosen)),
             request=replace(manifest.request, layout=self.layout),
             provenance=(*manifest.provenance, step),
         )

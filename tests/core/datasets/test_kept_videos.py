@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import rbtool
 from rbtool.core.encodings.open_videos import clear_video_decoder_cache, set_video_decoder_cache_size
 from rbtool.core.errors import CorruptDataError, UsageError
+from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.videos import reference_keys
 from rbtool.core.opening import open_steps
 
@@ -180,8 +181,18 @@ def test_verbs_that_keep_rows_keep_the_videos(rewritten: Any, source: Path, kept
     assert_right(buffer[:], source, np.arange(STEPS))
 
 
+def videos_in(reader: StepReader) -> set[int]:
+    """The ids of the videos that rows refer to."""
+    return {
+        int(one) for key in reference_keys(reader.fields) for one in reader.read(key, 0, reader.manifest.steps)[:, 0]
+    }
+
+
 def test_parts_and_merged_datasets_have_their_videos(source: Path, kept: Path, tmp_path: Path) -> None:
     parts = rbtool.split(kept, tmp_path / "parts", train=0.5, val=0.5, seed=1).parts
+    for part in parts:
+        with open_steps(part.path) as reader:
+            assert len(list((part.path / ".rbtool/videos").glob("*.mp4"))) == len(videos_in(reader))
     merged = rbtool.merge([part.path for part in parts], tmp_path / "merged").path
     batch = rbtool.load_dataset(merged, verify=True)[:]
     images, _ = frames(source)
