@@ -127,9 +127,9 @@ class EnsembleState(ReplayBuffer):
     def paused(self) -> Iterator[None]:
         """Exclude writers to the members, and draws, inside the context."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(super().paused())  # first, as a draw takes its own lock before those of members
             for member in sorted(self._members, key=lambda member: member.guard.rank):
                 stack.enter_context(member.paused())
-            stack.enter_context(super().paused())
             yield
 
     # State -----------------------------------------------------------------------------------------

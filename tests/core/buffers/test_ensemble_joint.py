@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -232,7 +233,7 @@ def test_copies_and_states_have_the_batches_made_ahead(kind: str, copied: Any) -
 
 @pytest.mark.parametrize("kind", ["slices", "priorities"])
 def test_ensembles_of_the_same_members_in_another_order_do_not_wait_for_each_other(kind: str) -> None:
-    """Two ensembles draw, and a thread writes to each member, whose rows all have their number everywhere."""
+    """Two ensembles are drawn from and saved, while a thread writes to each member."""
     members = [ring(number, (6, 6), "terminated", SAMPLERS[kind]()) for number in range(3)]
     ensembles = [ReplayBufferEnsemble(*members, batch="exact"), ReplayBufferEnsemble(*members[::-1], batch="exact")]
     failures: list[BaseException] = []
@@ -260,11 +261,15 @@ def test_ensembles_of_the_same_members_in_another_order_do_not_wait_for_each_oth
         for number in range(100):
             member.extend(episode(start + 4 * number, 100 + number, 4, "terminated"))
 
-    jobs = [*((lambda one=one: draw(one)) for one in ensembles), *((lambda one=one: write(one)) for one in members)]
+    def save(ensemble: ReplayBufferEnsemble) -> None:
+        for _ in range(50):
+            assert len(ensemble.state_dict()["_members"]) == 3
+
+    jobs = [partial(job, one) for job in (draw, save) for one in ensembles] + [partial(write, one) for one in members]
     threads = [threading.Thread(target=guarded(job), daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert not failures
