@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...core.encodings.video import VideoFile, VideoIndex
+from ...core.encodings.video import CHANNELS, VideoFile, VideoIndex
 from ...core.errors import CorruptDataError, RbtoolError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
@@ -37,7 +37,7 @@ from .info import INFO
 _DATA_MB, _VIDEO_MB, _CHUNK = 100, 200, 1000
 _DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.parquet"
 _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
-_SAMPLED_IMAGES = 64
+_SAMPLED_IMAGES, _SAMPLED_VIDEOS = 64, 4
 
 
 class LerobotExporter(Sink):
@@ -101,7 +101,7 @@ class LerobotExporter(Sink):
         """Write rows, videos and, last, the metadata."""
         fs.make_folder(target / "meta" / "episodes" / "chunk-000")
         tasks: dict[str, int] = {}
-        statistics = {one.name: _Statistics(one) for one in self._features if one.kind in ("numbers", "image")}
+        statistics = {one.name: _Statistics(one) for one in self._features if one.kind != "text"}
         videos = _Videos(self.chosen, [one for one in self._features if one.kind == "video"], self._fps)
         episodes: list[dict[str, Any]] = []
         start = 0
@@ -132,7 +132,7 @@ class LerobotExporter(Sink):
                     start += stop - first
                 if waiting:
                     writer.write_table(pa.Table.from_batches(waiting))
-        videos.write(target, progress)
+        videos.write(target, statistics, progress)
         self._write_metadata(target, tasks, episodes, statistics, videos.shapes)
 
     def _files(self) -> Iterator[list[int]]:
@@ -271,16 +271,18 @@ class _Videos:
             self._indexes[number] = VideoIndex.from_bytes(data, index_name(number))
         return self._indexes[number]
 
-    def write(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Copy the files, and note the shapes of their frames."""
+    def write(self, target: Path, statistics: Mapping[str, _Statistics], progress: Callable[[int], None]) -> None:
+        """Copy the files, note the shapes of their frames, and take some of them into account."""
         for name, numbers in self._numbers.items():
             for identity, number in numbers.items():
                 content = self._contents[video_name(identity)]
                 if isinstance(content, bytes):
                     raise RbtoolError(f"{video_name(identity)} is no file")
-                if name not in self.shapes:
+                if number < _SAMPLED_VIDEOS:
                     with VideoFile(content, self._index(identity)) as video:
-                        self.shapes[name] = video.shape
+                        self.shapes.setdefault(name, video.shape)
+                        some = np.linspace(0, len(video) - 1, _SAMPLED_IMAGES // _SAMPLED_VIDEOS).astype(np.int64)
+                        statistics[name].add(video.read(np.unique(some)))
                 place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
                 file = NewFile(target / _VIDEOS / name / _numbered(place, "mp4"))
                 try:
@@ -297,8 +299,9 @@ class _Statistics:
     """The least, the largest, the mean and the deviation of a feature; of images, by channel and of a sample."""
 
     def __init__(self, feature: ExportFeature) -> None:
-        self._is_image = feature.kind == "image"
-        self._shape = (feature.shape[2], 1, 1) if self._is_image else (feature.shape or (1,))
+        self._is_image = feature.kind in ("image", "video")
+        channels = feature.shape[2] if len(feature.shape) == 3 else CHANNELS
+        self._shape = (channels, 1, 1) if self._is_image else (feature.shape or (1,))
         self.count = 0
         self._seen = 0
         self._sums = [np.zeros(self._shape, np.float64) for _ in range(2)]

@@ -63,6 +63,10 @@ def test_the_metadata_are_those_of_version_3(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows = np.array([row["action"] for row in plain_rows(DATA / "v21")], np.float64)
     stats = json.loads((out / "meta/stats.json").read_text())["action"]
+    pixels = np.stack([row["observation.images.top"] for row in plain_rows(DATA / "v21")]) / 255
+    images = json.loads((out / "meta/stats.json").read_text())["observation.images.top"]
+    assert np.shape(images["mean"]) == (3, 1, 1)
+    assert np.allclose(np.reshape(images["mean"], 3), pixels.mean(axis=(0, 1, 2)), atol=0.02)
     for name, expected in (("min", rows.min()), ("max", rows.max()), ("mean", rows.mean()), ("std", rows.std())):
         assert stats[name][0] == pytest.approx(expected, abs=1e-9)
 
