@@ -7,6 +7,9 @@ Episodes of 50 steps in shards of 20 episodes, each step with an image of a pict
 512 numbers as a list of Python's floats, and text. Sides are interleaved; the figures are medians in seconds and their
 ratio, and the share of the pass that looks over all episodes, which one process does. Exits with 1 if the ratio is
 below the limit. On a machine without a free core for each process nothing can be faster: `load` is how many wanted one.
+
+By CPU time, the first look takes 0.19 ms of 0.73 ms a step for JPEG and 0.28 ms of 2.25 ms for PNG, half of it in the
+process that unpickles; so two processes can be at most 1.6 and 1.8 times as fast.
 """
 
 from __future__ import annotations
