@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,8 +86,9 @@ def require_one_dataset(path: Path, shards: Sequence[Shard]) -> None:
 
 
 def has_episodes(shards: Sequence[Shard]) -> bool:
-    """Whether one of the first shards has a pickle of steps among its first members."""
-    return any(_has_episode(one.path) for one in shards[:_SHARDS_TRIED])
+    """Whether one of the first shards that are not empty has a pickle of steps among its first members."""
+    filled = (one.path for one in shards if not _is_empty_archive(one.path))
+    return any(_has_episode(path) for path in itertools.islice(filled, _SHARDS_TRIED))
 
 
 def _has_episode(path: Path) -> bool:

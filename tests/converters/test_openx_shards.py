@@ -62,7 +62,7 @@ def test_many_missing_shards_are_counted(tmp_path: Path) -> None:
 
 
 def test_empty_shards_and_episodes_without_steps_are_no_errors(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "toy", [[], [{"steps": []}, random_episode(3)], []])
+    folder = write_shards(tmp_path / "toy", [[], [], [], [], [{"steps": []}, random_episode(3)], []])
     result = rbtool.convert(folder, tmp_path / "out", **LAST)
     assert (result.episodes, result.steps) == (1, 3)
     assert "1 episode without steps left out" in result.notes
