@@ -33,7 +33,7 @@ class VideoClipRef(TensorClass):
     frame_index: Any
     file_id: Any
     stream: Any = None
-    auto_decode: bool = False
+    auto_decode: Any = None
     out_device: Any = None
     out_dtype: Any = None
 
@@ -48,10 +48,13 @@ class VideoClipRef(TensorClass):
         """Refer to these frames of these files; UsageError (a ValueError) for a `stream` but the first video."""
         if options.get("stream") not in (None, 0):
             raise UsageError(f"stream is {options['stream']!r}, and the first video of a file is what is read")
-        sources = NonTensorData(tuple(os.fspath(path) for path in paths), batch_size=frame_index.shape)
+        plain = {"sources": tuple(os.fspath(path) for path in paths), "auto_decode": False, **options}
+        given: dict[str, Any] = {
+            name: NonTensorData(value, batch_size=frame_index.shape) for name, value in plain.items()
+        }
         return cls(
-            sources=sources, frame_index=frame_index.to(torch.int64), file_id=file_id.to(torch.int64),
-            batch_size=frame_index.shape, **options,
+            frame_index=frame_index.to(torch.int64), file_id=file_id.to(torch.int64), batch_size=frame_index.shape,
+            **given,
         )  # fmt: skip
 
     @classmethod

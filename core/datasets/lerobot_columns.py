@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,9 +125,7 @@ def stored_columns(rows: TensorDict, *, decode: bool) -> tuple[TensorDict, Resto
     texts: dict[tuple[KeyPath, KeyPath], dict[int, str]] = {}
     clips: dict[KeyPath, tuple[str, ...]] = {}
     built = TensorDict({}, batch_size=rows.batch_size)
-    for name in list(rows.keys(True, True, is_leaf=_is_leaf)):
-        key = (name,) if isinstance(name, str) else tuple(name)
-        value = rows.get(name)
+    for key, value in _leaves(rows):
         if isinstance(value, VideoClipRef):
             clips[key] = value.paths
             value = torch.stack((value.file_id, value.frame_index), dim=-1)
@@ -156,11 +154,9 @@ def with_next_observations(rows: TensorDict) -> TensorDict:
     if done is not None:
         follows &= ~done.reshape(-1).bool()
     built = rows.copy()
-    observed = [
-        key for key in rows.keys(True, True, is_leaf=_is_leaf) if isinstance(key, tuple) and key[0] == "observation"
-    ]
-    for key in observed:
-        value = rows.get(key)
+    for key, value in _leaves(rows):
+        if key[0] != "observation":
+            continue
         if not isinstance(value, torch.Tensor):
             warnings.warn(f"{'.'.join(key)} has no next rows: they are not decoded", stacklevel=3)
             continue
@@ -170,5 +166,11 @@ def with_next_observations(rows: TensorDict) -> TensorDict:
     return built
 
 
-def _is_leaf(kind: type) -> bool:
-    return issubclass(kind, torch.Tensor | VideoClipRef | NonTensorStack | NonTensorData)
+def _leaves(rows: TensorDictBase, lead: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the columns: tensors, references to frames, and texts."""
+    for name in rows.keys():  # noqa: SIM118  # of a tensordict
+        value = rows.get(name)
+        if isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack):
+            yield from _leaves(value, (*lead, name))
+        else:
+            yield (*lead, name), value
