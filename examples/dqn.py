@@ -64,7 +64,7 @@ def main(options):
             optimiser.step()
             replay.update_tensordict_priority(batch.set("td_error", (goal - chosen.detach()).abs()))
             target.update_parameters(network)
-        if step * 10 % options.steps < 80:
+        if step * 10 % options.steps < 80 or step + 8 > options.steps:
             curve[step] = mean_return(lambda seen: network(seen).argmax())
     print(f"mean return {curve[0]:.1f} at random, {curve[step]:.1f} after {step} steps")
     if options.plot:
