@@ -44,7 +44,7 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
         f"rbtool preprocess ./cartpole {words} --dest ./a --num-workers 0 --json",
         f"rbtool preprocess ./cartpole {words} --show-pipeline > p.toml",
         "rbtool preprocess ./cartpole --pipeline p.toml --dest ./b --json",
-        "rbtool preprocess ./cartpole --replay ./a --dest ./c --chunk-size 100 --json",
+        "rbtool preprocess ./cartpole --replay ./a --replay-filters --dest ./c --chunk-size 100 --json",
     ]
     found = [shell(line, folder) for line in lines]
     assert [done.returncode for done in found] == [0] * 4, [done.stderr for done in found]
