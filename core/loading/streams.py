@@ -107,7 +107,7 @@ class StreamDataset(IterableDataset[Any]):
                 "the workers of a loader are ahead of the training loop: which batches it took is not known here",
                 hint="torchdata's StatefulDataLoader has the state of its workers",
             )
-        if not self._entered:
+        if not self._entered and self._loaded is None:
             start = self.passes.next
             self._sampler.go_to(start.seed, start.epoch, self._part)
         return {"identity": self._shards.identity, **self._sampler.state_dict()}

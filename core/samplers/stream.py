@@ -130,10 +130,11 @@ class StreamSampler(Sampler):
     def _next(self, stream: StreamStorage, count: int) -> Numbers:
         """Take the next `count` elements of the epoch, `[n, ...]`, fewer at its end; `ran_out` states whether it is."""
         least = count if self.drop_last else 1
-        there = self._fill(stream, count)
+        # Also what decides whether this is the last batch: a shard that fails then fails before anything is taken.
+        there = self._fill(stream, count + least)
         if there < least and self._begun:  # what is left is for smaller batches
             self._start(self.epoch + 1)
-            there = self._fill(stream, count)
+            there = self._fill(stream, count + least)
         if there < least:
             self._refuse(stream, there, count)
         self._begun = True
@@ -144,7 +145,7 @@ class StreamSampler(Sampler):
             missing -= len(pool)
             self._taken += len(pool)
             self._skip_empty()
-        self._ran_out = self._fill(stream, least) < least
+        self._ran_out = there - sum(map(len, found)) < least
         if self._ran_out:
             self._start(self.epoch + 1)
         return np.concatenate(found)
@@ -232,8 +233,8 @@ class StreamSampler(Sampler):
         here = self.save_state()
         if missing := here.keys() - state.keys():
             raise SchemaError(f"{', '.join(sorted(missing))} is missing in the state of a {type(self).__name__}")
-        for name in ("part", "parts", "window", "shuffle"):
-            if state[name] != here[name]:
+        for name in ("part", "parts", "window", "shuffle", "strict_length"):
+            if state.get(name) != here.get(name):
                 raise SchemaError(f"the state has {name}={state[name]!r}, this sampler {name}={here[name]!r}")
         self.seed, self._shards, self._ran_out = state["seed"], state["shards"], bool(state["_ran_out"])
         self._start(int(state["epoch"]), int(state["round"]), int(state["taken"]))
@@ -276,6 +277,8 @@ class StreamSliceSampler(StreamSampler):
         count, slice_len = self.measure.of(batch_size)
         if self._begun and self._slice_len != slice_len:
             raise SchemaError(f"slices of {slice_len} steps were asked for in an epoch of slices of {self._slice_len}")
+        if self._slice_len != slice_len:
+            self._start(self.epoch)  # what was prepared for a batch that was refused has slices of another length
         self._slice_len = slice_len
         slices = self._next(self._stream(storage), count)
         start, taken = slices[:, 0], slices[:, 1]
@@ -314,7 +317,7 @@ class StreamSliceSampler(StreamSampler):
 
     def save_state(self) -> dict[str, Any]:
         """Return the place of the next slice, and the length of those of this epoch."""
-        return super().save_state() | {"slice_len": self._slice_len}
+        return super().save_state() | {"slice_len": self._slice_len, "strict_length": self.measure.strict_length}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""

@@ -82,6 +82,7 @@ class CachedShards(Shards):
         self._process = os.getpid()
         self._guard = threading.Lock()
         self._making_room = threading.Lock()
+        self._taking = threading.Lock()
         self._held: dict[int, _Held] = {}
         self._coming: dict[int, Future[None]] = {}
         self._reserved: dict[int, int] = {}
@@ -110,12 +111,17 @@ class CachedShards(Shards):
         self._after_fork()
         held = self._held.get(number)
         if held is None:
-            with self._guard:
-                coming = self._coming.pop(number, None)
-            if coming is not None:
-                coming.exception()  # what it raised may have passed: it is fetched again below, in this thread
-            held = self._held[number] = self._opened(number)
+            with self._taking:  # a second thread finds it: a lock that is forgotten would keep the shard for ever
+                held = self._held.get(number) or self._held.setdefault(number, self._awaited(number))
         return held.shard
+
+    def _awaited(self, number: int) -> _Held:
+        """Open a shard once it is no longer on its way."""
+        with self._guard:
+            coming = self._coming.pop(number, None)
+        if coming is not None:
+            coming.exception()  # what it raised may have passed: it is fetched again below, in this thread
+        return self._opened(number)
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Close the other shards, and begin to fetch those that are missing."""
@@ -174,7 +180,7 @@ class CachedShards(Shards):
         try:
             if place.is_dir() or not self._has_room(number, needed):
                 return
-            part = place.with_name(place.name + _PART)
+            part = self._part(number)
             fs.remove(part)  # of a process that was killed
             fs.make_folder(part)
             try:
@@ -197,6 +203,8 @@ class CachedShards(Shards):
         with self._making_room:
             size = self.files.size(number)
             room = size if needed else 2 * size
+            for part in self.folder.glob(f"*{_PART}"):
+                self._removed(part)
             there = {place: _bytes_in(place) for place in self._places()}
             used = sum(there.values()) + sum(self._reserved.values())
             for place in sorted(there, key=_last_use):
@@ -216,13 +224,18 @@ class CachedShards(Shards):
         return False
 
     def _removed(self, place: Path) -> bool:
-        """Remove a shard unless a process has it open."""
+        """Remove a shard, or a part of one that a killed process left, unless a process has it open."""
+        number = int(place.name.removesuffix(_PART))
         try:
-            lock = self._locked(int(place.name), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = self._locked(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         try:
-            fs.remove(place)
+            part = self._part(number)
+            if place != part and place.is_dir():
+                fs.remove(part)
+                fs.rename(place, part)  # a kill from here on does not leave half a shard in its place
+            fs.remove(part)
             return True
         finally:
             os.close(lock)
@@ -231,6 +244,9 @@ class CachedShards(Shards):
 
     def _place(self, number: int) -> Path:
         return self.folder / str(number)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"{number}{_PART}"
 
     def _places(self) -> Iterator[Path]:
         return (path for path in self.folder.iterdir() if path.name.isdecimal())

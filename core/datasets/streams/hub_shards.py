@@ -196,7 +196,11 @@ class HubShards(ShardFiles):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._connect()
-        self._open_base()
+        try:
+            self._open_base()
+        except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned since
+            self._fetch_base()
+            self._open_base()
 
 
 def _folder_name(repository: str, commit: str) -> str:

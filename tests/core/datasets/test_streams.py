@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from streaming import batches_of, in_process
 import rbtool
 from rbtool.core.datasets.streams import ted_shards
 from rbtool.core.datasets.streams.cache import CachedShards, ShardFiles
+from rbtool.core.format import fs
 from rbtool.core.storages.stream import OpenShard
 from rbtool.core.testing.datasets import write_walks
 
@@ -168,6 +170,19 @@ def test_the_cache_is_listed_and_pruned(environment: dict[str, str], tmp_path: P
     assert not list((root / ".streams").glob("*"))
 
 
+_COPIED = """
+import pickle, rbtool
+copy = pickle.dumps(rbtool.load_dataset("hf://org/ted", 16, streaming=True).storage.shards)
+assert rbtool.cache.prune().removed
+print(pickle.loads(copy).take(0).rows)
+"""
+
+
+def test_a_copy_of_a_stream_that_was_pruned_fetches_again(environment: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", _COPIED], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, int(done.stdout or 0) > 0) == (0, True), done.stderr
+
+
 def test_a_stream_that_is_open_is_not_pruned(tmp_path: Path) -> None:
     shards = CachedShards(LocalFiles(2), tmp_path / ".streams" / "one" / "shards", 1 << 20)
     shards.take(0)
@@ -238,6 +253,46 @@ def test_shards_that_are_used_are_kept(tmp_path: Path) -> None:
     assert files.fetched.count(0) == 1
     shards.close()
     assert len(list(tmp_path.glob("[0-9]"))) <= 3
+
+
+def test_threads_that_take_one_shard_open_it_once(tmp_path: Path) -> None:
+    class SlowFiles(LocalFiles):
+        def open(self, number: int, folder: Path) -> OpenShard:
+            time.sleep(0.05)
+            return super().open(number, folder)
+
+    shards = CachedShards(SlowFiles(3), tmp_path, 2 * 4096)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(shards.take, [0] * 4))
+    for number in (1, 2):
+        shards.expect([number])
+        shards.take(number)
+    assert not (tmp_path / "0").exists()
+
+
+def test_a_kill_while_a_shard_is_removed_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = CachedShards(LocalFiles(3), tmp_path, 4096)
+    shards.take(0)
+    shards.expect([])
+    remove = fs.remove
+
+    def killed(path: Path) -> None:
+        if path.exists():
+            (path / "rows").unlink()
+            raise SystemExit(137)
+
+    monkeypatch.setattr(fs, "remove", killed)
+    with pytest.raises(SystemExit):
+        shards.take(1)
+    monkeypatch.setattr(fs, "remove", remove)
+    shards = CachedShards(LocalFiles(3), tmp_path, 4096)
+    assert shards.take(0).storage.get(0) == 0
+
+
+def test_a_part_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "2.part").mkdir()
+    CachedShards(LocalFiles(3), tmp_path, 1 << 20).take(0)
+    assert not (tmp_path / "2.part").exists()
 
 
 def test_a_copy_of_a_stream_opens_its_shards_again(tmp_path: Path) -> None:

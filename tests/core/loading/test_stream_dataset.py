@@ -95,6 +95,14 @@ def test_a_pass_continues_after_any_batch(stream: Any, taken: int) -> None:
     assert [*rows(again), *rows(again)] == whole[min(taken, count) :]
 
 
+def test_a_state_that_was_loaded_is_the_state(stream: Any) -> None:
+    first, again = stream(), stream()
+    next(batches := iter(first))
+    again.load_state_dict(first.state_dict())
+    assert again.state_dict() == first.state_dict()
+    assert rows(again) == rows(batches)
+
+
 @pytest.mark.parametrize(("workers", "taken"), [(0, 4), (2, 5), (2, 20)])
 def test_a_stateful_loader_continues(stream: Any, workers: int, taken: int) -> None:
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")

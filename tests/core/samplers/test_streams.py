@@ -50,6 +50,57 @@ def test_parts_have_every_element_once_together(parts: Any, options: Any, count:
     assert sorted(found) == expected if count <= len(parts) else set(found) <= set(expected)
 
 
+class FailingShards(ListedShards):
+    """Shards that fail every time they are taken first."""
+
+    def __init__(self, lengths: Any) -> None:
+        super().__init__(lengths)
+        self.failed: set[int] = set()
+
+    def take(self, number: int) -> Any:
+        if number not in self.failed:
+            self.failed.add(number)
+            raise rbtool.NetworkError("the network failed")
+        return super().take(number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, OPTIONS, st.integers(1, 9), st.booleans())
+def test_a_batch_that_fails_comes_again(parts: Any, options: Any, batch: int, drop_last: bool) -> None:
+    batch = min(batch, sum(map(sum, parts)))
+    expected = [one["x"].tolist() for one in stream_buffer(parts, _sampler(options, drop_last), batch)]
+    sampler, storage = _sampler(options, drop_last), StreamStorage(FailingShards(parts))
+    found: list[list[int]] = []
+    while not sampler.ran_out:
+        try:
+            found.append(storage.get(sampler.sample(storage, batch)[0])["x"].tolist())
+        except rbtool.NetworkError:
+            continue
+    assert found == expected
+
+
+def _sampler(options: Any, drop_last: bool) -> rbtool.StreamSampler:
+    return rbtool.StreamSampler(**options, drop_last=drop_last)
+
+
+def test_slices_can_be_shorter_after_a_refusal() -> None:
+    storage = stream_buffer([[3], [4, 6]], rbtool.StreamSampler(), 4).storage
+    sampler = rbtool.StreamSliceSampler(num_slices=1, seed=0)
+    with pytest.raises(rbtool.SchemaError, match="nothing to draw"):
+        sampler.sample(storage, 7)
+    assert [len(sampler.sample(storage, 3)[0][0]) for _ in range(3)] == [3, 3, 3]
+    assert sampler.ran_out
+
+
+def test_slices_of_a_refused_batch_are_not_drawn_from() -> None:
+    storage = stream_buffer([[3], [4, 6]], rbtool.StreamSampler(), 4).storage
+    sampler = rbtool.StreamSliceSampler(num_slices=4, drop_last=True, seed=0)
+    with pytest.raises(rbtool.UsageError, match="an epoch has 1 "):
+        sampler.sample(storage, 4 * 6)
+    sampler.measure = rbtool.StreamSliceSampler(num_slices=3).measure
+    assert sampler.sample(storage, 3 * 3)[0][0].reshape(3, 3).diff().eq(1).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, OPTIONS, st.integers(1, 5), st.integers(0, 12))
 def test_a_state_continues_with_the_next_element(parts: Any, options: Any, batch: int, taken: int) -> None:
@@ -170,6 +221,12 @@ def test_a_stream_is_read_only() -> None:
 def test_arguments_without_sense_are_refused(options: Any, message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
         rbtool.StreamSampler(**options)
+
+
+def test_a_state_of_other_slices_is_refused() -> None:
+    state = rbtool.StreamSliceSampler(slice_len=2, strict_length=False).state_dict()
+    with pytest.raises(rbtool.SchemaError, match="the state has strict_length=False"):
+        rbtool.StreamSliceSampler(slice_len=2).load_state_dict(state)
 
 
 def test_what_is_no_stream_is_refused() -> None:
