@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from ...storages.stream import OpenShard, Shards
 _LOCK = ".lock"
 _PART = ".part"
 _BLOCK = 512
+_LOOK_SECONDS = 0.02
 
 
 class ShardFiles(Closing):
@@ -173,10 +175,9 @@ class CachedShards(Shards):
 
     def _fetch(self, number: int, *, needed: bool) -> None:
         """Put a shard into its place unless it is there; one that is not needed yet is left out for want of room."""
-        place = self._place(number)
-        if place.is_dir():
+        place, lock = self._place(number), self._locked_to_fetch(number)
+        if lock is None:
             return
-        lock = self._locked(number, fcntl.LOCK_EX)
         try:
             if place.is_dir() or not self._has_room(number, needed):
                 return
@@ -194,6 +195,17 @@ class CachedShards(Shards):
         finally:
             self._reserved.pop(number, None)
             os.close(lock)
+
+    def _locked_to_fetch(self, number: int) -> int | None:
+        """Lock a shard that is missing; None once it is there.
+
+        The process that fetched it may have it open, and locked, for as long as it runs: nobody waits for that.
+        """
+        while not self._place(number).is_dir():
+            with contextlib.suppress(BlockingIOError):
+                return self._locked(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(_LOOK_SECONDS)
+        return None
 
     def _has_room(self, number: int, needed: bool) -> bool:
         """Remove shards that nobody uses until another one fits; UsageError if one that is needed does not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import signal
@@ -268,6 +269,21 @@ def test_threads_that_take_one_shard_open_it_once(tmp_path: Path) -> None:
         shards.expect([number])
         shards.take(number)
     assert not (tmp_path / "0").exists()
+
+
+def test_a_shard_that_another_process_fetched_and_has_open_is_not_waited_for(tmp_path: Path) -> None:
+    files = LocalFiles(1)
+    (tmp_path / "coming").mkdir()
+    with (tmp_path / "0.lock").open("a") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        taken = pool.submit(CachedShards(files, tmp_path, 1 << 20).take, 0)
+        time.sleep(0.1)
+        files.fetch(0, tmp_path / "coming")
+        (tmp_path / "coming").rename(tmp_path / "0")
+        try:
+            assert taken.result(timeout=10).storage.get(0) == 0
+        finally:
+            fcntl.flock(other, fcntl.LOCK_UN)
 
 
 def test_a_kill_while_a_shard_is_removed_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
