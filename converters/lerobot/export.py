@@ -24,6 +24,7 @@ from ...core.encodings.video import CHANNELS, VideoFile, VideoIndex
 from ...core.errors import CorruptDataError, RbtoolError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
+from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.sinks import Chosen, Sink
 from ...core.format.syncing import NewFile
@@ -56,7 +57,7 @@ class LerobotExporter(Sink):
         """Return whether the folder has `meta/info.json` as an export writes it, and nothing of others next to it."""
         try:
             names = {entry.name for entry in path.iterdir()}
-            document = json.loads((path / INFO).read_bytes())
+            document = json.loads(read_regular(path / INFO))
             return names <= {"meta", _DATA, _VIDEOS} and document.get("exported_by") == FORMAT
         except (OSError, ValueError, AttributeError):
             return False
@@ -267,7 +268,7 @@ class _Videos:
             content = self._contents.get(index_name(number))
             if content is None:
                 raise CorruptDataError(f"{self._chosen.reader.path} has no video {video_name(number)}")
-            data = content if isinstance(content, bytes) else content.read_bytes()
+            data = content if isinstance(content, bytes) else read_regular(content)
             self._indexes[number] = VideoIndex.from_bytes(data, index_name(number))
         return self._indexes[number]
 

@@ -26,6 +26,7 @@ import numpy as np
 from ...core.errors import SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
+from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
 from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
@@ -147,7 +148,7 @@ class RldsExporter(Sink):
             names = {entry.name for entry in path.iterdir()}
             documents = {FEATURES, INFO}
             shards = all(_SHARD_NAME.fullmatch(name) for name in names - documents)
-            return documents < names and shards and WRITTEN_HERE.encode() in (path / INFO).read_bytes()
+            return documents < names and shards and WRITTEN_HERE.encode() in read_regular(path / INFO)
         except OSError:
             return False
 

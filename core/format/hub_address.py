@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import RbtoolError, UsageError
 from . import fs
+from .digest import read_regular
 from .documents import decode, dump_json, parse_json
 from .manifest import TRANSFERS, Request
 
@@ -98,7 +99,7 @@ def transfers_of(folder: Path) -> list[Transfer]:
     found, path = list[Transfer](), folder / TRANSFERS
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-            for line in path.read_bytes().splitlines():
+            for line in read_regular(path).splitlines():
                 with contextlib.suppress(RbtoolError):
                     found.append(decode(Transfer, parse_json(line, str(path)), str(path)))
     return found

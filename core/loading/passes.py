@@ -12,7 +12,7 @@ from ..buffers.locks import SharedGuard
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
 _KEPT, _WIDTH = 64, 6
-"""How many passes are remembered, and the numbers of each: key, workers, how many started, epoch, batch, seed."""
+"""How many passes are remembered, and the numbers of each: key, workers, turn, epoch, batch, seed."""
 
 
 class Start(NamedTuple):
@@ -27,13 +27,14 @@ class Passes:
     """Gives every pass over a data set an epoch of its own, and all workers of a pass the same one.
 
     The numbers are in memory that forked and spawned workers share with the process that made them, so that epochs
-    advance although every pass may have new workers. The workers of one pass have a seed in common, see `DataLoader`;
-    a worker that comes once more than there are workers belongs to the next pass: persistent workers keep their seed.
-    A plain copy counts by itself.
+    advance although every pass may have new workers. The workers of one pass have a seed in common, see `DataLoader`.
+    Persistent workers keep it: the n-th pass of each of them is the same one, also where a worker starts its next pass
+    before another one has started this one, as in a loop that ends after a batch. A plain copy counts by itself.
     """
 
     def __init__(self, seed: int) -> None:
         self._guard = SharedGuard()
+        self._turns: dict[int, int] = {}
         self.start_at(Start(seed, 0, 0))
 
     @property
@@ -70,15 +71,16 @@ class Passes:
             if worker is None:
                 return self._advance(by_workers=False)
             key, cells = worker.seed - worker.id, self._cells
+            turn = self._turns[worker.seed] = self._turns.get(worker.seed, -1) + 1
+            passed = key, worker.num_workers, turn
             for number in range(_KEPT):
                 row = _TABLE + _WIDTH * number
-                if cells[row] == key and cells[row + 1] == worker.num_workers and cells[row + 2] < worker.num_workers:
-                    cells[row + 2] += 1
+                if cells[row + 1] and tuple(cells[row : row + 3]) == passed:
                     return Start(_unsigned(cells[row + 5]), cells[row + 3], cells[row + 4])
             start = self._advance(by_workers=True)
             cells[_NEWEST] = (cells[_NEWEST] + 1) % _KEPT
             row = _TABLE + _WIDTH * cells[_NEWEST]
-            cells[row], cells[row + 1], cells[row + 2] = key, worker.num_workers, 1
+            cells[row], cells[row + 1], cells[row + 2] = passed
             cells[row + 3], cells[row + 4], cells[row + 5] = start.epoch, start.batch, _signed(start.seed)
             return start
 
@@ -93,7 +95,7 @@ class Passes:
         return {"_guard": self._guard, "copied": copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._guard = state["_guard"]
+        self._guard, self._turns = state["_guard"], {}
         if state["copied"] is not None:
             self.start_at(state["copied"])
 

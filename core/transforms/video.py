@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..encodings.open_videos import open_video
 from ..encodings.video import VideoIndex
 from ..errors import CorruptDataError, SchemaError
+from ..format.digest import read_regular
 from ..format.manifest import VIDEOS
 from ..format.videos import image_key, index_name, video_name
 from .base import Transform
@@ -99,7 +100,7 @@ class DecodeVideo(Transform):
         if not path.is_file():
             raise CorruptDataError(f"{path} is missing: rows refer to its frames")
         index = self.path / f"{VIDEOS}{index_name(number)}"
-        with open_video(path, lambda: VideoIndex.from_bytes(index.read_bytes(), str(index))) as video:
+        with open_video(path, lambda: VideoIndex.from_bytes(read_regular(index), str(index))) as video:
             if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
                 raise CorruptDataError(f"{path} has {len(video):,} frames, rows refer to frame {int(frames.max()):,}")
             return video.read(frames)

@@ -95,7 +95,7 @@ class CachedShards(Shards):
     def _mark_use(self) -> None:
         if self._use is None:
             fs.make_folder(self.folder)
-            self._use = os.open(self.folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._use = os.open(self.folder.parent, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._use, fcntl.LOCK_SH)
 
     def _unmark_use(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ...format import fs
-from ...format.digest import digest_text, open_regular
+from ...format.digest import digest_text, open_regular, read_regular
 from ...format.manifest import MANIFEST, Manifest
 from ...format.open_files import ListedFiles
 from ...format.packed.reader import PackedReader
@@ -107,7 +107,7 @@ class HubShards(ShardFiles):
         return self.hub.address(self.repository, self.commit, path)
 
     def _files_of_rows(self, manifest: Manifest) -> set[str]:
-        return row_files(manifest, lambda: (self.folder / _BASE / SCHEMA).read_bytes())
+        return row_files(manifest, lambda: read_regular(self.folder / _BASE / SCHEMA))
 
     def _open_base(self) -> None:
         """Open the dataset without its rows."""

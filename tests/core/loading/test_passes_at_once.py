@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader
 from torch_streams import contents, opened
 
 import rbtool
+from rbtool.core.loading import passes
+from rbtool.core.loading.passes import Passes
 
 Walks = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -83,3 +86,14 @@ def test_rows_written_are_found_by_passes_that_take_turns() -> None:
     for stream in passes:
         with pytest.raises(RuntimeError, match="written to the buffer during an epoch"):
             next(stream)
+
+
+def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared, epochs = Passes(3), []
+    for worker in (0, 0, 1, 1, 0, 1):
+        info = SimpleNamespace(id=worker, num_workers=2, seed=100 + worker)
+        monkeypatch.setattr(passes, "get_worker_info", lambda info=info: info)
+        epochs.append((worker, shared.enter().epoch))
+    assert epochs == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
