@@ -17,7 +17,7 @@ from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, r
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader
+from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from .datasets import id_of
@@ -239,9 +239,7 @@ class GenDgrlReader(Reader):
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with the end of the archive."""
         found = self._all
-        for number in numbers if found.damaged else ():
-            if number in found.damaged:
-                raise found.damaged[number]
+        refuse_damaged(numbers, found.damaged)
         if everything and found.problem is not None:
             raise found.problem
 

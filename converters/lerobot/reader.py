@@ -12,7 +12,7 @@ from ...core.errors import RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import parse_json
-from ...core.format.reader import Reader
+from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
@@ -145,10 +145,7 @@ class LerobotReader(Reader):
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read."""
-        damaged = self._found.damaged
-        for number in numbers if damaged else ():
-            if number in damaged:
-                raise damaged[number]
+        refuse_damaged(numbers, self._found.damaged)
 
     def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
         """The videos of these episodes that are kept."""

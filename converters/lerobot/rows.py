@@ -27,7 +27,7 @@ _TEXT = (pa.types.is_string, pa.types.is_large_string)
 
 
 @dataclass
-class _Cursor:
+class _RowCursor:
     """Reading continues at row `position`; `left` has rows from there on, `batches` gives those after them."""
 
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class RowsFile(Closing):
             if len(set(names)) < len(names):
                 raise FormatError(f"{path} has several columns of one name")
             self._groups = np.cumsum([0, *groups])
-            self._cursor: _Cursor | None = None
+            self._cursor: _RowCursor | None = None
         except BaseException:
             self.close()
             raise
@@ -76,7 +76,7 @@ class RowsFile(Closing):
                 self._cursor = None
                 raise
 
-    def _started(self, names: tuple[str, ...], start: int) -> _Cursor:
+    def _started(self, names: tuple[str, ...], start: int) -> _RowCursor:
         group = max(0, int(np.searchsorted(self._groups, start, side="right")) - 1)
         groups = list(range(group, self._file.num_row_groups))
         size = self._file.metadata.row_group(group).total_byte_size if groups else 0
@@ -85,13 +85,13 @@ class RowsFile(Closing):
             batch_size=max(1, min(4096, _BATCH_BYTES // max(1, size // rows))),
             row_groups=groups, columns=list(names), use_threads=False,
         )  # fmt: skip
-        return _Cursor(names, int(self._groups[group]), iter(batches), [])
+        return _RowCursor(names, int(self._groups[group]), iter(batches), [])
 
-    def _pass_over(self, cursor: _Cursor, count: int) -> None:
+    def _pass_over(self, cursor: _RowCursor, count: int) -> None:
         for _ in self._take(cursor, count):
             pass
 
-    def _take(self, cursor: _Cursor, count: int) -> Iterator[Any]:
+    def _take(self, cursor: _RowCursor, count: int) -> Iterator[Any]:
         """Yield the next `count` rows, in batches."""
         while count > 0:
             batch = cursor.left.pop() if cursor.left else next(cursor.batches, None)

@@ -49,7 +49,7 @@ class FoundDataset:
 
 
 @dataclass
-class _Run:
+class _FrameRun:
     """Rows of one episode in one file; `tasks` and `text` hold what they have, in the order of the first rows."""
 
     path: str
@@ -76,7 +76,7 @@ class DatasetSurvey:
         self._tasks = read_tasks(info)
         self._stored: dict[str, str] | None = None
         self._first = ""
-        self._runs: dict[int, list[_Run]] = {}
+        self._runs: dict[int, list[_FrameRun]] = {}
         self._unreadable: dict[str, RbtoolError] = {}
         self._inside = 0
 
@@ -145,16 +145,16 @@ class DatasetSurvey:
             names = [EPISODE_INDEX, FRAME_INDEX, *small, *texts]
             for start in range(0, file.rows, _ROWS):
                 stop = min(start + _ROWS, file.rows)
-                self._take(_Block(file, path, file.read(names, start, stop), start, texts))
+                self._take(_RowBlock(file, path, file.read(names, start, stop), start, texts))
 
-    def _take(self, block: _Block) -> None:
+    def _take(self, block: _RowBlock) -> None:
         episodes, frames = block.integers(EPISODE_INDEX), block.integers(FRAME_INDEX)
         cuts = [0, *(np.flatnonzero(np.diff(episodes)) + 1).tolist(), len(episodes)]
         flags = self._flags.of(
             {name: block.floats(name) != 0 for name in NEXT_FLAGS if name in block.names}, len(frames)
         )
         for low, high in pairwise(cuts):
-            run = _Run(
+            run = _FrameRun(
                 block.path, block.start + low, block.start + high, int(frames[low]), bool(flags.ends[high - 1]),
                 block.distinct_tasks(low, high), block.distinct_texts(low, high),
             )  # fmt: skip
@@ -169,7 +169,7 @@ class DatasetSurvey:
             self._inside += int((flags.terminated | flags.truncated)[low : high - 1].sum())
             self._add(int(episodes[low]), run)
 
-    def _drift(self, block: _Block, low: int, high: int, frames: Array) -> RbtoolError | None:
+    def _drift(self, block: _RowBlock, low: int, high: int, frames: Array) -> RbtoolError | None:
         """Return what is wrong with the times of rows, by which frames of videos are found."""
         if TIMESTAMP not in block.names or self._images == "skip" or not self._info.visual(VIDEO):
             return None
@@ -185,7 +185,7 @@ class DatasetSurvey:
             hint=WITHOUT_IMAGES,
         )
 
-    def _add(self, number: int, run: _Run) -> None:
+    def _add(self, number: int, run: _FrameRun) -> None:
         """Take a run of rows; one that continues where a block was cut becomes part of the run before it."""
         runs = self._runs.setdefault(number, [])
         before = runs[-1] if runs else None
@@ -236,7 +236,7 @@ class DatasetSurvey:
             return CorruptDataError(f"{path} is missing: it has the rows of episode {entry.number}")
         return FormatError(f"{path} has no rows of episode {entry.number}, which the metadata name")
 
-    def _text(self, entry: EpisodeEntry, run: _Run) -> dict[str, str]:
+    def _text(self, entry: EpisodeEntry, run: _FrameRun) -> dict[str, str]:
         unknown = [number for number in run.tasks if number not in self._tasks]
         if self._tasks and unknown:
             raise FormatError(f"{self._info.root / run.path}: episode {entry.number} has the task {unknown[0]}, which "
@@ -281,7 +281,7 @@ class DatasetSurvey:
             yield f"{INFO} states {info.episodes:,} episodes, the metadata name {len(self._entries):,}"
 
 
-class _Block:
+class _RowBlock:
     """Rows of the small columns of one file, from row `start` on."""
 
     def __init__(self, file: RowsFile, path: str, table: Any, start: int, texts: list[str]) -> None:

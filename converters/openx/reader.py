@@ -15,14 +15,14 @@ from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader
+from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.rlds_steps import IS_INIT, LastStep, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from .rows import Unpickler, read_rows
+from .rows import EpisodeUnpickler, read_rows
 from .shards import (
-    Shards,
+    EpisodeArchives,
     dataset_name,
     has_episodes,
     is_episode,
@@ -96,7 +96,7 @@ class OpenXReader(Reader):
     def on_open(self) -> None:
         """Find the shards."""
         self._found: ShardSurvey | None = None
-        self._unpickler = Unpickler()
+        self._unpickler = EpisodeUnpickler()
         shards = shards_at(self.path)
         if not shards:
             raise FormatError(f"{self.path} has no tar archives")
@@ -104,7 +104,7 @@ class OpenXReader(Reader):
         self._choice = require_rlds_last(self.options.get("rlds_last"))
         self._images = require_images(self.options.get("images"), known=("decode", "skip")) == "decode"
         require_trust(self.path, self.options.get("trust_pickle"), "its episodes are pickles, which can run anything")
-        self._shards = Shards(shards)
+        self._shards = EpisodeArchives(shards)
 
     @property
     def _all(self) -> ShardSurvey:
@@ -198,9 +198,7 @@ class OpenXReader(Reader):
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with the shards."""
         found = self._all
-        for number in numbers if found.damaged else ():
-            if number in found.damaged:
-                raise found.damaged[number]
+        refuse_damaged(numbers, found.damaged)
         if everything and found.problems:
             raise found.problems[0]
 

@@ -23,7 +23,7 @@ from .survey import Column, keys_of
 _LARGEST = 512 << 20
 
 
-class Unpickler(Closing):
+class EpisodeUnpickler(Closing):
     """Loads one episode after the other, all in one process that does nothing else. Not for several threads.
 
     The process ends with this object, or when it is closed. A fork, or a copy in another process, starts one of its

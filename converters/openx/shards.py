@@ -26,7 +26,7 @@ _AGAIN = "fetch it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class EpisodeArchive:
     """An archive; `number` is the one in its name, None where it has none."""
 
     path: Path
@@ -34,7 +34,7 @@ class Shard:
     number: int | None
 
 
-def shards_at(path: Path) -> list[Shard]:
+def shards_at(path: Path) -> list[EpisodeArchive]:
     """Return the archive at a path, or those directly in a folder, in the order of their numbers."""
     files = [path] if not path.is_dir() else [file for file in path.iterdir() if _is_shard(file)]
     found = [_shard(file) for file in files]
@@ -45,17 +45,19 @@ def _is_shard(file: Path) -> bool:
     return file.name.lower().endswith(SUFFIX) and not file.name.startswith(".") and file.is_file()
 
 
-def _shard(file: Path) -> Shard:
+def _shard(file: Path) -> EpisodeArchive:
     match = _NUMBERED.fullmatch(file.name)
-    return Shard(file, file.stem, None) if match is None else Shard(file, match["name"], int(match["number"]))
+    if match is None:
+        return EpisodeArchive(file, file.stem, None)
+    return EpisodeArchive(file, match["name"], int(match["number"]))
 
 
-def dataset_name(path: Path, shards: Sequence[Shard]) -> str:
+def dataset_name(path: Path, shards: Sequence[EpisodeArchive]) -> str:
     """Return the name of the dataset, which its shards bear; that of the folder or file where they bear none."""
     return (shards[0].name if shards else "") or path.name.partition(".")[0]
 
 
-def missing_shards(path: Path, shards: Sequence[Shard]) -> list[CorruptDataError]:
+def missing_shards(path: Path, shards: Sequence[EpisodeArchive]) -> list[CorruptDataError]:
     """Return an error for each shard that a folder lacks below the last one it has; of a single file none is known."""
     numbers = {one.number for one in shards if one.number is not None}
     if not path.is_dir() or not numbers:
@@ -73,7 +75,7 @@ def missing_shards(path: Path, shards: Sequence[Shard]) -> list[CorruptDataError
     return [CorruptDataError(f"{path}: {lacks} missing: {named}{more}")]
 
 
-def require_one_dataset(path: Path, shards: Sequence[Shard]) -> None:
+def require_one_dataset(path: Path, shards: Sequence[EpisodeArchive]) -> None:
     """Raise FormatError for a folder with shards of several datasets, or with one shard twice."""
     names = sorted({one.name for one in shards})
     if len(names) > 1:
@@ -85,7 +87,7 @@ def require_one_dataset(path: Path, shards: Sequence[Shard]) -> None:
         raise FormatError(f"{path} has two shards with the number {twice.number}")
 
 
-def has_episodes(shards: Sequence[Shard]) -> bool:
+def has_episodes(shards: Sequence[EpisodeArchive]) -> bool:
     """Whether one of the first shards that are not empty has a pickle of steps among its first members."""
     filled = (one.path for one in shards if not _is_empty_archive(one.path))
     return any(_has_episode(path) for path in itertools.islice(filled, _SHARDS_TRIED))
@@ -118,10 +120,10 @@ def _is_empty_archive(path: Path) -> bool:
     return path.stat().st_size <= _EMPTY_BYTES and not any(read_regular(path))
 
 
-class Shards(Closing):
+class EpisodeArchives(Closing):
     """Opens the archives of a dataset, one at a time. Not for several threads."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[EpisodeArchive]) -> None:
         self.all = tuple(shards)
         self._number = -1
         self._archive: Archive | None = None

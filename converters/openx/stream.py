@@ -19,7 +19,7 @@ from ...core.errors import (
 )
 from ...core.format.digest import digest_text
 from ...core.remote.transport import require_network
-from .shards import Shards, is_episode, missing_shards, require_one_dataset, shards_at
+from .shards import EpisodeArchives, is_episode, missing_shards, require_one_dataset, shards_at
 from .source import REPOSITORY, OpenXSource
 
 _FIELD = "data.pickle"
@@ -42,7 +42,7 @@ class FolderArchives:
 
     def episodes(self, shard: int, start: int) -> Iterator[RawEpisode]:
         """Yield episodes from a file; raises what damaged archives raise."""
-        with contextlib.closing(Shards(self._found)) as shards:
+        with contextlib.closing(EpisodeArchives(self._found)) as shards:
             members = (member for member in shards.members(shard) if is_episode(member))
             for place, member in enumerate(members):
                 if place >= start:

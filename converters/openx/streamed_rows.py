@@ -15,7 +15,7 @@ from ...core.format.contracts import Array, Closing
 from ...core.format.reader import FinalStep
 from ...core.format.rlds_steps import IS_INIT, LastStep, RldsLast
 from ...core.ted.schema import EPISODE, NEXT, REWARD, Field, Key, Timing
-from .rows import Unpickler, read_rows
+from .rows import EpisodeUnpickler, read_rows
 from .steps import Episode
 from .survey import EpisodeSurvey, FoundEpisode, keys_of
 
@@ -55,7 +55,7 @@ class StreamedRows(Closing):
         self._survey = EpisodeSurvey(images=images)
         self._choice: RldsLast = choice
         self._final_step = final_step
-        self._unpickler = Unpickler()
+        self._unpickler = EpisodeUnpickler()
         self._fields: tuple[tuple[Field, Timing], ...] = ()
         self._single: dict[Key, str] = {}
         self.last: LastStep | None = None

@@ -16,7 +16,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.rlds_steps import IS_INIT
 from ...core.ted.schema import Field, Key, Role, Timing
-from .example import Example, Floats, Ints, Strings, Values
+from .example import EpisodeExample, Floats, Ints, Strings, Values
 from .features import STEPS, Leaf
 
 _RAGGED, _ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
@@ -35,7 +35,7 @@ class EpisodeRecord:
         """
         self.what = what
         try:
-            self.example = Example(data)
+            self.example = EpisodeExample(data)
         except CorruptDataError as error:
             raise CorruptDataError(f"{what}: {error.message}") from error
         self._lists: dict[str, Values | None] = {}

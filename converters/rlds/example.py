@@ -114,7 +114,7 @@ class Strings:
 Values: TypeAlias = Floats | Ints | Strings
 
 
-class Example:
+class EpisodeExample:
     """The lists of an Example by name. CorruptDataError for bytes that are no Example."""
 
     def __init__(self, data: bytes) -> None:

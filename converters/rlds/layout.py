@@ -12,14 +12,14 @@ from typing import Any
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.manifest import is_inside
 from .features import FEATURES, load_document
-from .records import ArrayRecordShard, Shard, TfRecordShard
+from .records import ArrayRecordShard, RecordShard, TfRecordShard
 
 INFO = "dataset_info.json"
 WRITTEN_HERE = "rbtool export: the last step of each episode is an observation only"
 """The description of datasets that `RldsExporter` writes."""
 TRUNCATED = "truncated"
 """A flag of steps that such datasets may have, next to those of RLDS."""
-KINDS: Mapping[str, type[Shard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
+KINDS: Mapping[str, type[RecordShard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
 _SHARD = re.compile(
     r"(?P<name>.+?)-(?P<split>[^-.]+)\.(?P<kind>tfrecord|array_record)-(?P<number>\d{5,9})-of-(?P<count>\d{5,9})"
 )
@@ -39,13 +39,13 @@ class ShardFile:
     kind: str
     stated: int | None
 
-    def open(self) -> Shard:
+    def open(self) -> RecordShard:
         """Open the file."""
         return KINDS[self.kind](self.path)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VersionLayout:
     """A version of a dataset: its folder, its id, and the shards of its splits in their order, there or not.
 
     `is_export` states that `RldsExporter` wrote it.
@@ -80,7 +80,7 @@ def looks_like_rlds(path: Path) -> bool:
     return next(_versions(path, _DEPTH), None) is not None
 
 
-def layout_at(path: Path) -> Layout:
+def layout_at(path: Path) -> VersionLayout:
     """Find the files of the dataset in a folder, which need not be there.
 
     FormatError for a folder without a dataset or with several, and for a document that contradicts itself.
@@ -120,7 +120,7 @@ def _shard_names(folder: Path) -> Iterator[re.Match[str]]:
             yield found
 
 
-def _listed(folder: Path) -> Layout:
+def _listed(folder: Path) -> VersionLayout:
     """The layout of a folder without `dataset_info.json`, by the names of its files, each of which states how many."""
     found: dict[tuple[str, str, str], int] = {}
     for name in _shard_names(folder):
@@ -135,12 +135,12 @@ def _listed(folder: Path) -> Layout:
         for number in range(count)
     ]
     title = next(iter(found), (folder.name,))[0]
-    return Layout(
+    return VersionLayout(
         folder, f"{title}/{folder.name}", tuple(dict.fromkeys(shard.split for shard in shards)), tuple(shards)
     )
 
 
-def _stated(folder: Path) -> Layout:
+def _stated(folder: Path) -> VersionLayout:
     path = folder / INFO
     info = load_document(path)
     name, kind = _text(info, "name", path), info.get("fileFormat") or "tfrecord"
@@ -155,7 +155,7 @@ def _stated(folder: Path) -> Layout:
     shards = [shard for split in splits for shard in _shards_of(split, name, str(kind), path)]
     parts = (name, info.get("configName"), info.get("version") or folder.name)
     name = "/".join(str(part) for part in parts if part)
-    return Layout(folder, name, tuple(names), tuple(shards), info.get("description") == WRITTEN_HERE)
+    return VersionLayout(folder, name, tuple(names), tuple(shards), info.get("description") == WRITTEN_HERE)
 
 
 def _text(node: Mapping[str, Any], name: str, path: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from .example import Example, Strings
+from .example import EpisodeExample, Strings
 from .features import Leaf
 
 METADATA, _INVALID = "episode_metadata", "invalid"
@@ -21,7 +21,7 @@ _SHOWN_VALUES = 1 << 13
 
 
 @dataclass(slots=True)
-class EpisodeTexts:
+class MetadataTexts:
     """Gives each feature of episodes its name, without `episode_metadata`, and its value as text: JSON for numbers.
 
     `dropped` cannot be kept, and `too_long` are those that some episode had too much of.
@@ -32,7 +32,7 @@ class EpisodeTexts:
     too_long: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, leaves: Sequence[Leaf]) -> EpisodeTexts:
+    def of(cls, leaves: Sequence[Leaf]) -> MetadataTexts:
         """Name these features."""
         made = cls()
         for leaf in leaves:
@@ -47,7 +47,7 @@ class EpisodeTexts:
             made.names[name] = leaf
         return made
 
-    def take(self, example: Example, what: str) -> bool:
+    def take(self, example: EpisodeExample, what: str) -> bool:
         """Look at the features of an episode; return whether it is marked as invalid."""
         found = self.read(example, what)
         return any(
@@ -56,7 +56,7 @@ class EpisodeTexts:
             if leaf.path[-1] == _INVALID and leaf.dtype == "bool"
         )
 
-    def read(self, example: Example, what: str) -> dict[str, str]:
+    def read(self, example: EpisodeExample, what: str) -> dict[str, str]:
         """Return the texts of an episode by name; `what` names it. CorruptDataError for a value of another kind."""
         texts = {}
         for name, leaf in self.names.items():
@@ -73,7 +73,7 @@ class EpisodeTexts:
         return texts
 
 
-def stored_seed(example: Example) -> int | None:
+def stored_seed(example: EpisodeExample) -> int | None:
     """Return the seed of an episode of an export of rbtool; None where it has none."""
     found = example.get(f"{METADATA}/{SEED}")
     text = found.read(0, 1)[0] if isinstance(found, Strings) and len(found) == 1 else b""
@@ -90,7 +90,7 @@ def _why_not(leaf: Leaf) -> str:
     return ""
 
 
-def _text(example: Example, leaf: Leaf) -> str | None:
+def _text(example: EpisodeExample, leaf: Leaf) -> str | None:
     """Return the value as text; None where the episode has none."""
     values = example.get(leaf.name)
     if values is None:

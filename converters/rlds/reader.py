@@ -13,7 +13,7 @@ from ...core.encodings.images import require_images
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
-from ...core.format.reader import Reader
+from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.rlds_steps import IS_INIT, IS_TERMINAL, LastStep, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
@@ -22,7 +22,7 @@ from .columns import EpisodeRecord, StepColumn
 from .features import Leaf, load_features
 from .layout import TRUNCATED, layout_at, looks_like_rlds
 from .metadata import stored_seed
-from .records import Shard
+from .records import RecordShard
 from .survey import RldsEpisode, RldsSurvey, notes_of, survey
 
 PIECE_BYTES = BLOCK_BYTES
@@ -58,7 +58,7 @@ class RldsReader(Reader):
 
     def on_open(self) -> None:
         """Read the documents."""
-        self._opened: tuple[int, Shard] | None = None
+        self._opened: tuple[int, RecordShard] | None = None
         self._found: RldsSurvey | None = None
         self._choice = require_rlds_last(self.options.get("rlds_last"))
         self._images = require_images(self.options.get("images"), known=("decode", "skip"))
@@ -138,9 +138,7 @@ class RldsReader(Reader):
         found = self._all
         if everything and found.problems:
             raise found.problems[0]
-        for number in numbers if found.damaged else ():
-            if number in found.damaged:
-                raise found.damaged[number]
+        refuse_damaged(numbers, found.damaged)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time; its record is in memory."""

@@ -30,21 +30,21 @@ _SMALL = 32 << 10
 AGAIN = "copy or fetch the file again, whole"
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record is in its shard: the byte, or the number in an ArrayRecord file, and the bytes of its data."""
 
     position: int
     size: int
 
 
-class Shard(Closing, ABC):
+class RecordShard(Closing, ABC):
     """A file of records, open for reading. Raises CorruptDataError for damage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @abstractmethod
-    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+    def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
         """Yield the records in order; in place of data that is damaged, the error.
 
         Raises CorruptDataError where the records that follow cannot be found.
@@ -55,7 +55,7 @@ class Shard(Closing, ABC):
         """Count the records without reading their data."""
 
     @abstractmethod
-    def read(self, place: Place) -> bytes:
+    def read(self, place: RecordPlace) -> bytes:
         """Read the data of a record, and compare its checksum."""
 
 
@@ -65,7 +65,7 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
-class TfRecordShard(Shard):
+class TfRecordShard(RecordShard):
     """A TFRecord file; one record is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class TfRecordShard(Shard):
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+    def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
         for place in self._places():
             try:
                 yield place, self.read(place)
@@ -89,7 +89,7 @@ class TfRecordShard(Shard):
     def count(self) -> int:
         return sum(1 for _ in self._places())
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: RecordPlace) -> bytes:
         if place.size < _SMALL:  # one call takes longer than the copy
             both = os.pread(self._descriptor, place.size + _CHECKSUM.size, place.position)
             data, stated = both[: place.size], both[place.size :]
@@ -102,7 +102,7 @@ class TfRecordShard(Shard):
             raise self._damaged(f"the record at byte {place.position:,} has another checksum than it states")
         return data
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[RecordPlace]:
         position = number = 0
         while position < self._size:
             head = os.pread(self._descriptor, _HEAD.size, position)
@@ -118,7 +118,7 @@ class TfRecordShard(Shard):
             stop = position + _HEAD.size + size + _CHECKSUM.size
             if stop > self._size:
                 raise self._cut(number)
-            yield Place(position + _HEAD.size, size)
+            yield RecordPlace(position + _HEAD.size, size)
             position, number = stop, number + 1
 
     def _cut(self, number: int) -> CorruptDataError:
@@ -130,7 +130,7 @@ class TfRecordShard(Shard):
         return CorruptDataError(f"{self.path} is damaged: {why}", hint=AGAIN)
 
 
-class ArrayRecordShard(Shard):
+class ArrayRecordShard(RecordShard):
     """An ArrayRecord file, which its library reads and verifies; one record is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -155,14 +155,14 @@ class ArrayRecordShard(Shard):
             raise self._damaged(error) from error
         return reader
 
-    def records(self) -> Iterator[tuple[Place, bytes | CorruptDataError]]:
+    def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
         for number in range(self.count()):
             try:
-                data = self.read(Place(number, 0))
+                data = self.read(RecordPlace(number, 0))
             except CorruptDataError as error:
-                yield Place(number, 0), error
+                yield RecordPlace(number, 0), error
             else:
-                yield Place(number, len(data)), data
+                yield RecordPlace(number, len(data)), data
 
     def count(self) -> int:
         try:
@@ -170,7 +170,7 @@ class ArrayRecordShard(Shard):
         except Exception as error:  # as above
             raise self._damaged(error) from error
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: RecordPlace) -> bytes:
         try:
             [data] = self._reader.read([place.position])
         except Exception as error:  # as above

@@ -16,9 +16,9 @@ from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, L
 from ...core.ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, key_name
 from .columns import EpisodeRecord, StepColumn, without_clashes
 from .features import STEPS, Features, Leaf
-from .layout import TRUNCATED, Layout, ShardFile
-from .metadata import OWN, EpisodeTexts
-from .records import AGAIN, Place
+from .layout import TRUNCATED, ShardFile, VersionLayout
+from .metadata import OWN, MetadataTexts
+from .records import AGAIN, RecordPlace
 
 _SHOWN = 8
 _MOST_DAMAGED = 100_000
@@ -31,7 +31,7 @@ class RldsEpisode(NamedTuple):
     """
 
     shard: int
-    place: Place
+    place: RecordPlace
     steps: int
     is_last: bool
     is_terminal: bool
@@ -46,7 +46,7 @@ class RldsSurvey:
     """
 
     columns: list[StepColumn] = field(default_factory=list)
-    texts: EpisodeTexts = field(default_factory=EpisodeTexts)
+    texts: MetadataTexts = field(default_factory=MetadataTexts)
     episodes: dict[int, RldsEpisode] = field(default_factory=dict)
     damaged: dict[int, RbtoolError] = field(default_factory=dict)
     problems: list[RbtoolError] = field(default_factory=list)
@@ -59,7 +59,7 @@ class RldsSurvey:
 
 
 def survey(
-    layout: Layout, features: Features, split: str | None, progress: Callable[[int], None], *, images: bool
+    layout: VersionLayout, features: Features, split: str | None, progress: Callable[[int], None], *, images: bool
 ) -> RldsSurvey:
     """Look at every record of all splits, or of one; `images` states whether images are kept.
 
@@ -70,7 +70,7 @@ def survey(
     skipped = {TRUNCATED} if layout.is_export else set()
     steps = [leaf for leaf in features.steps if leaf.name not in skipped]
     found.columns, found.dropped, found.renamed = _columns(steps, images=images)
-    found.texts = EpisodeTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
+    found.texts = MetadataTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
     looking = _Looking(found, features, progress)
     first = 0
@@ -130,7 +130,9 @@ class _Looking:
             found.problems.append(error)
         return count if shard.stated is None else shard.stated
 
-    def _take(self, index: int, shard: ShardFile, number: int, place: Place, data: bytes | CorruptDataError) -> None:
+    def _take(
+        self, index: int, shard: ShardFile, number: int, place: RecordPlace, data: bytes | CorruptDataError
+    ) -> None:
         found = self._found
         try:
             if isinstance(data, CorruptDataError):
@@ -150,7 +152,7 @@ class _Looking:
             if len(found.damaged) > _MOST_DAMAGED:
                 raise
 
-    def _flags(self, index: int, place: Place, record: EpisodeRecord) -> RldsEpisode:
+    def _flags(self, index: int, place: RecordPlace, record: EpisodeRecord) -> RldsEpisode:
         """Return where the episode ends; FormatError for flags that mark several episodes in one record."""
         steps = record.steps
         first, last, terminal = (record.flags(name) for name in (IS_FIRST, IS_LAST, IS_TERMINAL))
@@ -212,7 +214,7 @@ def _source_name(leaf: Leaf) -> str:
     return f"{STEPS}/{leaf.name}"
 
 
-def notes_of(found: RldsSurvey, layout: Layout) -> Iterator[str]:
+def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
     """Sentences on splits, on episodes without steps or an end, and on what is left out of a damaged dataset."""
     if len(layout.splits) > 1:
         parts = ", ".join(

@@ -12,7 +12,7 @@ from ...core.encodings.npz import array_names, first_name_of_cut
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.identical import notes_on_identical
-from ...core.format.reader import Reader
+from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards
@@ -99,11 +99,7 @@ class Vd4rlReader(Reader):
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read."""
-        damaged = self._found.damaged
-        if damaged:
-            for number in numbers:
-                if number in damaged:
-                    raise damaged[number]
+        refuse_damaged(numbers, self._found.damaged)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time."""

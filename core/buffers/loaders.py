@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_convert
 
 from ..errors import NoLengthError, SchemaError
 from .parts import BufferParts
-from .pieces import Piece
+from .pieces import NestPiece
 from .slots import Sent, SharedSlots
 
 LINE = "DataLoader(buffer, batch_size=None)"
@@ -113,7 +113,7 @@ class _Message:
 
     def __init__(self, batch: Any, slots: SharedSlots | None = None) -> None:
         self.content: Sent | bytes | None = None
-        piece = Piece.of(batch)
+        piece = NestPiece.of(batch)
         self.document = _pickled(batch if piece is None else piece.layout)
         if piece is None:
             return

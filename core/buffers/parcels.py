@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import MemoryMappedTensor, TensorDict
 
-from .pieces import Layout, Piece
+from .pieces import NestLayout, NestPiece
 
 _PLAIN = frozenset({torch.Tensor, MemoryMappedTensor})
 _ALIGNMENT = 64
@@ -80,7 +80,7 @@ def small(value: Any, limit: int) -> bytes | None:
 
     Ray sends plain bytes as they are; of a parcel it keeps a list of buffers, which takes longer.
     """
-    piece = Piece.of(value)
+    piece = NestPiece.of(value)
     if piece is None or piece.size > limit or any(piece.layout.structure.constants()):
         return None
     try:
@@ -97,8 +97,8 @@ def opened_small(data: bytes) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _layout(document: bytes) -> Layout:
-    found: Layout = pickle.loads(document)  # safe: from a process that runs this program's code
+def _layout(document: bytes) -> NestLayout:
+    found: NestLayout = pickle.loads(document)  # safe: from a process that runs this program's code
     return found
 
 

@@ -20,7 +20,7 @@ _Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
 """Where a leaf is in the bytes of a piece."""
 
 
-class Layout(NamedTuple):
+class NestLayout(NamedTuple):
     """How a nest is made of the bytes of a piece."""
 
     structure: TreeSpec
@@ -52,11 +52,11 @@ class Layout(NamedTuple):
         return self.structure.unflatten(iter(found), NO_BATCH)
 
 
-def _layout(structure: TreeSpec, places: Sequence[tuple[int, str, tuple[int, ...]]]) -> Layout:
-    return Layout(structure, [(start, getattr(torch, name), torch.Size(shape)) for start, name, shape in places])
+def _layout(structure: TreeSpec, places: Sequence[tuple[int, str, tuple[int, ...]]]) -> NestLayout:
+    return NestLayout(structure, [(start, getattr(torch, name), torch.Size(shape)) for start, name, shape in places])
 
 
-class Piece:
+class NestPiece:
     """A nest of dense tensors that is to be one piece: its layout, to be pickled, and its `size` in bytes."""
 
     def __init__(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
@@ -66,10 +66,10 @@ class Piece:
         for leaf in leaves:
             places.append((self.size, leaf.dtype, leaf.shape))
             self.size += -(-leaf.numel() * leaf.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self.layout = Layout(structure, places)
+        self.layout = NestLayout(structure, places)
 
     @classmethod
-    def of(cls, nest: Any) -> Piece | None:
+    def of(cls, nest: Any) -> NestPiece | None:
         """Return the layout of a nest that becomes the same nest again; None for anything else.
 
         Such are plain tensors on the CPU, without gradients, in tensordicts, dicts, lists and tuples.

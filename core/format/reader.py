@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 
 import numpy as np
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from .blocks import EpisodeBlock, completed_block, require_block
 from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
 from .digest import digest_file, file_state
@@ -382,6 +382,13 @@ class Reader(Closing, ABC):
             yield piece
         if last is None or not last.last:
             raise FormatError(f"{self.path}: episode {number} {'has no steps' if last is None else 'has no end'}")
+
+
+def refuse_damaged(numbers: Iterable[int], damaged: Mapping[int, RbtoolError]) -> None:
+    """Raise what is wrong with the first of these episodes that cannot be read; `damaged` has it by their numbers."""
+    for number in numbers if damaged else ():
+        if number in damaged:
+            raise damaged[number]
 
 
 def _kept_ends(block: EpisodeBlock, final_step: FinalStep) -> Array:

@@ -116,12 +116,12 @@ class NumberedBatches:
         generator.manual_seed(seed_of(seed, epoch, number * self.shard.ranks + self.shard.rank, 1))
         if epoch not in self._epochs:
             self.begin(epoch)
-        sampler, begun = self._epoch_sampler, self._epochs[epoch]
-        if sampler is None or begun.measured is None:
+        sampler, epoch_start = self._epoch_sampler, self._epochs[epoch]
+        if sampler is None or epoch_start.measured is None:
             return self.buffer.sample_with(generator, self.batch_size)
-        if self.buffer.storage.log.now != begun.written:
+        if self.buffer.storage.log.now != epoch_start.written:
             raise SchemaError("rows were written to the buffer during an epoch, whose elements are chosen at its start")
-        size, each = begun.measured
+        size, each = epoch_start.measured
         places = self.shard.places(size, each, number, drop_last=self._drop_last)
         numbers = self._order_of(seed, epoch, size).at(places) if getattr(sampler, "shuffle", True) else places
         return self.buffer.sample_with(

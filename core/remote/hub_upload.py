@@ -141,12 +141,12 @@ class HubWriter(Hub):
     def send(
         self, repository: str, branch: str, files: Sequence[LocalFile], *, progress: Advance = ignore,
         note: Note = ignore,
-    ) -> Sent:  # fmt: skip
+    ) -> SentFiles:  # fmt: skip
         """Send the objects of files that the hub does not have yet; a commit is to name them afterwards.
 
         `progress` receives bytes that need not be sent any more, negative ones where some are sent again.
         """
-        sent = Sent([_operation(file) for file in files], [])
+        sent = SentFiles([_operation(file) for file in files], [])
         pairs = list(zip(files, sent.operations, strict=True))
         jobs = [functools.partial(self._send, repository, branch, group, sent.bytes) for group in _groups(pairs)]
         run_together(jobs, Watch(progress, note), workers=_WORKERS, interrupt=self.interrupt)
@@ -180,7 +180,7 @@ class HubWriter(Hub):
         watch.progress(total - done)
 
     def put(
-        self, repository: str, branch: str, parent: str, sent: Sent, *, deleted: Sequence[str], message: str
+        self, repository: str, branch: str, parent: str, sent: SentFiles, *, deleted: Sequence[str], message: str
     ) -> str:
         """Commit what was sent, and remove files, on top of the commit `parent`; return the commit.
 
@@ -209,7 +209,7 @@ class HubWriter(Hub):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentFiles:
     """What a commit names: the operations of huggingface_hub, and how many bytes of each object had to be sent."""
 
     operations: list[CommitOperationAdd]

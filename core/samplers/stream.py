@@ -101,7 +101,7 @@ class StreamSampler(Sampler):
         self._pools: deque[Numbers] = deque()  # of rounds from `_round` on; `_taken` elements of the first are drawn
         self._order: Numbers | None = None
         self._dealt: dict[int, Numbers] = {}
-        self._begun = bool(round_ or taken)
+        self._started = bool(round_ or taken)
 
     # Drawing -----------------------------------------------------------------------------------------
 
@@ -132,12 +132,12 @@ class StreamSampler(Sampler):
         least = count if self.drop_last else 1
         # Also what decides whether this is the last batch: a shard that fails then fails before anything is taken.
         there = self._fill(stream, count + least)
-        if there < least and self._begun:  # what is left is for smaller batches
+        if there < least and self._started:  # what is left is for smaller batches
             self._start(self.epoch + 1)
             there = self._fill(stream, count + least)
         if there < least:
             self._refuse(stream, there, count)
-        self._begun = True
+        self._started = True
         found, missing = [], min(count, there)
         while missing:
             pool = self._pools[0][self._taken :][:missing]
@@ -275,7 +275,7 @@ class StreamSliceSampler(StreamSampler):
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices with `batch_size` steps in total, or the remaining ones."""
         count, slice_len = self.measure.of(batch_size)
-        if self._begun and self._slice_len != slice_len:
+        if self._started and self._slice_len != slice_len:
             raise SchemaError(f"slices of {slice_len} steps were asked for in an epoch of slices of {self._slice_len}")
         if self._slice_len != slice_len:
             self._start(self.epoch)  # what was prepared for a batch that was refused has slices of another length

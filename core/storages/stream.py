@@ -43,8 +43,8 @@ class OpenShard(NamedTuple):
         return int(self.lengths.sum())
 
 
-class Shards(ABC):
-    """A dataset in parts of whole episodes, of which a few at a time are on this disk.
+class ShardedData(ABC):
+    """A dataset in parts of whole episodes.
 
     `address` names the dataset in messages, `identity` is a text that no other data has. `rows` are the numbers of
     rows of all shards, None where they are known only once a shard is there.
@@ -57,6 +57,10 @@ class Shards(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of shards."""
+
+
+class StreamShards(ShardedData):
+    """A dataset in shards, of which a few at a time are on this disk."""
 
     @abstractmethod
     def take(self, number: int) -> OpenShard:
@@ -74,10 +78,10 @@ class StreamStorage(Storage):
 
     All shards have the same fields: SchemaError (a RuntimeError) names the first difference. Texts, `[L]` bytes with
     a `<key>_length`, are as wide as the widest one of a batch. IndexError for elements that are not there; writes raise
-    SchemaError. What `Shards` raise is passed on.
+    SchemaError. What `StreamShards` raise is passed on.
     """
 
-    def __init__(self, shards: Shards, checkpointer: Any = None) -> None:
+    def __init__(self, shards: StreamShards, checkpointer: Any = None) -> None:
         self.shards = shards
         rows = shards.rows
         self._starts = None if rows is None else np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
@@ -94,11 +98,6 @@ class StreamStorage(Storage):
     def has_rows(self) -> bool:
         """Whether there is a shard."""
         return len(self.shards) > 0 if self._starts is None else len(self) > 0
-
-    @property
-    def shape(self) -> torch.Size:
-        """The number of steps."""
-        return torch.Size([len(self)])
 
     # Elements ----------------------------------------------------------------------------------------
 

@@ -19,7 +19,15 @@ class _Stack(KeyedTransform):
     """The arguments of both kinds of stacks."""
 
     def __init__(
-        self, n: int, in_keys: Any, out_keys: Any, dim: int, *, padding: Padding, padding_value: float, done_key: Any
+        self,
+        n: int,
+        in_keys: Any = "pixels",
+        out_keys: Any = None,
+        dim: int = -3,
+        *,
+        padding: Padding = "same",
+        padding_value: float = 0,
+        done_key: Any = (NEXT, "done"),
     ) -> None:
         super().__init__(in_keys, out_keys)
         if dim >= 0:
@@ -45,19 +53,6 @@ class FrameStack(_Stack):
     moved on by one: its newest frame is the next one. Ends are read from `done_key`. SchemaError (a RuntimeError) for a
     batch without time, and for frames without the dimension `dim`.
     """
-
-    def __init__(
-        self,
-        n: int,
-        in_keys: Any = "pixels",
-        out_keys: Any = None,
-        dim: int = -3,
-        *,
-        padding: Padding = "same",
-        padding_value: float = 0,
-        done_key: Any = (NEXT, "done"),
-    ) -> None:
-        super().__init__(n, in_keys, out_keys, dim, padding=padding, padding_value=padding_value, done_key=done_key)
 
     def check(self, batch: TensorDictBase) -> None:
         if batch.ndim < 2:

@@ -23,7 +23,7 @@ from ..format.open_files import ListedFiles
 from ..progress import Progress, Silent, readable_size
 from ..remote.hub import HubFile, hub_endpoint
 from ..remote.hub_session import ChangedMeanwhileError
-from ..remote.hub_upload import MAIN, HubWriter, LocalFile, Sent, differences, require_paths
+from ..remote.hub_upload import MAIN, HubWriter, LocalFile, SentFiles, differences, require_paths
 from ..remote.transport import Transient, read_small, retrying
 from .check import CheckResult, check
 from .dataset_card import CARD, CARD_BYTES, DatasetCard, license_of
@@ -294,7 +294,7 @@ class _Upload:
         self._require_same(files, commit)
         return commit, sum(sent.bytes)
 
-    def _commit(self, parent: str, sent: Sent, files: list[LocalFile], deleted: list[str]) -> str:
+    def _commit(self, parent: str, sent: SentFiles, files: list[LocalFile], deleted: list[str]) -> str:
         """Commit, unless that was done and the answer was lost; the new head otherwise has to be what was sent."""
         try:
             head = self.hub.branches(self._name).get(self._branch)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlds_files import example, message, varint
 
 from rbtool.converters.rlds.encode import example_bytes
-from rbtool.converters.rlds.example import Example, Floats, Ints, Strings
+from rbtool.converters.rlds.example import EpisodeExample, Floats, Ints, Strings
 from rbtool.core.errors import CorruptDataError
 
 INT64 = np.dtype(np.int64)
@@ -47,7 +47,7 @@ def assert_values(found: object, expected: object) -> None:
 
 @given(st.dictionaries(st.text(max_size=150), LISTS, max_size=6), st.booleans())
 def test_lists_come_back(lists: dict[str, object], own: bool) -> None:
-    found = Example(example_bytes(lists) if own else example(lists))  # type: ignore[arg-type]
+    found = EpisodeExample(example_bytes(lists) if own else example(lists))  # type: ignore[arg-type]
     assert set(found.names) == set(lists)
     for name, expected in lists.items():
         assert_values(found.get(name), expected)
@@ -65,7 +65,7 @@ def test_other_encodings_of_the_same_lists(numbers: list[int], other: bytes, pac
     for name, kind, values in (("ints", 3, ints), ("floats", 2, floats)):
         parts = [message(1, name.encode()), message(2, other + message(kind, b"".join(values) + other) + other)]
         entries.append(message(1, b"".join((parts[::-1] if reversed_ else parts) + [other])))
-    found = Example(other + message(1, other + entries[0]) + message(1, entries[1] + other))
+    found = EpisodeExample(other + message(1, other + entries[0]) + message(1, entries[1] + other))
     assert_values(found.get("ints"), np.array(numbers, np.int64))
     assert_values(found.get("floats"), np.array(numbers, np.float32))
 
@@ -74,7 +74,7 @@ def test_the_last_list_of_a_name_counts_and_one_without_a_kind_is_none() -> None
     entries = [
         message(1, message(1, b"a") + message(2, message(3, message(1, varint(number))))) for number in (1, 2)
     ] + [message(1, message(1, b"b") + message(2, b""))]
-    found = Example(message(1, b"".join(entries)))
+    found = EpisodeExample(message(1, b"".join(entries)))
     assert found.names == ("a",)
     assert_values(found.get("a"), np.array([2]))
     assert found.get("b") is None
@@ -89,12 +89,12 @@ def test_the_last_list_of_a_name_counts_and_one_without_a_kind_is_none() -> None
 )  # fmt: skip
 def test_broken_bytes_are_damage(data: bytes) -> None:
     with pytest.raises(CorruptDataError, match="no sound Example"):
-        Example(data)
+        EpisodeExample(data)
 
 
 @pytest.mark.parametrize("packed", [b"\x80", b"\x01\xff", b"\xff" * 11 + b"\x01"])
 def test_broken_numbers_are_damage(packed: bytes) -> None:
-    found = Example(message(1, message(1, message(1, b"a") + message(2, message(3, message(1, packed))))))
+    found = EpisodeExample(message(1, message(1, message(1, b"a") + message(2, message(3, message(1, packed))))))
 
     def read() -> None:
         values = found.get("a")
@@ -112,7 +112,7 @@ def test_long_lists_are_read_in_parts(dtype: str) -> None:
     top = {"bool": 2, "uint8": 256, "int32": 1 << 31, "float32": 1 << 24, "float64": 1 << 53, "int64": 1 << 62}[dtype]
     numbers = draw.integers(0, top, 60_000)
     numbers[::3] = draw.integers(0, 2, 20_000)
-    found = Example(example_bytes({"a": numbers})).get("a")
+    found = EpisodeExample(example_bytes({"a": numbers})).get("a")
     assert isinstance(found, Ints)
     for start, stop in ((0, 60_000), (0, 1), (59_999, 60_000), (12_345, 47_110), (20_000, 20_000)):
         values = found.read(start, stop, np.dtype(dtype))

@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.storages.stream import OpenShard, Shards, StreamStorage
+from rbtool.core.storages.stream import OpenShard, StreamShards, StreamStorage
 
 
-class ListedShards(Shards):
+class ListedShards(StreamShards):
     """Shards of episodes of these lengths; `x` numbers the steps, and `expected` lists what was announced."""
 
     def __init__(self, lengths: Sequence[Sequence[int]], *, known: bool = True) -> None:

@@ -17,7 +17,7 @@ from ...errors import UsageError
 from ...format import fs
 from ...format.contracts import Closing
 from ...progress import readable_size
-from ...storages.stream import OpenShard, Shards
+from ...storages.stream import OpenShard, ShardedData, StreamShards
 
 _LOCK = ".lock"
 _PART = ".part"
@@ -25,19 +25,8 @@ _BLOCK = 512
 _LOOK_SECONDS = 0.02
 
 
-class ShardFiles(Closing):
-    """A dataset somewhere else, whose shards can be fetched one by one; used from several threads at once.
-
-    `address`, `identity` and `rows` are those of `Shards`.
-    """
-
-    address: str
-    identity: str
-    rows: Sequence[int] | None = None
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of shards."""
+class ShardFiles(ShardedData, Closing):
+    """A dataset somewhere else, whose shards can be fetched one by one; used from several threads at once."""
 
     @abstractmethod
     def size(self, number: int) -> int:
@@ -52,14 +41,14 @@ class ShardFiles(Closing):
         """Map a shard that is in a folder; that may be removed afterwards."""
 
 
-class _Held(NamedTuple):
+class _HeldShard(NamedTuple):
     """A shard that is open, and the lock that keeps other processes from removing it."""
 
     shard: OpenShard
     lock: int
 
 
-class CachedShards(Shards):
+class CachedShards(StreamShards):
     """Shards that are fetched when they are needed, into `folder`, of at most `limit` bytes.
 
     The folder above it is locked, shared, while the stream is open: `rbtool cache prune` leaves it then.
@@ -85,7 +74,7 @@ class CachedShards(Shards):
         self._guard = threading.Lock()
         self._making_room = threading.Lock()
         self._taking = threading.Lock()
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldShard] = {}
         self._coming: dict[int, Future[None]] = {}
         self._reserved: dict[int, int] = {}
         self._wanted: list[int] = []
@@ -117,7 +106,7 @@ class CachedShards(Shards):
                 held = self._held.get(number) or self._held.setdefault(number, self._awaited(number))
         return held.shard
 
-    def _awaited(self, number: int) -> _Held:
+    def _awaited(self, number: int) -> _HeldShard:
         """Open a shard once it is no longer on its way."""
         with self._guard:
             coming = self._coming.pop(number, None)
@@ -153,7 +142,7 @@ class CachedShards(Shards):
             self._begin()
         self._mark_use()
 
-    def _opened(self, number: int) -> _Held:
+    def _opened(self, number: int) -> _HeldShard:
         """Open a shard, once it is there whole, under a lock that other readers share."""
         while True:
             self._fetch(number, needed=True)
@@ -162,7 +151,7 @@ class CachedShards(Shards):
                 if (place := self._place(number)).is_dir():
                     with contextlib.suppress(OSError):  # when it was used last
                         fs.touch(place)
-                    return _Held(self.files.open(number, place), lock)
+                    return _HeldShard(self.files.open(number, place), lock)
             except BaseException:
                 os.close(lock)
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import DatasetNotFoundError, UsageError
 from ...format.locate import find_dataset, source_names, streams_folder
 from ...samplers.stream import StreamSampler
-from ...storages.stream import Shards, StreamStorage
+from ...storages.stream import StreamShards, StreamStorage
 from .cache import CachedShards
 from .hub_shards import HubShards
 from .source_shards import SourceShards
@@ -51,7 +51,7 @@ def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
     return sampler or StreamSampler()
 
 
-def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, options: Mapping[str, Any]) -> Shards:
+def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, options: Mapping[str, Any]) -> StreamShards:
     files: HubShards | SourceShards
     if dataset.startswith("hf://"):
         found = _HUB.fullmatch(dataset)

@@ -22,7 +22,7 @@ from ...format.videos import refuse_videos
 from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
-from ...storages.stream import OpenShard, Shards
+from ...storages.stream import OpenShard, StreamShards
 from ...ted.schema import row_bytes
 from ..storage import DatasetStorage
 
@@ -81,7 +81,7 @@ def storage_of(reader: TedReader | PackedReader) -> Storage:
     return DatasetStorage(reader) if isinstance(reader, TedReader) else PackedStorage(reader)
 
 
-class LocalShards(Shards):
+class LocalShards(StreamShards):
     """The shards of a dataset on this disk, which are read where they are."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

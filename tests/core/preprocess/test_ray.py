@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from acting_work import TASKS, Acting, count_set_up, counted_set_ups, end_at_20, job_of, surroundings
+from local_ray import two_cores
 
 import rbtool
 from rbtool.core.errors import UsageError
@@ -31,13 +32,8 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """A Ray that runs before us and after us."""
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+    with two_cores() as ray:
         yield ray
-        ray.shutdown()
 
 
 def test_a_missing_ray_is_an_error_with_its_installation(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

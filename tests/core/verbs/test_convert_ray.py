@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from d4rl_files import flat, random_episodes, write
+from local_ray import two_cores
 
 import rbtool
 
@@ -23,13 +24,8 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """A Ray of two cores."""
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+    with two_cores() as ray:
         yield ray
-        ray.shutdown()
 
 
 def test_a_missing_ray_is_an_error_with_its_installation(
