@@ -16,8 +16,9 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.rlds_steps import IS_INIT
 from ...core.ted.schema import Field, Key, Role, Timing
-from .example import EpisodeExample, Floats, Ints, Strings, Values
+from .example import ExampleParser
 from .features import STEPS, Leaf
+from .values import Floats, Ints, Strings, Values
 
 _RAGGED, _ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
 _MOST_NESTED = 1 << 20
@@ -28,14 +29,14 @@ _LENGTH_GIVERS = ("is_first", "is_last", "is_terminal", "reward", "discount")
 class EpisodeRecord:
     """The steps of a record: the lists of its Example, each found once, and their number `steps`."""
 
-    def __init__(self, data: bytes, leaves: Mapping[str, Leaf], what: str) -> None:
+    def __init__(self, data: bytes, parser: ExampleParser, leaves: Mapping[str, Leaf], what: str) -> None:
         """`leaves` are those of a step by name; `what` names the record. CorruptDataError for bytes of something else.
 
         FormatError where the number of steps cannot be found.
         """
         self.what = what
         try:
-            self.example = EpisodeExample(data)
+            self.example = parser.parse(data)
         except CorruptDataError as error:
             raise CorruptDataError(f"{what}: {error.message}") from error
         self._lists: dict[str, Values | None] = {}
@@ -91,7 +92,7 @@ class EpisodeRecord:
         """Return the list of a feature of one byte string a step."""
         found = self.find(name)
         if found is None and not self.steps:
-            return Strings(b"", ())
+            return Strings(b"", np.zeros((0, 2), np.int64))
         if not isinstance(found, Strings):
             raise FormatError(f"{self.what} has no byte strings '{STEPS}/{name}'")
         self._require_count(name, len(found), self.steps)

@@ -65,6 +65,10 @@ class VersionLayout:
         """The documents and the shards that are there."""
         return [*self.documents(), *(shard.path for shard in self.shards if shard.path.is_file())]
 
+    def stored_bytes(self) -> int:
+        """Return how many bytes the shards have that are there."""
+        return sum(shard.path.stat().st_size for shard in self.shards if shard.path.is_file())
+
     def require_split(self, name: object) -> str:
         """Return the split of that name; UsageError where there is none."""
         if name not in self.splits:

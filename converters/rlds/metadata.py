@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from .example import EpisodeExample, Strings
+from .example import Example
 from .features import Leaf
+from .values import Strings
 
 METADATA, _INVALID = "episode_metadata", "invalid"
 NUMBER, SEED = "episode", "seed"
@@ -47,7 +48,7 @@ class MetadataTexts:
             made.names[name] = leaf
         return made
 
-    def take(self, example: EpisodeExample, what: str) -> bool:
+    def take(self, example: Example, what: str) -> bool:
         """Look at the features of an episode; return whether it is marked as invalid."""
         found = self.read(example, what)
         return any(
@@ -56,7 +57,7 @@ class MetadataTexts:
             if leaf.path[-1] == _INVALID and leaf.dtype == "bool"
         )
 
-    def read(self, example: EpisodeExample, what: str) -> dict[str, str]:
+    def read(self, example: Example, what: str) -> dict[str, str]:
         """Return the texts of an episode by name; `what` names it. CorruptDataError for a value of another kind."""
         texts = {}
         for name, leaf in self.names.items():
@@ -73,7 +74,7 @@ class MetadataTexts:
         return texts
 
 
-def stored_seed(example: EpisodeExample) -> int | None:
+def stored_seed(example: Example) -> int | None:
     """Return the seed of an episode of an export of rbtool; None where it has none."""
     found = example.get(f"{METADATA}/{SEED}")
     text = found.read(0, 1)[0] if isinstance(found, Strings) and len(found) == 1 else b""
@@ -90,7 +91,7 @@ def _why_not(leaf: Leaf) -> str:
     return ""
 
 
-def _text(example: EpisodeExample, leaf: Leaf) -> str | None:
+def _text(example: Example, leaf: Leaf) -> str | None:
     """Return the value as text; None where the episode has none."""
     values = example.get(leaf.name)
     if values is None:

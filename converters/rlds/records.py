@@ -80,46 +80,59 @@ class TfRecordShard(RecordShard):
             self._descriptor = -1
 
     def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
-        for place in self._places():
+        position, number, head = 0, 0, os.pread(self._descriptor, _HEAD.size, 0)
+        while position < self._size:
+            place = self._place(head, position, number)
+            data, rest = self._data(place, _CHECKSUM.size + _HEAD.size)  # with the head of the next record
+            position, number, head = place.position + place.size + _CHECKSUM.size, number + 1, rest[_CHECKSUM.size :]
             try:
-                yield place, self.read(place)
+                self._compare(place, data, rest)
             except CorruptDataError as error:
                 yield place, error
+            else:
+                yield place, data
 
     def count(self) -> int:
-        return sum(1 for _ in self._places())
-
-    def read(self, place: RecordPlace) -> bytes:
-        if place.size < _SMALL:  # one call takes longer than the copy
-            both = os.pread(self._descriptor, place.size + _CHECKSUM.size, place.position)
-            data, stated = both[: place.size], both[place.size :]
-        else:
-            data = os.pread(self._descriptor, place.size, place.position)
-            stated = os.pread(self._descriptor, _CHECKSUM.size, place.position + place.size)
-        if len(data) < place.size or len(stated) < _CHECKSUM.size:
-            raise self._damaged(f"it ends inside the record at byte {place.position:,}")
-        if masked_crc(data) != _CHECKSUM.unpack(stated)[0]:
-            raise self._damaged(f"the record at byte {place.position:,} has another checksum than it states")
-        return data
-
-    def _places(self) -> Iterator[RecordPlace]:
         position = number = 0
         while position < self._size:
-            head = os.pread(self._descriptor, _HEAD.size, position)
-            if len(head) < _HEAD.size:
-                raise self._cut(number)
-            size, checksum = _HEAD.unpack(head)
-            if masked_crc(head[:8]) != checksum:
-                raise self._damaged(
-                    f"the length of record {number:,}, at byte {position:,}, has another checksum than it states"
-                )
-            if size > _LARGEST:
-                raise self._damaged(f"record {number:,} has {size:,} bytes, at most {_LARGEST:,} are read")
-            stop = position + _HEAD.size + size + _CHECKSUM.size
-            if stop > self._size:
-                raise self._cut(number)
-            yield RecordPlace(position + _HEAD.size, size)
-            position, number = stop, number + 1
+            place = self._place(os.pread(self._descriptor, _HEAD.size, position), position, number)
+            position, number = place.position + place.size + _CHECKSUM.size, number + 1
+        return number
+
+    def read(self, place: RecordPlace) -> bytes:
+        data, rest = self._data(place, _CHECKSUM.size)
+        self._compare(place, data, rest)
+        return data
+
+    def _data(self, place: RecordPlace, more: int) -> tuple[bytes, bytes]:
+        """Return the data of a record, and `more` bytes after it."""
+        position, size = place
+        if size < _SMALL:  # one call takes longer than the copy
+            both = os.pread(self._descriptor, size + more, position)
+            return both[:size], both[size:]
+        return os.pread(self._descriptor, size, position), os.pread(self._descriptor, more, position + size)
+
+    def _compare(self, place: RecordPlace, data: bytes, rest: bytes) -> None:
+        """Raise CorruptDataError for data without the checksum that follows."""
+        if len(data) < place.size or len(rest) < _CHECKSUM.size:
+            raise self._damaged(f"it ends inside the record at byte {place.position:,}")
+        if masked_crc(data) != _CHECKSUM.unpack_from(rest)[0]:
+            raise self._damaged(f"the record at byte {place.position:,} has another checksum than it states")
+
+    def _place(self, head: bytes, position: int, number: int) -> RecordPlace:
+        """Return where the record is whose head is at a position."""
+        if len(head) < _HEAD.size:
+            raise self._cut(number)
+        size, checksum = _HEAD.unpack(head)
+        if masked_crc(head[:8]) != checksum:
+            raise self._damaged(
+                f"the length of record {number:,}, at byte {position:,}, has another checksum than it states"
+            )
+        if size > _LARGEST:
+            raise self._damaged(f"record {number:,} has {size:,} bytes, at most {_LARGEST:,} are read")
+        if position + _HEAD.size + size + _CHECKSUM.size > self._size:
+            raise self._cut(number)
+        return RecordPlace(position + _HEAD.size, size)
 
     def _cut(self, number: int) -> CorruptDataError:
         return CorruptDataError(

@@ -15,6 +15,7 @@ from ...core.format.manifest import Dropped
 from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, LastSteps, fillers, step_meaning
 from ...core.ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, key_name
 from .columns import EpisodeRecord, StepColumn, without_clashes
+from .example import ExampleParser
 from .features import STEPS, Features, Leaf
 from .layout import TRUNCATED, ShardFile, VersionLayout
 from .metadata import OWN, MetadataTexts
@@ -59,7 +60,13 @@ class RldsSurvey:
 
 
 def survey(
-    layout: VersionLayout, features: Features, split: str | None, progress: Callable[[int], None], *, images: bool
+    layout: VersionLayout,
+    features: Features,
+    parser: ExampleParser,
+    split: str | None,
+    progress: Callable[[int], None],
+    *,
+    images: bool,
 ) -> RldsSurvey:
     """Look at every record of all splits, or of one; `images` states whether images are kept.
 
@@ -72,7 +79,7 @@ def survey(
     found.columns, found.dropped, found.renamed = _columns(steps, images=images)
     found.texts = MetadataTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
-    looking = _Looking(found, features, progress)
+    looking = _Looking(found, features, parser, progress)
     first = 0
     for index, shard in enumerate(layout.shards):
         count = looking.look_into(index, shard, first) if split in (None, shard.split) else _size_of(shard)
@@ -101,8 +108,11 @@ def _size_of(shard: ShardFile) -> int:
 class _Looking:
     """Looks into one shard after the other."""
 
-    def __init__(self, found: RldsSurvey, features: Features, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, found: RldsSurvey, features: Features, parser: ExampleParser, progress: Callable[[int], None]
+    ) -> None:
         self._found = found
+        self._parser = parser
         self._progress = progress
         self._leaves = {leaf.name: leaf for leaf in features.steps}
         self._actions = [one for one in found.columns if one.role == "action" and one.kind in ("numbers", "encoded")]
@@ -137,7 +147,7 @@ class _Looking:
         try:
             if isinstance(data, CorruptDataError):
                 raise data
-            record = EpisodeRecord(data, self._leaves, f"episode {number} in {shard.path.name}")
+            record = EpisodeRecord(data, self._parser, self._leaves, f"episode {number} in {shard.path.name}")
             for column in found.columns:
                 column.require(record)
             episode, invalid = self._flags(index, place, record), found.texts.take(record.example, record.what)

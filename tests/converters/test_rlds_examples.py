@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlds_files import example, message, varint
 
+from rbtool.converters.rlds import values as decoding
 from rbtool.converters.rlds.encode import example_bytes
-from rbtool.converters.rlds.example import EpisodeExample, Floats, Ints, Strings
+from rbtool.converters.rlds.example import EpisodeExample, Example, ExampleParser, FoundExample
+from rbtool.converters.rlds.values import Floats, Ints, Strings
 from rbtool.core.errors import CorruptDataError
 
 INT64 = np.dtype(np.int64)
@@ -118,3 +121,62 @@ def test_long_lists_are_read_in_parts(dtype: str) -> None:
         values = found.read(start, stop, np.dtype(dtype))
         assert values.dtype == dtype
         assert values.tolist() == numbers[start:stop].astype(dtype).tolist()
+
+
+def all_values(found: Example) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for name in found.names:
+        values = found.get(name)
+        assert values is not None
+        made[name] = values.read(0, len(values)) if isinstance(values, Strings) else values.values.tobytes()
+    return made
+
+
+def outcome(parse: Callable[[], Example]) -> dict[str, object] | str:
+    try:
+        return all_values(parse())
+    except CorruptDataError as error:
+        return error.message
+
+
+@given(st.dictionaries(st.text(max_size=150), LISTS, max_size=6), st.dictionaries(st.text(), LISTS, max_size=2))
+def test_compiled_loops_find_the_same(lists: dict[str, object], others: dict[str, object]) -> None:
+    parser = ExampleParser(is_compiled=True)
+    for given_ in (lists, lists, {**others, **lists}, others, lists):
+        data = example_bytes(given_)  # type: ignore[arg-type]
+        assert all_values(parser.parse(data)) == all_values(EpisodeExample(data))
+    assert isinstance(parser.parse(data), FoundExample) == bool(lists or others)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "steps/b", "c"]), LISTS, min_size=1),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=3),
+    st.integers(0, 4),
+)
+def test_compiled_loops_make_the_same_of_damage(
+    lists: dict[str, object], changes: list[tuple[int, int]], cut: int
+) -> None:
+    data = bytearray(example_bytes(lists))  # type: ignore[arg-type]
+    parser = ExampleParser(is_compiled=True)
+    parser.parse(bytes(data))
+    for at, byte in changes:
+        data[at % len(data)] = byte
+    damaged = bytes(data[: len(data) - cut])
+    assert outcome(lambda: parser.parse(damaged)) == outcome(lambda: EpisodeExample(damaged))
+
+
+def test_both_decodings_of_varints_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.array([*(1 << bit for bit in range(63)), -1, -(1 << 63), 0, 127, 128, (1 << 63) - 1])
+    packed = EpisodeExample(example_bytes({"a": numbers})).get("a")
+    assert isinstance(packed, Ints)
+    assert decoding.warm() is not None
+    compiled = packed.values
+    monkeypatch.setattr(decoding, "_loops", None)
+    assert packed.values.tolist() == compiled.tolist() == numbers.tolist()
+
+
+def test_many_strings_and_names_that_come_later() -> None:
+    parser = ExampleParser(is_compiled=True)
+    for count in (1, 500, 3, 2_000):
+        lists = {f"name {number}": [b"x" * number] * number for number in range(1, 3)} | {"all": [b"ab"] * count}
+        assert all_values(parser.parse(example_bytes(lists))) == lists

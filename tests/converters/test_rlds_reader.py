@@ -235,6 +235,15 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     assert one.notes == two.notes
 
 
+def test_compiled_loops_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = [record(RICH, random_episode(length, RICH, seed=length), METADATA) for length in range(2, 7)]
+    folder = write_dataset(tmp_path / "1.0.0", {"train": [episodes]}, RICH, METADATA)
+    plain = rbtool.convert(folder, tmp_path / "plain")
+    monkeypatch.setattr("rbtool.converters.rlds.reader.COMPILED_BYTES", 0)
+    compiled = rbtool.convert(folder, tmp_path / "compiled")
+    assert (compiled.content_digest, compiled.notes) == (plain.content_digest, plain.notes)
+
+
 def test_features_that_cannot_be_columns_are_named(tmp_path: Path) -> None:
     steps = {**PLAIN, "video": ("Video",), "words": ("sequence", ("text",), -1), "wide": ("tensor", "bfloat16", ())}
     known = [record(PLAIN, random_episode(5, seed=seed)) for seed in range(3)]
