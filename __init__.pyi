@@ -12,6 +12,8 @@ from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceRep
 from .core import __version__ as __version__
 from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
+from .core.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
+from .core.buffers.hindsight import HindsightStrategy as HindsightStrategy
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .core.buffers.prioritized import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
 from .core.buffers.ray_buffer import RayReplayBuffer as RayReplayBuffer

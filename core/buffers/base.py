@@ -281,14 +281,15 @@ IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, w
 
 def _as_dict(draw: Draw) -> dict[str, Any]:
     parts = [(member, _as_dict(part)) for member, part in draw.parts]
-    return {"index": draw.index, "info": draw.info, "last": draw.last} | ({"parts": parts} if parts else {})
+    more = {"parts": parts} if parts else {} if draw.chances is None else {"chances": draw.chances}
+    return {"index": draw.index, "info": draw.info, "last": draw.last} | more
 
 
 def as_draw(item: Any) -> Draw:
     """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
     if isinstance(item, Mapping):
         parts = [(member, as_draw(part)) for member, part in item.get("parts", ())]
-        return Draw(item["index"], dict(item["info"]), bool(item["last"]), parts=parts)
+        return Draw(item["index"], dict(item["info"]), bool(item["last"]), parts=parts, chances=item.get("chances"))
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
         return Draw(item[1]["index"], dict(item[1]))
     raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")

@@ -227,6 +227,7 @@ class _DrawEntry:
     info: tuple[tuple[str | tuple[str, ...], Any], ...]
     last: bool
     parts: tuple[tuple[Count, Any], ...] = ()
+    chances: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,8 @@ def _draw_to_json(draw: Draw) -> dict[str, Any]:
         parts = [[member, _draw_to_json(part)] for member, part in draw.parts]
         return {"index": None, "info": [], "last": draw.last, "parts": parts}
     info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]
-    return {"index": _to_json(draw.index), "info": info, "last": draw.last}
+    chances = {} if draw.chances is None else {"chances": _to_json(draw.chances)}
+    return {"index": _to_json(draw.index), "info": info, "last": draw.last} | chances
 
 
 def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
@@ -259,7 +261,8 @@ def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
         parts = [(member, _draw_from_json(decode(_DrawEntry, part, origin), origin)) for member, part in entry.parts]
         return Draw(None, {}, entry.last, parts=parts)
     info = {key: _from_json(value, origin) for key, value in entry.info}
-    return Draw(_from_json(entry.index, origin), info, entry.last)
+    chances = None if entry.chances is None else _from_json(entry.chances, origin)
+    return Draw(_from_json(entry.index, origin), info, entry.last, chances=chances)
 
 
 def generator_to_json(generator: torch.Generator | None) -> Any:

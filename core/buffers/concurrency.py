@@ -39,6 +39,8 @@ class Draw:
     rows: Any = field(default=None, compare=False, repr=False)
     parts: Sequence[tuple[int, Draw]] = ()
     """Of an ensemble: the draws of its members."""
+    chances: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    """Random numbers of the draw, float64 `[n]` in [0, 1), for what is chosen when its rows are read."""
 
 
 class Prefetcher:

@@ -41,8 +41,8 @@ class _Lineup(NamedTuple):
     """What follows from the parts of members, until one of them is exchanged."""
 
     guards: Guards
-    tracks_generations: bool
-    """Whether the info of a member has generations."""
+    apart: bool
+    """Whether the draws of a member have more than the index and info of its sampler, such as generations."""
     transforms: list[Compose] | None
     """The transforms of the batches of members; None if something else makes batches of the rows of one."""
     draws: HoldAll
@@ -56,7 +56,7 @@ class _Lineup(NamedTuple):
         guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
         return cls(
             Guards([member.guard for member in members]),
-            any(member.writer.tracks_generations for member in members),
+            any(member.writer.tracks_generations or member.draws_apart for member in members),
             [member.transform for member in members] if all(member.rows_are_batches for member in members) else None,
             HoldAll(locks),
             HoldAll([*guards, *locks]),
@@ -192,7 +192,7 @@ class EnsembleDraws(EnsembleState):
     def _joint(self) -> JointDraw | None:
         """Return what draws of all members in one go; None where each has to draw by itself."""
         joint = self._sampler.joint(self._storage)
-        if joint is None or self._lineup.tracks_generations:
+        if joint is None or self._lineup.apart:
             return None
         if joint.reads_rows and not (self._gathers and self._lineup.plain):
             return None
@@ -251,13 +251,13 @@ class EnsembleDraws(EnsembleState):
         member = self._members[number]
         return member.sampler.reads_rows and member.returns_rows and not isinstance(member, EnsembleDraws)
 
-    def _rows_of(self, draw: Draw) -> Any:
+    def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         rows = self._gathered(draw) if draw.rows is None else draw.rows
         if isinstance(rows, TensorDict):
             return rows if self._prefetcher is None else rows.copy()  # a batch may be made again of its draw
         samples = self._samples_of(draw) if rows is None else rows
-        if self._collate_fn is not None:
-            return self._collate_fn([sample for _, sample in samples])
+        if (collate := collate or self._collate_fn) is not None:
+            return collate([sample for _, sample in samples])
         return self._joiner.join(samples)
 
     @property
@@ -377,7 +377,8 @@ class EnsembleDraws(EnsembleState):
             index, info, rows = sampler.sample_rows(member.storage, unit_of(sampler))
             member.transform.set_rng(sampler.generator)
             try:
-                draw = Draw(index, dict(info) | {INDEX: index}, rows=member.with_past(index, rows))
+                rows = member.with_past(index, rows)
+                draw = Draw(index, dict(info) | {INDEX: index}, rows=rows, chances=torch.empty(0))
                 return schema_of(labelled(self._sample_of(number, draw), None, None))
             finally:
                 member.transform.set_rng(member.sampler.generator)

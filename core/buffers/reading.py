@@ -80,7 +80,8 @@ class Reading(BufferParts):
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
                 rows = None if rows is None else self.with_past(index, rows)
-            return self.batch_of(self._with_info(index, info, False, rows))
+                draw = self._with_info(index, info, False, rows)
+            return self.batch_of(draw)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
@@ -144,6 +145,9 @@ class Reading(BufferParts):
     carries_info: ClassVar[bool] = False
     """Whether batches have the info of the sampler as entries."""
 
+    draws_apart: ClassVar[bool] = False
+    """Whether a draw of it has more than the index and info of its sampler."""
+
     def draw(self, size: int, *, with_rows: bool = True) -> Draw:
         """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone.
 
@@ -203,9 +207,10 @@ class Reading(BufferParts):
             return None
         return (index, found, rows, False) if guard.sequence == before else None
 
-    def _rows_of(self, draw: Draw) -> Any:
+    def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         rows = self._guard.read(self._read, draw.index) if draw.rows is None else draw.rows
-        return rows if self._collate_fn is None else self._collate_fn(rows)
+        collate = collate or self._collate_fn
+        return rows if collate is None else collate(rows)
 
     def _read(self, index: Any) -> Any:
         """Read rows, with the steps before them where transforms look back; the guard makes them of one moment."""
@@ -229,10 +234,7 @@ class Reading(BufferParts):
 
     def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
-        if collate is None:
-            return self._changed(self._rows_of(draw), draw)
-        rows = self._guard.read(self._read, draw.index) if draw.rows is None else draw.rows
-        return self._changed(collate(rows), draw)
+        return self._changed(self._rows_of(draw, collate), draw)
 
     @property
     def returns_rows(self) -> bool:

@@ -238,12 +238,14 @@ class BoundaryChoice:
 class StrictBoundaries:
     """Chooses all boundaries that a storage has, for what must not cross any of them.
 
-    An episode table is taken alone. Otherwise an episode ends where the flag `done` is set (without it, `terminated` or
-    `truncated` next to it) and where the ids `traj`, by default those that `SliceSampler` looks for, change.
+    An episode table is taken alone. Otherwise an episode ends where the flag `done` is set (without it, or with
+    `any_flag`, `terminated` or `truncated` next to it) and where the ids `traj`, by default those that `SliceSampler`
+    looks for, change.
     """
 
     done: Key = _DONE
     traj: Key | None = None
+    any_flag: bool = False
 
     def source(self, storage: Storage) -> BoundarySource:
         """Return the source for a storage; MissingKeyError (a KeyError) for a named entry that is missing, or if
@@ -254,6 +256,7 @@ class StrictBoundaries:
         ids = next((key for key in (_IDS if self.traj is None else (self.traj,)) if has_entry(storage, key)), None)
         siblings = tuple((*self.done[:-1], name) for name in ("terminated", "truncated"))
         flags = (self.done,) if has_entry(storage, self.done) else siblings
+        flags = (self.done, *siblings) if self.any_flag else flags
         known = any(has_entry(storage, key) for key in flags)
         named = [self.traj] if self.traj is not None and ids is None else []
         named += [self.done] if self.done != _DONE and self.done not in flags else []

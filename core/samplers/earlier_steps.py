@@ -44,6 +44,27 @@ class Rooms:
         return {"_known": {}}
 
 
+def gathered(
+    storage: Storage, key: Key, rows: torch.Tensor, lanes: Sequence[torch.Tensor] = (), rooms: Rooms | None = None
+) -> torch.Tensor | None:
+    """Read an entry of elements that exist, `rows` and maybe `lanes` int64 `[n]`; None for one that is not stored.
+
+    The tensor is fresh memory, of `rooms` if there are any.
+    """
+    index: Any = (rows, *lanes)
+    if not isinstance(storage, TensorStorage):
+        return storage.entry(key, index if lanes else rows)
+    leaf = stored_entry(storage, key)
+    if leaf is None:
+        return None
+    storage.expect(rows.numpy())
+    if lanes:
+        return leaf[tuple(part.to(leaf.device) for part in index)]
+    if rooms is None or not leaf.is_cpu:
+        return leaf.index_select(0, rows.to(leaf.device))
+    return torch.index_select(leaf, 0, rows, out=rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
+
+
 class EarlierSteps:
     """The `count` steps before each step at an index, as far as they are of its episode and still in the storage.
 
@@ -81,19 +102,7 @@ class EarlierSteps:
     def _gathered(self, key: Key) -> torch.Tensor | None:
         """Gather an entry of all steps, one behind the other."""
         rows = torch.from_numpy(self._rows.reshape(-1))
-        index: Any = (rows, *self._lanes)
-        if not isinstance(self._storage, TensorStorage):
-            return self._storage.entry(key, index if self._lanes else rows)
-        leaf = stored_entry(self._storage, key)
-        if leaf is None:
-            return None
-        self._storage.expect(rows.numpy())
-        if self._lanes:
-            return leaf[tuple(part.to(leaf.device) for part in index)]
-        if not leaf.is_cpu:
-            return leaf.index_select(0, rows.to(leaf.device))
-        room = self._rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype)
-        return torch.index_select(leaf, 0, rows, out=room)
+        return gathered(self._storage, key, rows, self._lanes, self._rooms)
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: Key) -> torch.Tensor:
         """Return what `entry` gave, without the first of the steps and with `newest` behind the last; fresh memory.

@@ -218,7 +218,8 @@ class LaneRuns:
 
     def stop_of(self, step: Numbers, lane: Numbers) -> Numbers:
         """Return the last steps of the trajectories of steps."""
-        return self._stop[lane, self._of(step, lane)]
+        found = self._of(step, lane)
+        return self._stop[0].take(found) if len(self._lanes) == 1 else self._stop[lane, found]
 
     def _of(self, step: Numbers, lane: Numbers) -> Numbers:
         found = self._first_above(self._stop, lane, step - 1)
