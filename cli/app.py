@@ -22,6 +22,7 @@ from .failures import (
 )
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
+from .words import SHORT_NAMES, in_order
 
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
@@ -51,19 +52,21 @@ class _Verbs(VerbGroup):
         return sorted(super().list_commands(ctx), key=VERBS.index)
 
 
+_SHORT = ", ".join(f"{short} = {' '.join(verb)}" for short, verb in SHORT_NAMES.items())
+
 app = typer.Typer(
     cls=_Verbs,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
-    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\n\n{examples_text(EXAMPLES)}",
+    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\nShort names: {_SHORT}\n\n{examples_text(EXAMPLES)}",
 )
 
 
 @app.callback(invoke_without_command=True)
 def rbtool(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
 ) -> None:
     """Offline-RL datasets in one clear form, TED, that is fast to train from."""
     if version:
@@ -87,10 +90,11 @@ def main() -> None:
     sys.exit(report(failed, Output()) if failed is not None and code == 0 else code)
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(given: Sequence[str]) -> int:
     """Run the command line and report errors of parsing; verbs report their own errors."""
+    words = in_order(given, {group.name for group in app.registered_groups if group.name})
     try:
-        return int(app(args=list(words), prog_name="rbtool", standalone_mode=False) or 0)
+        return int(app(args=words, prog_name="rbtool", standalone_mode=False) or 0)
     except Stopped as stopped:
         return report(stopped, Output.from_arguments(words))
     except SystemExit as ended:

@@ -25,7 +25,10 @@ COMMON = {
     "verbose": "--verbose",
     "debug": "--debug",
     "log_file": "--log-file",
+    "color": "--color",
     "no_color": "--no-color",
+    "no_progress": "--no-progress",
+    "offline": "--offline",
 }
 """Options that all verbs have, by the name of their parameter."""
 

@@ -37,6 +37,7 @@ _Function: TypeAlias = Callable[..., int | None]
 FinalStepName = enum.StrEnum("FinalStepName", {"AUTO": "auto", "DROP": "drop", "REPEAT": "repeat"})
 EngineName = enum.StrEnum("EngineName", {"LOCAL": "local", "RAY": "ray"})
 LayoutName = enum.StrEnum("LayoutName", {"TED": "ted", "PACKED": "packed"})
+ColorName = enum.StrEnum("ColorName", {"AUTO": "auto", "ALWAYS": "always", "NEVER": "never"})
 SchemaName = enum.StrEnum("SchemaName", {"ERROR": "error", "INTERSECT": "intersect", "UNION": "union"})
 
 Compress: TypeAlias = Annotated[
@@ -93,10 +94,18 @@ def _common(
     log_file: Annotated[
         str | None, typer.Option("--log-file", metavar="FILE", help="Append all messages to a file.")
     ] = None,
+    color: Annotated[
+        ColorName, typer.Option("--color", help="Colours. Default: auto, in terminals.", show_default=False)
+    ] = ColorName.AUTO,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars; so does $NO_COLOR.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress, only notes and the result.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no request; so does $RBTOOL_OFFLINE=1.")] = False,
 ) -> Output:
     """Make the output; the parameters are the options of every verb."""
-    out = Output(as_json=as_json, quiet=quiet, verbose=verbose, debug=debug, no_colour=no_color)
+    if offline:
+        os.environ["RBTOOL_OFFLINE"] = "1"  # worker processes inherit it
+    colour = "never" if no_color else color.value
+    out = Output(as_json=as_json, quiet=quiet, verbose=verbose, debug=debug, colour=colour, no_progress=no_progress)
     _start_logs(out, log_file)
     return out
 
@@ -166,7 +175,8 @@ def verb(app: typer.Typer, name: str, examples: Sequence[Example]) -> Callable[[
         groups = {name: group for name, parameter in own.parameters.items() if (group := _group_of(parameter))}
 
         def run(**given: Any) -> int:
-            out = Output(as_json=given["as_json"], debug=given["debug"], no_colour=given["no_color"])
+            colour = "never" if given["no_color"] else given["color"].value
+            out = Output(as_json=given["as_json"], debug=given["debug"], colour=colour)
             try:
                 _refuse_empty(given)
                 out = _common(**{option: given.pop(option) for option in common})

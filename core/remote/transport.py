@@ -320,7 +320,8 @@ def require_network(what: str, *variables: str) -> None:
     for variable in (_OURS, *variables):
         value = os.environ.get(variable, "").strip()
         if value.lower() in _TRUE:
-            raise NetworkError(f"{what} needs the network, which {variable}={value} forbids", hint=f"unset {variable}")
+            again = f"unset {variable}" + (", or leave out --offline" if variable == _OURS else "")
+            raise NetworkError(f"{what} needs the network, which {variable}={value} forbids", hint=again)
 
 
 def read_range(

@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.progress import Task, TaskID
 
-from rbtool.cli import output as module
-from rbtool.cli.output import LineProgress
+from rbtool.cli import progress as module
+from rbtool.cli.progress import LineProgress
 
 
 @pytest.fixture

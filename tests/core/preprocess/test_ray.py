@@ -118,6 +118,8 @@ def test_a_ray_of_our_own_gives_the_same_digest_and_is_left(walks: Path, tmp_pat
 def test_a_cluster_out_of_reach_is_an_error(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     ray.shutdown()
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # an address takes Ray two minutes to give up
+    # A Ray that another test runs at the same time is not found.
+    monkeypatch.setattr("ray._private.services._find_address_from_flag", lambda _flag: set())
     with pytest.raises(UsageError, match="the Ray cluster auto cannot be reached: ConnectionError"):
         RayExecutor(job_of(walks, Acting(surroundings)), 2, Limits())

@@ -1,0 +1,44 @@
+"""Words of the command line in the order of the parser: options before the verb, `help VERB`, short names of verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+SHORT_NAMES = {"ls": ("list",), "rm": ("cache", "rm"), "show": ("inspect",)}
+"""Names of other tools for verbs."""
+
+_SWITCHES = frozenset(
+    {"--json", "-q", "--quiet", "-v", "--verbose", "--debug", "--no-color", "--no-progress", "--offline"}
+)
+_VALUED = frozenset({"--color", "--log-file", "--root"})
+
+
+def in_order(words: Sequence[str], groups: Collection[str]) -> list[str]:
+    """Return the words with common options after the verb; `groups` have a second verb.
+
+    `rbtool --json inspect DATASET` and `rbtool help inspect` are what people type who come from git or docker.
+    """
+    options, rest = _split(words)
+    if not rest:
+        return list(words)
+    if rest[0] == "help":
+        return [*_verb(rest[1:2]), *rest[2:], "--help"]
+    path, rest = _verb(rest[:1]), rest[1:]
+    if len(path) == 1 and path[0] in groups and rest and not rest[0].startswith("-"):
+        path, rest = [*path, rest[0]], rest[1:]
+    return [*path, *options, *rest]
+
+
+def _verb(name: Sequence[str]) -> list[str]:
+    return [word for short in name for word in SHORT_NAMES.get(short, (short,))]
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split off the common options at the start, with their values."""
+    start = 0
+    while start < len(words):
+        name, equals, _ = words[start].partition("=")
+        if words[start] not in _SWITCHES and name not in _VALUED:
+            break
+        start += 2 if name in _VALUED and not equals else 1
+    return list(words[:start]), list(words[start:])
