@@ -25,8 +25,10 @@ from ..format.staging import Staging, mend, remove_dataset
 from ..opening import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
 from ..specs.base import TensorSpec
-from ..specs.bounded import BoundedContinuous, Unbounded
-from ..specs.composite import Composite, spec_from_space
+from ..specs.bounded import BoundedContinuous
+from ..specs.composite import Composite
+from ..specs.spaces import spec_from_space
+from ..specs.unbounded import Unbounded
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..verbs.download import DownloadResult, download

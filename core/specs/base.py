@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -89,13 +89,26 @@ def sizes_of(shape: Sequence[Any]) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
-def concrete(shape: Iterable[int]) -> torch.Size:
+def concrete(shape: torch.Size) -> torch.Size:
     """Return a shape in which each unknown size is 1."""
+    if -1 not in shape:
+        return shape
     return torch.Size([1 if size == -1 else size for size in shape])
+
+
+def batched(batch: torch.Size, shape: torch.Size) -> torch.Size:
+    """Return the shape of a batch of values; unknown sizes are 1."""
+    sizes = concrete(shape)
+    return torch.Size((*batch, *sizes)) if batch else sizes
+
+
+_NO_BATCH = torch.Size()
 
 
 def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None:
     """Return what precedes `trailing` in a shape, or None if it ends otherwise; -1 matches any size."""
+    if shape == trailing:
+        return _NO_BATCH
     count = len(shape) - len(trailing)
     if count < 0 or any(own not in (-1, size) for size, own in zip(shape[count:], trailing, strict=True)):
         return None
@@ -156,7 +169,7 @@ class TensorSpec(ABC):
 
     def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member of shape `[*shape, *spec.shape]`; unknown sizes become 1."""
-        return self._draw(as_shape(shape), generator)
+        return self._draw(as_shape(shape) if shape != () else _NO_BATCH, generator)
 
     def sample(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member; the same as `rand`."""
@@ -197,9 +210,24 @@ class TensorSpec(ABC):
     def project(self, value: Any) -> Any:
         """Return the value if it is a member, else a new one that is the nearest member."""
 
-    @abstractmethod
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Make a tensor as this spec has it of numbers, lists and arrays; what is a tensor passes as it is."""
+        """Make a tensor as this spec has it of numbers, lists and arrays; what is a tensor passes as it is.
+
+        A value of as many elements is given the spec's shape, else SchemaError (a RuntimeError) is raised, as it is
+        for numbers the element type cannot hold. `ignore_device` leaves the tensor on the cpu. NotInSpecError (an
+        AssertionError) for what is no member, where the environment asks for that check.
+        """
+        found = self._encode(value, ignore_device)
+        if checks_encoding():
+            self._check_encoded(found)
+        return found
+
+    @abstractmethod
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
+        """Encode a value that is not checked."""
+
+    def _check_encoded(self, value: Any) -> None:
+        self.assert_is_in(value)
 
     @abstractmethod
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from .base import concrete
+from .base import batched, concrete
 from .leaf import LeafSpec
 from .values import (
     ContinuousBox,
@@ -18,7 +18,6 @@ from .values import (
     ShapeLike,
     SpecTypeError,
     as_dtype,
-    as_int64,
     combinations,
     nearest_integers,
     uniform_integers,
@@ -89,6 +88,8 @@ class Bounded(BoxSpec):
 
     _PARAMETERS = ("_low", "_high")
     _DEFAULT_DTYPE: torch.dtype | None = None
+    _span_of: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
+    _is_finite = False
 
     def __new__(
         cls,
@@ -158,12 +159,26 @@ class Bounded(BoxSpec):
     # Values ----------------------------------------------------------------------------------------
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
-        size = torch.Size([*shape, *concrete(self._shape)])
+        size = batched(shape, self._shape)
         if self.domain == "discrete":
             return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
+        if self._dtype in _DRAWN and self._finite_span():
+            return torch.lerp(self._low, self._high, _evenly(size, self._dtype, self._device, generator))
+        return self._drawn_widely(size, generator)
+
+    def _finite_span(self) -> bool:
+        """Return whether no bound is infinite, nor the difference of two; looked up again after they were edited."""
+        low, high, of = self._low, self._high, self._span_of
+        if of is None or of[0] is not low or of[1] is not high or of[2:] != (low._version, high._version):
+            self._span_of = low, high, low._version, high._version
+            self._is_finite = bool((high - low).isfinite().all())
+        return self._is_finite
+
+    def _drawn_widely(self, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        """Draw where bounds may be infinite, their difference overflow, or the element type be too coarse to draw."""
         wide = torch.float64 if self._dtype is torch.float64 else torch.float32
         low, high = self._low.to(wide), self._high.to(wide)
-        part = torch.rand(size, dtype=wide, device=self._device, generator=generator)
+        part = _evenly(size, wide, self._device, generator)
         drawn = low * (1 - part) + high * part  # not low + part * (high - low): the difference may overflow
         open_low, open_high = low.isinf(), high.isinf()
         if bool((open_low | open_high).any()):
@@ -182,13 +197,25 @@ class Bounded(BoxSpec):
         return low.to(torch.int64), high.to(torch.int64)
 
     def _members(self, value: torch.Tensor) -> torch.Tensor:
+        if self._compares(value):
+            inside = (value >= self._low) & (value <= self._high)
+            return inside & whole(value) if self.domain == "discrete" and self._dtype.is_floating_point else inside
         if not self._dtype.is_floating_point:
             low, high = self._integer_bounds(value.device)
             return (value.to(torch.int64) >= low) & (value.to(torch.int64) <= high)
         inside = (value >= self._low.to(value.device)) & (value <= self._high.to(value.device))
         return inside & whole(value) if self.domain == "discrete" else inside
 
+    def _compares(self, value: torch.Tensor) -> bool:
+        """Return whether torch compares the value with the bounds as they are."""
+        return value.dtype == self._dtype and value.device == self._device and self._dtype not in _NOT_COMPARED
+
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        if self._compares(value) and self._dtype is not torch.bool:
+            if not self._dtype.is_floating_point:
+                return value.clamp(self._low, self._high)
+            if self.domain == "continuous":
+                return value.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf).clamp_(self._low, self._high)
         if self.domain == "discrete":
             return nearest_integers(value, *self._integer_bounds(value.device)).to(self._dtype)
         low, high = self._low.to(value.device), self._high.to(value.device)
@@ -239,6 +266,18 @@ class BoundedDiscrete(Bounded):
     _DEFAULT_DTYPE = torch.int64
 
 
+_DRAWN = (torch.float32, torch.float64)
+_NOT_COMPARED = (torch.uint16, torch.uint32)
+
+
+def _evenly(
+    size: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> torch.Tensor:
+    if generator is None:
+        return torch.rand(size, dtype=dtype, device=device)
+    return torch.rand(size, dtype=dtype, device=device, generator=generator)
+
+
 def _class_domain(spec: Bounded) -> Any:
     """A class named by the caller decides for itself what a float type holds."""
     return "discrete" if isinstance(spec, BoundedDiscrete) else None
@@ -286,97 +325,3 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if bool(beyond.any()):
         raise UsageError(f"a bound is beyond the {least} to {largest} of {dtype}")
     return whole_bound
-
-
-class Unbounded(BoxSpec):
-    """Any tensor of a shape and an element type; an instance is an UnboundedContinuous or an UnboundedDiscrete.
-
-    All values are members, NaN and infinity too. Draws are normal, or even over the whole range of an integer type.
-
-    >>> import torch
-    >>> from rbtool import Unbounded
-    >>> Unbounded((3,), dtype=torch.uint8).is_in(torch.zeros(5, 3, dtype=torch.uint8))
-    True
-    """
-
-    _DEFAULT_DTYPE: torch.dtype | None = None
-
-    def __new__(
-        cls,
-        shape: ShapeLike = (1,),
-        device: DeviceLike | None = None,
-        dtype: torch.dtype | str | None = None,
-    ) -> Unbounded:
-        return object.__new__(_unbounded_class(as_dtype(dtype, torch.get_default_dtype())) if cls is Unbounded else cls)
-
-    def __init__(
-        self,
-        shape: ShapeLike = (1,),
-        device: DeviceLike | None = None,
-        dtype: torch.dtype | str | None = None,
-    ) -> None:
-        super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
-        if not isinstance(self, _unbounded_class(self._dtype)):
-            raise UsageError(f"{type(self).__name__} was asked for with {self._dtype}", hint="Unbounded takes any type")
-
-    @property
-    def low(self) -> torch.Tensor:
-        return self._limit(0)
-
-    @property
-    def high(self) -> torch.Tensor:
-        return self._limit(1)
-
-    def _limit(self, which: int) -> torch.Tensor:
-        limit = type_limits(self._dtype)[which]
-        return torch.tensor(limit, dtype=self._dtype, device=self._device).expand(concrete(self._shape))
-
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
-        size = torch.Size([*shape, *concrete(self._shape)])
-        if self._dtype.is_floating_point or self._dtype.is_complex:
-            return torch.randn(size, dtype=self._dtype, device=self._device, generator=generator)
-        bits = torch.empty(size, dtype=torch.int64, device=self._device).random_(-(2**63), None, generator=generator)
-        return bits.bitwise_and(1).to(torch.bool) if self._dtype is torch.bool else _low_bits(bits, self._dtype)
-
-    def _members(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.ones((), dtype=torch.bool)
-
-    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
-        if value.is_floating_point() and not (self._dtype.is_floating_point or self._dtype.is_complex):
-            least, largest = type_limits(self._dtype)
-            wide = value.double().nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf).round()
-            inside = (wide > least) & (wide < largest)
-            limits = torch.where(wide >= largest, self._scalar(largest), self._scalar(least))
-            return torch.where(inside, torch.where(inside, wide, 0.0).to(self._dtype), limits)
-        if not value.is_floating_point() and not self._dtype.is_floating_point and self._dtype is not torch.bool:
-            least, largest = (max(-(2**63), int(limit)) for limit in type_limits(self._dtype))
-            return as_int64(value).clamp(least, min(largest, 2**63 - 1)).to(self._dtype)
-        return value.to(self._dtype)
-
-    def _scalar(self, limit: float) -> torch.Tensor:
-        return torch.tensor(limit, dtype=self._dtype)
-
-    def _to_dtype(self, dtype: torch.dtype) -> Any:
-        return Unbounded(self._shape, self._device, dtype)
-
-
-class UnboundedContinuous(Unbounded):
-    """An Unbounded of real or complex numbers."""
-
-    domain = "continuous"
-
-
-class UnboundedDiscrete(Unbounded):
-    """An Unbounded of integers or bools; int64 by default."""
-
-    domain = "discrete"
-    _DEFAULT_DTYPE = torch.int64
-
-
-def _unbounded_class(dtype: torch.dtype) -> type[Unbounded]:
-    return UnboundedContinuous if dtype.is_floating_point or dtype.is_complex else UnboundedDiscrete
-
-
-def _low_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Take as many random bits as the type has; casting to fewer keeps the lowest."""
-    return bits.view(dtype) if dtype is torch.uint64 else bits.to(dtype)

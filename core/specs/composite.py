@@ -1,21 +1,17 @@
-"""A nest of specs by name, and the specs of the spaces of an environment, as a manifest or gymnasium has them."""
+"""A nest of specs by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..errors import FormatError, MissingKeyError, SchemaError, UsageError
-from .base import TensorSpec, batch_of, checks_encoding, concrete
-from .bounded import Bounded
-from .categorical import Binary, Categorical, MultiCategorical
+from ..errors import MissingKeyError, SchemaError, UsageError
+from .base import TensorSpec, batch_of, batched, checks_encoding, concrete
 from .composite_entries import Entry, SpecEntries, as_path
-from .non_tensor import NonTensor
 from .shaping import ShapeChange, changed_shape, normal_dim
 from .values import DeviceLike, SpecTypeError, as_device, combinations, to_array
 
@@ -51,7 +47,7 @@ class Composite(SpecEntries):
     def _made(self, shape: torch.Size, make: Callable[[TensorSpec], Any]) -> Any:
         """Make a value of the shape `[*shape, *spec.shape]`; entries that are None are left out."""
         entries = {name: make(entry) for name, entry in self._specs.items() if entry is not None}
-        return self._wrapped(entries, torch.Size([*shape, *concrete(self._shape)]), self._device)
+        return self._wrapped(entries, batched(shape, self._shape), self._device)
 
     def _wrapped(self, entries: dict[str, Any], size: torch.Size, device: torch.device | None) -> Any:
         if self.data_cls is not None and not issubclass(self.data_cls, TensorDictBase):
@@ -90,7 +86,7 @@ class Composite(SpecEntries):
                 parent[name] = projected
         return value
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Make a tensordict of a dict of numbers, lists and arrays; entries may be missing.
 
         MissingKeyError (a KeyError) for a key without an entry here, SchemaError (a RuntimeError) for a value of None.
@@ -100,12 +96,18 @@ class Composite(SpecEntries):
             raise SpecTypeError(f"a {type(value).__name__} was to be encoded, a dict or a tensordict is expected")
         entries: dict[str, Any] = {}
         for name, item in _entries_of(value).items():
-            entry = self.get(name)
+            entry = self._specs[name] if name in self._specs else self.get(name)
             if item is None:
                 raise SchemaError(f"the value of {name!r} is None; leave the key out where there is no value")
-            entries[name] = item if entry is None else entry.encode(item, ignore_device=ignore_device)
+            entries[name] = item if entry is None else entry._encode(item, ignore_device)
         device = None if ignore_device else self._device
         return self._wrapped(entries, concrete(self._shape), device)
+
+    def _check_encoded(self, value: Any) -> None:
+        for name, item in _entries_of(value).items():
+            entry = self.get(name)
+            if entry is not None:
+                entry._check_encoded(item)
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return a dict of numpy arrays of the entries the value has; MissingKeyError for one without a spec."""
@@ -297,121 +299,3 @@ def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ())
             f"the value has no entry {key if prefix else name!r}; it has {', '.join(map(repr, found)) or 'none'}"
         )
     return found[name]
-
-
-_PARTS = {
-    "Box": ("low", "high", "shape", "dtype"), "Dict": ("spaces",), "Discrete": ("n", "start", "dtype"),
-    "MultiBinary": ("n",), "MultiDiscrete": ("nvec", "start", "dtype"), "Text": (), "Tuple": ("spaces",),
-}  # fmt: skip
-
-
-def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
-    """Return the spec of what a space holds; gymnasium is not needed.
-
-    `space` is an object of gymnasium or the JSON document of one, as `Manifest.spaces` has it:
-    `{"type": "Box", "dtype", "shape", "low", "high"}`, whose bounds are numbers, nested lists or the strings
-    `"inf"` and `"-inf"`; `Discrete` (n, start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, `Dict` and
-    `Tuple` with their `subspaces`. Elements of a Tuple are named by their numbers, as in the data; a subspace of None
-    stays None. Numbers that start elsewhere than at zero become a Bounded, text a NonTensor. FormatError for anything
-    else.
-    """
-    try:
-        return _spec(_document(space), device)
-    except (FormatError, RecursionError):
-        raise
-    except (UsageError, SchemaError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError(f"{_brief(space)} is not a space: {error}") from error
-
-
-def _brief(space: Any) -> str:
-    text = repr(space)
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
-def _document(space: Any) -> Mapping[str, Any]:
-    """Return a gymnasium space as the document of it; what is one already stays."""
-    if isinstance(space, Mapping) and "type" in space:
-        return space
-    for kind in type(space).__mro__:
-        if kind.__name__ in _PARTS and kind.__module__.partition(".")[0] in {"gym", "gymnasium"}:
-            found = {part: getattr(space, part) for part in _PARTS[kind.__name__] if hasattr(space, part)}
-            if "spaces" in found:
-                found["subspaces"] = found.pop("spaces")
-            return {"type": kind.__name__, **found}
-    raise FormatError(f"{_brief(space)} is not a space: no type of {', '.join(_PARTS)} is named")
-
-
-def _spec(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
-    kind = space["type"]
-    if kind not in _KINDS:
-        raise FormatError(f"a space of type {kind!r} has no spec; known are {', '.join(_PARTS)}")
-    return _KINDS[kind](space, device)
-
-
-def _dtype(space: Mapping[str, Any], default: str) -> torch.dtype:
-    name = np.dtype(space.get("dtype") or default).name
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise FormatError(f"a space of element type {name!r} has no spec: tensors have no such type")
-    return found
-
-
-def _box(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
-    shape = _sizes(space["shape"])
-    low, high = (np.broadcast_to(_numbers(space[bound]), shape) for bound in ("low", "high"))
-    return Bounded(low, high, shape, device, _dtype(space, "float32"))
-
-
-def _numbers(bound: Any) -> np.ndarray[Any, Any]:
-    """Read a bound; lists of integers stay exact, the strings of strict JSON become the numbers they stand for."""
-    array = np.asarray(bound)
-    if array.dtype.kind in "US" or array.dtype == object:
-        array = np.vectorize(float, otypes=[np.float64])(np.asarray(bound, dtype=object))
-    return array
-
-
-def _discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
-    n, start, dtype = int(space["n"]), int(space.get("start", 0)), _dtype(space, "int64")
-    if start:
-        return Bounded(start, start + n - 1, (), device, dtype)
-    if n < 1:
-        raise FormatError(f"a Discrete space of {n} values holds nothing")
-    return Categorical(n, (), device, dtype)
-
-
-def _multi_discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
-    counts, dtype = np.asarray(space["nvec"]), _dtype(space, "int64")
-    if counts.dtype.kind not in "iu":
-        raise FormatError(f"a MultiDiscrete space has the nvec {space['nvec']}, whole numbers are expected")
-    start = np.asarray(space.get("start", 0))
-    if start.any():
-        start = np.broadcast_to(start, counts.shape)
-        return Bounded(start, start + counts - 1, counts.shape, device, dtype)
-    return MultiCategorical(torch.as_tensor(counts.astype(np.int64)), counts.shape, device, dtype, None, False)
-
-
-def _sizes(sizes: Any) -> tuple[int, ...]:
-    shape = tuple(int(size) for size in (sizes if isinstance(sizes, Iterable) else (sizes,)))
-    if any(size < 0 for size in shape):
-        raise FormatError(f"a space has the shape {list(shape)}, sizes from 0 are expected")
-    return shape
-
-
-def _nest(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
-    children = space["subspaces"]
-    named = children.items() if isinstance(children, Mapping) else enumerate(children)
-    specs = Composite(device=device)
-    for name, child in named:
-        specs.set(str(name), None if child is None else _spec(_document(child), device))
-    return specs
-
-
-_KINDS: dict[str, Callable[[Mapping[str, Any], DeviceLike | None], TensorSpec]] = {
-    "Box": _box,
-    "Dict": _nest,
-    "Discrete": _discrete,
-    "MultiBinary": lambda space, device: Binary(shape=_sizes(space["n"]), device=device),
-    "MultiDiscrete": _multi_discrete,
-    "Text": lambda space, device: NonTensor((), device, example_data=""),
-    "Tuple": _nest,
-}

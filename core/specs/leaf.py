@@ -7,10 +7,11 @@ from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from .base import TensorSpec, batch_of, checks_encoding, concrete
+from .base import TensorSpec, batch_of, batched, checks_encoding, concrete
 from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
 from .values import (
     DeviceLike,
@@ -26,6 +27,12 @@ from .values import (
 )
 
 _Leaf = TypeVar("_Leaf", bound="LeafSpec")
+
+_NUMPY = {
+    getattr(torch, name): np.dtype("bool" if name == "bool" else name)
+    for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
+"""The numpy types whose arrays torch takes as they are."""
 
 
 class LeafSpec(TensorSpec):
@@ -62,7 +69,7 @@ class LeafSpec(TensorSpec):
     # Values ----------------------------------------------------------------------------------------
 
     def _fill(self, shape: torch.Size, value: int) -> torch.Tensor:
-        return torch.full((*shape, *concrete(self._shape)), value, dtype=self._dtype, device=self._device)
+        return torch.full(batched(shape, self._shape), value, dtype=self._dtype, device=self._device)
 
     @abstractmethod
     def _members(self, value: torch.Tensor) -> torch.Tensor:
@@ -99,23 +106,25 @@ class LeafSpec(TensorSpec):
             raise SpecTypeError(f"the tensor is {value.dtype}, which has no nearest {self._dtype}")
         return self._nearest(value)
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> torch.Tensor:
-        """Make a tensor of this spec of numbers, lists and arrays; what is a tensor passes as it is.
-
-        A value of as many elements is given the spec's shape, else SchemaError (a RuntimeError) is raised, as it is
-        for numbers the element type cannot hold. `ignore_device` leaves the tensor on the cpu.
-        """
+    def _encode(self, value: Any, ignore_device: bool) -> torch.Tensor:
+        if type(value) is np.ndarray and self._is_laid_out(value, ignore_device):
+            return torch.from_numpy(value if value.ndim else value.copy())
         if isinstance(value, torch.Tensor):
-            tensor = value
-        elif self._memo is not None and isinstance(value, Hashable):
+            return value
+        if self._memo is not None and isinstance(value, Hashable):
             if value not in self._memo:
                 self._memo[value] = self._encoded(value, ignore_device)
-            tensor = self._memo[value].clone()
-        else:
-            tensor = self._encoded(value, ignore_device)
-        if checks_encoding():
-            self.assert_is_in(tensor)
-        return tensor
+            return self._memo[value].clone()
+        return self._encoded(value, ignore_device)
+
+    def _is_laid_out(self, array: np.ndarray[Any, Any], ignore_device: bool) -> bool:
+        """Return whether an array is what a tensor of this spec can share memory with."""
+        return (
+            array.shape == self._shape
+            and array.dtype == _NUMPY.get(self._dtype)
+            and (ignore_device or self._device.type == "cpu")
+            and array.flags.carray
+        )
 
     def _encoded(self, value: Any, ignore_device: bool) -> torch.Tensor:
         tensor = encoded(value, self._dtype, torch.device("cpu") if ignore_device else self._device)

@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
 from ..errors import SchemaError, UsageError
-from .base import TensorSpec, checks_encoding, concrete
+from .base import TensorSpec, batched, checks_encoding, concrete
 from .shaping import ShapeChange, changed_shape, normal_dim
 from .values import DeviceLike, ShapeLike, SpecTypeError, as_device, as_dtype, as_shape, same_value
 
@@ -86,7 +86,7 @@ class NonTensor(TensorSpec):
         return self._wrapped(shape)
 
     def _wrapped(self, shape: torch.Size) -> Any:
-        size = torch.Size([*shape, *concrete(self._shape)])
+        size = batched(shape, self._shape)
         if self._places is None or not size.numel():
             return NonTensorData(self._example, batch_size=size, device=self._device)
         return _stacked(np.broadcast_to(self._places, size), self._device)
@@ -101,10 +101,8 @@ class NonTensor(TensorSpec):
         """Return the value if it is a member, else the example."""
         return value if self.is_in(value) else self._wrapped(torch.Size())
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Wrap a value as NonTensorData of this shape; what is wrapped passes as it is."""
-        if checks_encoding():
-            self.assert_is_in(value)
         if is_non_tensor(value):
             return value
         device = None if ignore_device else self._device

@@ -33,10 +33,18 @@ ShapeLike: TypeAlias = int | Iterable[int]
 DeviceLike: TypeAlias = torch.device | str | int
 
 
+_SCALAR = torch.Size()
+
+
 def as_shape(shape: ShapeLike) -> torch.Size:
     """Read a shape, in which -1 is a size not known; one dimension may be given as an int."""
-    sizes = torch.Size([shape] if isinstance(shape, int) else [int(size) for size in shape])
-    if any(size < -1 for size in sizes):
+    if isinstance(shape, tuple) and not shape:
+        return _SCALAR
+    try:
+        sizes = torch.Size([shape] if isinstance(shape, int) else shape)
+    except TypeError:
+        sizes = torch.Size([int(size) for size in shape])  # type: ignore[union-attr]
+    if min(sizes, default=0) < -1:
         raise UsageError(f"a shape has the sizes {list(sizes)}, expected are sizes from 0, or -1 for any")
     return sizes
 
@@ -201,6 +209,9 @@ def combinations(counts: Sequence[int], device: torch.device | None = None) -> t
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _EVEN_ENOUGH = 2**40  # the modulus below is off from even by less than this over 2**63
+FEW = 2**16
+"""Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
+_SMALL = 2**14  # numbers that are drawn at once to choose among legal categories
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -229,6 +240,33 @@ def uniform_integers(
         again = _scaled(_random_bits(shape, low.device, generator), span) + low
         drawn = torch.where(outside, again, drawn)
     return drawn
+
+
+_WHOLE_TYPES = (torch.int64, torch.int32, torch.int16)
+
+
+def random_values(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw evenly from the whole range of an integer type, or bools."""
+    count = math.prod(shape)
+    words = torch.empty((count * dtype.itemsize + 7) // 8, dtype=torch.int64, device=device)
+    values = words.random_(_LOWEST, None, generator=generator).view(torch.uint8)
+    if dtype is torch.bool:
+        return values[:count].bitwise_and_(1).view(torch.bool).reshape(shape)
+    return values.view(dtype)[:count].reshape(shape)
+
+
+def small_integers(
+    counts: torch.Tensor, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw below `counts` element by element, which broadcast to `shape` and are at most 2**30.
+
+    The product with 53 random bits is below the count: it is rounded to a number that exists below it.
+    """
+    part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
+    drawn = part.mul_(counts)
+    return drawn.to(dtype) if dtype in _WHOLE_TYPES else drawn.floor_().to(dtype)
 
 
 def _random_bits(shape: torch.Size, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
@@ -266,6 +304,10 @@ def draw_categories(
     """Draw evenly among the allowed categories of each element; int64 of `shape`."""
     if allowed is None:
         return uniform_integers(torch.zeros_like(counts), counts - 1, shape, generator)
+    size = (*shape, allowed.shape[-1])
+    if math.prod(size) <= _SMALL:  # the largest of even draws: fewer calls, but a draw for every category
+        draws = torch.rand(size, device=allowed.device, generator=generator)
+        return draws.masked_fill_(~allowed, -1.0).argmax(-1)
     in_front = allowed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     numbers = allowed.sum(-1)
     return _looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))

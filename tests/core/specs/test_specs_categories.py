@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
+from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.values import BinaryBox, BoxList, CategoricalBox
 
 EVEN = torch.tensor([True, False, True, False, True])

@@ -10,10 +10,12 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from rbtool.core.specs.bounded import Bounded, Unbounded
-from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
+from rbtool.core.specs.bounded import Bounded
+from rbtool.core.specs.categorical import Binary, Categorical
 from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
+from rbtool.core.specs.unbounded import Unbounded
 from rbtool.core.specs.values import SpecTypeError
 
 

@@ -14,9 +14,11 @@ from forked_scripts import Interpreter
 from rbtool.core.errors import FormatError
 from rbtool.core.format.documents import plain
 from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
-from rbtool.core.specs.composite import Composite, spec_from_space
+from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
+from rbtool.core.specs.spaces import spec_from_space
 
 INF = float("inf")
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}

@@ -1,0 +1,135 @@
+"""Specs of the spaces of an environment, as a manifest or gymnasium has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import FormatError, SchemaError, UsageError
+from .base import TensorSpec
+from .bounded import Bounded
+from .categorical import Binary, Categorical
+from .composite import Composite
+from .multi_categorical import MultiCategorical
+from .non_tensor import NonTensor
+from .values import DeviceLike
+
+_PARTS = {
+    "Box": ("low", "high", "shape", "dtype"), "Dict": ("spaces",), "Discrete": ("n", "start", "dtype"),
+    "MultiBinary": ("n",), "MultiDiscrete": ("nvec", "start", "dtype"), "Text": (), "Tuple": ("spaces",),
+}  # fmt: skip
+
+
+def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
+    """Return the spec of what a space holds; gymnasium is not needed.
+
+    `space` is an object of gymnasium or the JSON document of one, as `Manifest.spaces` has it:
+    `{"type": "Box", "dtype", "shape", "low", "high"}`, whose bounds are numbers, nested lists or the strings
+    `"inf"` and `"-inf"`; `Discrete` (n, start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, `Dict` and
+    `Tuple` with their `subspaces`. Elements of a Tuple are named by their numbers, as in the data; a subspace of None
+    stays None. Numbers that start elsewhere than at zero become a Bounded, text a NonTensor. FormatError for anything
+    else.
+    """
+    try:
+        return _spec(_document(space), device)
+    except (FormatError, RecursionError):
+        raise
+    except (UsageError, SchemaError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise FormatError(f"{_brief(space)} is not a space: {error}") from error
+
+
+def _brief(space: Any) -> str:
+    text = repr(space)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _document(space: Any) -> Mapping[str, Any]:
+    """Return a gymnasium space as the document of it; what is one already stays."""
+    if isinstance(space, Mapping) and "type" in space:
+        return space
+    for kind in type(space).__mro__:
+        if kind.__name__ in _PARTS and kind.__module__.partition(".")[0] in {"gym", "gymnasium"}:
+            found = {part: getattr(space, part) for part in _PARTS[kind.__name__] if hasattr(space, part)}
+            if "spaces" in found:
+                found["subspaces"] = found.pop("spaces")
+            return {"type": kind.__name__, **found}
+    raise FormatError(f"{_brief(space)} is not a space: no type of {', '.join(_PARTS)} is named")
+
+
+def _spec(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
+    kind = space["type"]
+    if kind not in _KINDS:
+        raise FormatError(f"a space of type {kind!r} has no spec; known are {', '.join(_PARTS)}")
+    return _KINDS[kind](space, device)
+
+
+def _dtype(space: Mapping[str, Any], default: str) -> torch.dtype:
+    name = np.dtype(space.get("dtype") or default).name
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise FormatError(f"a space of element type {name!r} has no spec: tensors have no such type")
+    return found
+
+
+def _box(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
+    shape = _sizes(space["shape"])
+    low, high = (np.broadcast_to(_numbers(space[bound]), shape) for bound in ("low", "high"))
+    return Bounded(low, high, shape, device, _dtype(space, "float32"))
+
+
+def _numbers(bound: Any) -> np.ndarray[Any, Any]:
+    """Read a bound; lists of integers stay exact, the strings of strict JSON become the numbers they stand for."""
+    array = np.asarray(bound)
+    if array.dtype.kind in "US" or array.dtype == object:
+        array = np.vectorize(float, otypes=[np.float64])(np.asarray(bound, dtype=object))
+    return array
+
+
+def _discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
+    n, start, dtype = int(space["n"]), int(space.get("start", 0)), _dtype(space, "int64")
+    if start:
+        return Bounded(start, start + n - 1, (), device, dtype)
+    if n < 1:
+        raise FormatError(f"a Discrete space of {n} values holds nothing")
+    return Categorical(n, (), device, dtype)
+
+
+def _multi_discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
+    counts, dtype = np.asarray(space["nvec"]), _dtype(space, "int64")
+    if counts.dtype.kind not in "iu":
+        raise FormatError(f"a MultiDiscrete space has the nvec {space['nvec']}, whole numbers are expected")
+    start = np.asarray(space.get("start", 0))
+    if start.any():
+        start = np.broadcast_to(start, counts.shape)
+        return Bounded(start, start + counts - 1, counts.shape, device, dtype)
+    return MultiCategorical(torch.as_tensor(counts.astype(np.int64)), counts.shape, device, dtype, None, False)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in (sizes if isinstance(sizes, Iterable) else (sizes,)))
+    if any(size < 0 for size in shape):
+        raise FormatError(f"a space has the shape {list(shape)}, sizes from 0 are expected")
+    return shape
+
+
+def _nest(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
+    children = space["subspaces"]
+    named = children.items() if isinstance(children, Mapping) else enumerate(children)
+    specs = Composite(device=device)
+    for name, child in named:
+        specs.set(str(name), None if child is None else _spec(_document(child), device))
+    return specs
+
+
+_KINDS: dict[str, Callable[[Mapping[str, Any], DeviceLike | None], TensorSpec]] = {
+    "Box": _box,
+    "Dict": _nest,
+    "Discrete": _discrete,
+    "MultiBinary": lambda space, device: Binary(shape=_sizes(space["n"]), device=device),
+    "MultiDiscrete": _multi_discrete,
+    "Text": lambda space, device: NonTensor((), device, example_data=""),
+    "Tuple": _nest,
+}
