@@ -59,6 +59,13 @@ from .core.loading.datasets import TorchMapDataset as TorchMapDataset
 from .core.loading.datasets import torch_dataset as torch_dataset
 from .core.loading.loader import TorchLoader as TorchLoader
 from .core.loading.streams import StreamDataset as StreamDataset
+from .core.maps.hashing import BinaryToDecimal as BinaryToDecimal
+from .core.maps.hashing import HashToInt as HashToInt
+from .core.maps.hashing import RandomProjectionHash as RandomProjectionHash
+from .core.maps.hashing import SipHash as SipHash
+from .core.maps.query import QueryModule as QueryModule
+from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
+from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble

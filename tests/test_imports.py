@@ -20,7 +20,7 @@ FLOORS = (
     {"verbs"},
     {"preprocess"},
     {"buffers"},
-    {"transforms", "checkpointers", "samplers", "writers"},
+    {"transforms", "checkpointers", "maps", "samplers", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
     {"opening", "state_folder"},
@@ -32,7 +32,7 @@ FLOORS = (
     {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
-KERNEL_USERS = {"kernels", "samplers", "storages"}
+KERNEL_USERS = {"kernels", "maps", "samplers", "storages"}
 VERSION = "rbtool.core.__version__"
 
 # Finds the modules that declare formats by name: the one upward path.

@@ -77,6 +77,26 @@ def floats_at(address: int, count: int) -> Any:
     return _array_at(pointer_to(address), (count,), np.float64)
 
 
+@intrinsic
+def word_at(typing_context: Any, address: Any) -> Any:
+    """Return the 8 bytes at an address, which need not be a multiple of 8, as uint64 in the order of the machine."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(types.int64), code
+
+
+@intrinsic
+def byte_at(typing_context: Any, address: Any) -> Any:
+    """Return the byte at an address as uint8."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _BYTES))
+
+    return types.uint8(types.int64), code
+
+
 def _copy_of(count: int) -> Any:
     """Make a function that copies `count` bytes from one address to another, in one instruction."""
 

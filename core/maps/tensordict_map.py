@@ -1,0 +1,349 @@
+"""Maps from tensordicts to tensordicts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection, unravel_key
+from tensordict.nn import TensorDictModuleBase
+
+from ..errors import MissingKeyError, SchemaError, UsageError
+from ..storages.base import Storage
+from ..storages.cursors import as_index, row_numbers
+from ..storages.lazy_tensor import LazyTensorStorage
+from .query import Hashed, HashModule, Key, QueryModule, known_only
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+WriteFunction = Callable[..., Any]
+
+_LEAST = 1024
+
+
+class TensorMap(ABC, Generic[K, V]):
+    """A map from batches of keys to batches of values."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all entries."""
+
+    @abstractmethod
+    def __getitem__(self, item: K) -> V:
+        """Return the values of keys; KeyError for unknown ones."""
+
+    @abstractmethod
+    def __setitem__(self, key: K, value: V) -> None:
+        """Give keys their values."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Count the entries."""
+
+    @abstractmethod
+    def contains(self, item: K) -> torch.Tensor:
+        """Return which of the keys have a value, a bool tensor of the keys' batch size."""
+
+    def __contains__(self, item: K) -> bool:
+        """Whether all of the keys have a value."""
+        return bool(self.contains(item).all())
+
+
+class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
+    """A storage whose rows are asked for by the contents of a tensordict.
+
+    `map[key] = value` stores the entries `out_keys` of `value` (default: all of the first value) for the keys in the
+    tensordict `key`, entries `in_keys` of `query_module`, and writes their row numbers and hashes into `key`, unless
+    it is locked. `map[key]` and `map(key)` return the values, without changing `key`. Both take any batch size, also
+    `[]`; of a key that is given twice, the last value counts. `map[index]` reads rows by number. `map.contains(key)`
+    is a bool tensor, `key in map` whether all are there, `len(map)` the number of keys that have a value.
+
+    `storage` is a storage of tensordicts, or a dict of storages, one for each out key. `collate_fn` makes one batch of
+    what a storage returns of several rows (default: objects are stacked, tensors taken as they are).
+    `write_fn(new)` and, for keys that have a value, `write_fn(new, old)` make of the new values those that are stored;
+    equal keys of a batch are then written one after the other.
+
+    Unknown keys raise MissingKeyError (a KeyError), row numbers beyond the map IndexError. A value that does not fit,
+    and more keys than the storage has room for, raise SchemaError (a RuntimeError), and nothing changes.
+
+    >>> query = QueryModule(in_keys=["state", "action"])
+    >>> results = TensorDictMap(query_module=query, storage={"next_state": LazyTensorStorage(100)})
+    >>> key = TensorDict(state=torch.tensor([[0.5], [1.5]]), action=torch.tensor([1, 0]), batch_size=2)
+    >>> results[key] = TensorDict(next_state=torch.tensor([[1.5], [2.5]]), batch_size=2)
+    >>> results[key[1]]["next_state"]
+    tensor([2.5000])
+    """
+
+    def __init__(
+        self,
+        *,
+        query_module: QueryModule,
+        storage: Storage | Mapping[Key, Storage],
+        collate_fn: Callable[[Any], Any] | None = None,
+        out_keys: Sequence[Key] | None = None,
+        write_fn: WriteFunction | None = None,
+    ) -> None:
+        parts = storage.values() if isinstance(storage, Mapping) else [storage]
+        if not parts or not all(isinstance(part, Storage) for part in parts):
+            raise UsageError("storage is expected to be a storage, or a dict of storages by out key")
+        super().__init__()
+        self.query_module = query_module
+        self.in_keys = query_module.in_keys
+        self.storage: Any = storage if isinstance(storage, Storage) else {unravel_key(k): s for k, s in storage.items()}
+        self.collate_fn = _stacked if collate_fn is None else collate_fn
+        self.write_fn = write_fn
+        self._remake: Callable[[int], Storage] | None = None
+        self._wanted = list(map(unravel_key, out_keys or (() if isinstance(storage, Storage) else storage)))
+        self._out_keys = list(self._wanted)
+        if isinstance(storage, Mapping) and set(self._wanted) != set(self.storage):
+            raise UsageError(f"out_keys are {self._wanted}, the storages are of {list(self.storage)}")
+        self._filled = torch.zeros(0, dtype=torch.bool)
+        self._count = 0
+
+    @classmethod
+    def from_tensordict_pair(
+        cls,
+        source: TensorDictBase,
+        dest: TensorDictBase,
+        in_keys: Sequence[Key],
+        out_keys: Sequence[Key] | None = None,
+        max_size: int | None = None,
+        storage_constructor: Callable[..., Storage] | None = None,
+        hash_module: HashModule | Sequence[HashModule] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        write_fn: WriteFunction | None = None,
+        consolidated: bool | None = None,
+    ) -> TensorDictMap:
+        """Make a map for keys like those of `source`, and values like `dest`.
+
+        It keeps up to `max_size` keys; without a bound (None, the default; TorchRL's is 1000) its memory grows by
+        doubling. `storage_constructor` makes the storage, from `max_size` (1000 without one) if it is a class, without
+        arguments otherwise; `consolidated` puts all entries into one buffer. The other arguments are those of
+        `QueryModule` and of this class. MissingKeyError for keys that `source` or `dest` does not have.
+        """
+        query = QueryModule(in_keys=in_keys, hash_module=hash_module)
+        query.hashed(source)
+        wanted = list(map(unravel_key, out_keys)) if out_keys else list(dest.keys(True, True))
+        _require(dest, wanted)
+        remake: Callable[[int], Storage] | None = None
+        if storage_constructor is None:
+
+            def make(size: int) -> Storage:
+                return LazyTensorStorage(size, device=dest.device or "cpu", consolidated=bool(consolidated))
+
+            remake = make if max_size is None else None
+            storage = make(_LEAST if max_size is None else max_size)
+        elif isinstance(storage_constructor, type):
+            storage = storage_constructor(1000 if max_size is None else max_size)
+        else:
+            storage = storage_constructor()
+        made = cls(query_module=query, storage=storage, collate_fn=collate_fn, out_keys=wanted, write_fn=write_fn)
+        made._remake = remake
+        return made
+
+    @property
+    def max_size(self) -> int | None:
+        """How many keys there is room for; None for a map that grows."""
+        return None if self._remake is not None else min(storage.max_size for _, storage in self._stores())
+
+    @property
+    def out_keys(self) -> list[Key]:
+        """The keys of values; empty before the first write, where none were given."""
+        keys: list[Key] = self._out_keys
+        return keys
+
+    @out_keys.setter
+    def out_keys(self, keys: Sequence[Key]) -> None:
+        self._out_keys = list(keys)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def clear(self) -> None:
+        self.query_module.truncate(0)
+        for _, storage in self._stores():
+            storage.empty()
+        self._out_keys = list(self._wanted)
+        self._filled, self._count = torch.zeros(0, dtype=torch.bool), 0
+
+    def contains(self, item: TensorDictBase) -> torch.Tensor:
+        hashed = self.query_module.hashed(item)
+        return (self._rows(hashed) >= 0).reshape(hashed.batch)
+
+    def __contains__(self, item: Any) -> bool:  # nn.Module has none, but mypy asks for one of the two
+        return TensorMap.__contains__(self, item)
+
+    def _stores(self) -> Iterator[tuple[Key | None, Storage]]:
+        yield from self.storage.items() if isinstance(self.storage, dict) else [(None, self.storage)]
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self[tensordict]
+
+    def __getitem__(self, item: Any) -> TensorDictBase:
+        if is_tensor_collection(item):
+            hashed = self.query_module.hashed(item)
+            return self._read(known_only(self._rows(hashed)), hashed.batch)
+        length = min(len(storage) for _, storage in self._stores())
+        rows = torch.as_tensor(row_numbers(as_index(item, 1), length))
+        flat = rows.reshape(-1)
+        empty = ~self._filled[flat]
+        if empty.any():
+            raise IndexError(f"row {int(flat[empty][0])} was asked for, whose key has no value")
+        return self._read(flat, rows.shape)
+
+    def _rows(self, hashed: Hashed) -> torch.Tensor:
+        """Return the rows of keys, int64 `[n]`, -1 for keys without a value."""
+        rows = self.query_module.find(hashed)
+        if self._count == len(self.query_module):
+            return rows
+        known = (rows >= 0) & (rows < len(self._filled))
+        known[known.clone()] &= self._filled[rows[known]]
+        return torch.where(known, rows, -1)
+
+    def _read(self, rows: torch.Tensor, batch: torch.Size) -> TensorDictBase:
+        """Read rows, int64 `[n]`, as a tensordict of the batch size `batch`."""
+        found = {key: self.collate_fn(storage.get(rows)) for key, storage in self._stores()}
+        values = found[None] if None in found else TensorDict(found, rows.shape)
+        return values if batch == rows.shape else values.reshape(batch)
+
+    # Writing ---------------------------------------------------------------------------------------
+
+    def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
+        hashed = self.query_module.hashed(key)
+        if not is_tensor_collection(value) or value.batch_size != hashed.batch:
+            found = f"batch size {list(value.batch_size)}" if is_tensor_collection(value) else type(value).__name__
+            raise SchemaError(f"the value has {found}; expected a tensordict of batch size {list(hashed.batch)}")
+        _require(value, self._out_keys)
+        count = len(self.query_module)
+        rows = self.query_module.add(hashed)
+        try:
+            self._store(rows, value.reshape(len(rows)))
+        except BaseException:
+            self.query_module.truncate(count)
+            raise
+        if not key.is_locked:
+            self.query_module.write(key, hashed, rows)
+
+    def _store(self, rows: torch.Tensor, values: TensorDictBase) -> None:
+        """Write values, `[n]`, to rows, int64 `[n]`, all or none."""
+        if not len(rows):
+            return
+        out_keys = self._out_keys or list(values.keys(True, True))
+        self._make_room(int(rows.max()) + 1)
+        if len(self._filled) < len(self.query_module):
+            grown = torch.zeros(max(_LEAST, 2 * len(self._filled), len(self.query_module)), dtype=torch.bool)
+            grown[: len(self._filled)] = self._filled
+            self._filled = grown
+        values = values.select(*out_keys)
+        if self.write_fn is not None:
+            rows, values = self._merged(self.write_fn, rows, values)
+        self._write(*self._without_gaps(rows, values))
+        fresh = rows[~self._filled[rows]]
+        self._filled[fresh] = True
+        self._count += len(fresh.unique()) if len(fresh) else 0
+        self._out_keys = out_keys
+
+    def _make_room(self, count: int) -> None:
+        """Make the storage larger, or raise SchemaError."""
+        size = min(storage.max_size for _, storage in self._stores())
+        if count <= size:
+            return
+        if self._remake is None:
+            raise SchemaError(f"{count} different keys were given; the map has room for {size}")
+        larger = self._remake(max(2 * size, count))
+        if len(self.storage):
+            larger.set(range(len(self.storage)), self.storage.get(slice(None)))
+        self.storage = larger
+
+    def _merged(
+        self, write: WriteFunction, rows: torch.Tensor, values: TensorDictBase
+    ) -> tuple[torch.Tensor, TensorDictBase]:
+        """Pass values through `write_fn`; return distinct rows and what is to be stored there."""
+        order = rows.argsort(stable=True)
+        ordered, _, counts = rows[order].unique_consecutive(return_inverse=True, return_counts=True)
+        starts = counts.cumsum(0) - counts
+        filled = self._filled[ordered]
+        merged: list[Any] = [None] * len(ordered)
+        if filled.any():
+            old = self._read(ordered[filled], ordered[filled].shape)
+            for place, stored in zip(filled.nonzero()[:, 0].tolist(), old.unbind(0), strict=True):
+                merged[place] = stored
+        for turn in range(int(counts.max())):
+            due = (counts > turn).nonzero()[:, 0]
+            new = values[order[starts[due] + turn]]
+            fresh = torch.tensor([merged[place] is None for place in due.tolist()])
+            for chosen, known in ((due[fresh], False), (due[~fresh], True)):
+                if len(chosen):
+                    given = new[~fresh if known else fresh]
+                    before = torch.stack([merged[place] for place in chosen.tolist()]) if known else None
+                    made = write(given, before) if known else write(given)
+                    for place, one in zip(chosen.tolist(), made.unbind(0), strict=True):
+                        merged[place] = one
+        stacked: Any = torch.stack(merged)
+        return ordered, stacked
+
+    def _without_gaps(self, rows: torch.Tensor, values: TensorDictBase) -> tuple[torch.Tensor, TensorDictBase]:
+        """Add rows for keys that were numbered without a value, which nobody reads."""
+        length = min(len(storage) for _, storage in self._stores())
+        top = int(rows.max()) + 1
+        if top <= length:
+            return rows, values
+        lacking = torch.ones(top - length, dtype=torch.bool)
+        lacking[rows[rows >= length] - length] = False
+        gaps = lacking.nonzero()[:, 0] + length
+        if not len(gaps):
+            return rows, values
+        filled: Any = torch.cat([values[:1].expand(len(gaps)), values])
+        return torch.cat([gaps, rows]), filled
+
+    def _write(self, rows: torch.Tensor, values: TensorDictBase) -> None:
+        done: list[tuple[Storage, Any]] = []
+        known = rows[rows < min(len(storage) for _, storage in self._stores())]
+        try:
+            for key, storage in self._stores():
+                before = storage.get(known) if isinstance(self.storage, dict) and len(known) else None
+                storage.set(rows, values if key is None else values.get(key))
+                done.append((storage, before))
+        except BaseException:
+            for storage, before in done:
+                if before is not None:
+                    storage.set(known, before)
+            raise
+
+    # State -----------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        states = [(key, storage.state_dict(), len(storage)) for key, storage in self._stores()]
+        return {"storages": states, "filled": self._filled, "count": self._count, "out_keys": self._out_keys}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        if [key for key, _, _ in state["storages"]] != [key for key, _ in self._stores()]:
+            raise SchemaError("the storages of the map that was saved are of other keys than those here")
+        if self._remake is not None and state["storages"][0][2] > self.storage.max_size:
+            self.storage = self._remake(state["storages"][0][2])
+        for (_, saved, _), (_, storage) in zip(state["storages"], self._stores(), strict=True):
+            storage.load_state_dict(saved)
+        self._filled, self._count = state["filled"].clone(), state["count"]
+        self._out_keys = list(state["out_keys"])
+
+
+def _require(values: TensorDictBase, keys: Sequence[Key]) -> None:
+    for key in keys:
+        if values.get(key, None) is None:
+            raise MissingKeyError(f"the value has no entry {key!r}; its keys are {list(values.keys(True, True))}")
+
+
+def _stacked(found: Any) -> Any:
+    """Make one batch of what a storage returned of several rows."""
+    if not isinstance(found, list):
+        return found
+    if found and is_tensor_collection(found[0]):
+        return LazyStackedTensorDict.maybe_dense_stack(found)
+    if not all(isinstance(item, torch.Tensor) for item in found):
+        raise SchemaError("the stored objects cannot be stacked", hint="give the map a collate_fn")
+    return torch.stack(found)
