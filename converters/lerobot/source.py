@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import DatasetNotFoundError, UsageError
 from ...core.format.episodes import EpisodeRanges, select_episodes
@@ -18,7 +19,7 @@ from .metadata import EpisodeEntry, read_episodes
 
 OWNER = "lerobot"
 """The organisation whose repositories are listed."""
-_METADATA = "meta/"
+_METADATA, _VIDEO = "meta/", ".mp4"
 SHARD_BYTES = 64 << 20
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILES = re.compile(r"(meta|data|videos?|images)/.*\.(json|jsonl|parquet|mp4)", re.ASCII)
@@ -78,6 +79,11 @@ class LerobotSource(Source):
         known = sorted({number for number in numbers.values() if number is not None})
         chosen = {None, *(select_episodes(episodes, known) if known else ())}
         return [file for file in dataset.files if numbers[file.path] in chosen]
+
+    def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
+        """Return the files less the videos where images are left out."""
+        skips = options.get("images") == "skip"
+        return [file for file in files if not (skips and file.path.endswith(_VIDEO))]
 
     def shards(self, dataset: RemoteDataset) -> list[RemoteShard]:
         """Return runs of episodes that are in files of their own: in v3 those of a file of rows, else about 64 MiB.

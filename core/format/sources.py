@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, final
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
@@ -232,9 +233,9 @@ class Source(Closing, ABC):
     - `look_up(dataset_id, revision, totals)`: the files of one dataset.
     - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
-    and may implement `key`, `list_catalogue`, `choose_files`, `shards`, `episode_numbers`, `reader_options`,
-    `on_close`. `core.remote.HttpSource` is a source of plain URLs with less to implement; `core.testing.sources` holds
-    the tests of the contract.
+    and may implement `key`, `list_catalogue`, `choose_files`, `files_read`, `shards`, `episode_numbers`,
+    `reader_options`, `on_close`. `core.remote.HttpSource` is a source of plain URLs with less to implement;
+    `core.testing.sources` holds the tests of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
@@ -295,6 +296,10 @@ class Source(Closing, ABC):
         """Return the files that hold these episodes and all metadata; all files by default."""
         return dataset.files
 
+    def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
+        """Return those of the files that the reader opens with these options; all by default."""
+        return files
+
     def shards(self, dataset: RemoteDataset) -> Sequence[RemoteShard]:
         """Return the parts of a dataset that a stream reads one after the other; by default it is in one."""
         return [RemoteShard(dataset.files)]
@@ -339,11 +344,15 @@ class Source(Closing, ABC):
         return found
 
     @final
-    def needed(self, dataset: RemoteDataset, episodes: EpisodeRanges | None) -> Sequence[RemoteFile]:
-        """Choose the files that hold these episodes and all metadata; all files without a choice."""
-        if episodes is None:
-            return dataset.files
-        chosen = self.choose_files(dataset, episodes)
+    def needed(
+        self,
+        dataset: RemoteDataset,
+        episodes: EpisodeRanges | None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sequence[RemoteFile]:
+        """Choose the files with these episodes and all metadata that the reader opens with these options."""
+        chosen = dataset.files if episodes is None else self.choose_files(dataset, episodes)
+        chosen = self.files_read(chosen, options)
         if not {file.path for file in chosen} <= set(dataset.paths):
             raise FormatError(f"files were chosen that {dataset.address} does not have")
         return chosen

@@ -20,6 +20,7 @@ from .contracts import Array, StepReader
 from .digest import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
 from .syncing import NewFile
+from .ted.tree import leaf_path
 
 VIDEO = "video"
 VideoContents: TypeAlias = Mapping[str, Path | bytes]
@@ -51,8 +52,12 @@ def reference_field(field: Field) -> Field:
 
 def reference_keys(fields: Iterable[Field]) -> list[Key]:
     """Return the keys of the fields that refer to frames of videos, at the root and under `next`."""
-    alike = (field.key for field in fields if (field.dtype, field.shape, field.role) == ("int64", (2,), "id"))
+    alike = (field.key for field in fields if _may_refer(field))
     return [key for key in alike if len(key) > 1 + (key[0] == NEXT) and key[key[0] == NEXT] == VIDEO]
+
+
+def _may_refer(field: Field) -> bool:
+    return (field.dtype, field.shape, field.role) == ("int64", (2,), "id")
 
 
 def image_key(key: Key) -> Key:
@@ -68,6 +73,25 @@ def videos_of_episodes(reader: StepReader, rows: Array) -> dict[str, Path | byte
     for key in reference_keys(reader.fields) if videos else ():
         for start, length in zip(table.start[rows].tolist(), table.length[rows].tolist(), strict=True):
             numbers.update(np.unique(reader.read(key, start, start + length)[:, 0]).tolist())
+    return _chosen(videos, numbers)
+
+
+def videos_of_leaves(folder: Path, fields: Iterable[Field], videos: VideoContents) -> dict[str, Path | bytes]:
+    """Return those of the files `videos` that rows refer to whose leaf files are written in a folder.
+
+    Fields that refer to frames under another name count, so that no row loses its file.
+    """
+    numbers: set[int] = set()
+    for field in fields if videos else ():
+        if _may_refer(field):
+            with os.fdopen(open_regular(folder / leaf_path(field.key)), "rb") as opened:
+                while data := opened.read(_PIECE):
+                    numbers.update(np.unique(np.frombuffer(data, field.numpy).reshape(-1, 2)[:, 0]).tolist())
+    return _chosen(videos, numbers)
+
+
+def _chosen(videos: VideoContents, numbers: Iterable[int]) -> dict[str, Path | bytes]:
+    """Return the files of the videos with these ids, with their indexes."""
     names = {name for number in numbers for name in (video_name(number), index_name(number))}
     return {name: content for name, content in videos.items() if name in names}
 

@@ -16,6 +16,7 @@ from ..format.documents import plain
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, write_manifest
+from ..format.videos import VideoContents, videos_of_leaves
 from ..progress import Progress, Silent
 from ..ted.schema import ACTION, Field, Key
 from .episodes import Plan, StepSelection, task_order
@@ -208,7 +209,8 @@ class Preprocessing:
         step = replace(step, arguments={**step.arguments, **processor.arguments()})
         dropped = [Dropped(name, why) for name, why in processor.left_out(reader.fields, fields).items()]
         notes = [*processor.notes, *_notes(processor.label, found)]
-        origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled)
+        videos = videos_of_leaves(folder, fields, reader.videos())
+        origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled, videos)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
@@ -352,6 +354,7 @@ def result_origin(
     notes: Sequence[str],
     dropped_keys: Sequence[Dropped],
     rescaled: frozenset[Key],
+    videos: VideoContents,
 ) -> Origin:
     """Carry over from the source's manifest all that the new fields do not contradict.
 
@@ -378,7 +381,7 @@ def result_origin(
         dropped_keys=(*manifest.dropped_keys, *dropped_keys),
         notes=tuple(notes),
         documents=documents,
-        videos=reader.videos(),
+        videos=videos,
     )
 
 

@@ -241,14 +241,16 @@ class RemoteDownload:
         Raises UsageError for episodes that it cannot have. If the remote gives only their count, the conversion checks
         the rest: numbers can have gaps, so the largest need not be the count minus one.
         """
-        if self.episodes is None:
-            return remote
-        chosen, numbers, count = parse_episodes(self.episodes), self.source.episode_numbers(remote), remote.episodes
+        chosen = None if self.episodes is None else parse_episodes(self.episodes)
+        files = tuple(self.source.needed(remote, chosen, self.options))
+        if chosen is None:
+            return replace(remote, files=files)
+        numbers, count = self.source.episode_numbers(remote), remote.episodes
         if numbers is not None:
             count = len(select_episodes(chosen, numbers))
         elif count is not None:
             count = expected_episodes(chosen, count)
-        return replace(remote, files=tuple(self.source.needed(remote, chosen)), episodes=count, steps=None)
+        return replace(remote, files=files, episodes=count, steps=None)
 
     def _fetch_and_convert(self, found: Resolution, started: float) -> dict[str, Any]:
         Staging(self._destination(found), replace=self.force, below=self.root).refuse_if_taken()
@@ -322,8 +324,6 @@ class RemoteDownload:
     def _note_waiting(self, found: Resolution) -> None:
         self.progress.note(f"another process is fetching {found.id}: waiting for it")
 
-    # Converting ------------------------------------------------------------------------------------
-
     def _convert(self, found: Resolution, remote: RemoteDataset, originals: Originals) -> dict[str, Any]:
         arguments = {
             "source": self.source.name, "id": found.id, "asked": found.asked, "resolved": found.how,
@@ -334,19 +334,16 @@ class RemoteDownload:
         received = originals.take_digests(remote.unverified)
         if received:
             arguments["unverified"] = versions_of(remote)
-        record = originals.record()
-        partly = record is not None and len(record.files) > len(remote.files)
-        kind = reader_class(self.source.name)
         options = {**self.source.reader_options(found.id), **self.options}
         skip_bad = bool(options.pop("skip_bad", False))
         with (
             originals.only(remote.paths) as folder,
-            kind(folder, final_step=self.final_step, options=options) as reader,
+            reader_class(self.source.name)(folder, final_step=self.final_step, options=options) as reader,
             hinting_at_skip_bad(reader, possible=not skip_bad),
         ):
             facts = facts_of(reader, self.episodes, self.progress, skip_bad=skip_bad)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
-            notes += [_PARTLY] if partly else []
+            notes += [_PARTLY] if self._is_part(originals, remote) else []
             notes += [unverified_note(remote)] if received else []
             facts = replace(facts, notes=(*facts.notes, *notes))
             return SourceConversion(
@@ -366,6 +363,10 @@ class RemoteDownload:
                 root=self.root,
                 num_workers=self.num_workers,
             ).run()
+
+    def _is_part(self, originals: Originals, remote: RemoteDataset) -> bool:
+        record = originals.record()
+        return record is not None and len(remote.files) < len(self.source.needed(record.dataset(), None, self.options))
 
     def _estimate(self, found: Resolution, started: float) -> dict[str, Any]:
         """Return the entries of a dry run: what would be fetched, and what the remote records about it."""

@@ -65,6 +65,16 @@ def test_only_the_files_of_chosen_episodes_are_fetched(machine: Machine) -> None
     assert not [path for path in fetched if "episode_000000" in path or "episode_000002" in path]
 
 
+@pytest.mark.parametrize(("name", "source"), [(OLD, "v21"), (NEW, "v30")])
+def test_videos_are_not_fetched_where_images_are_left_out(
+    name: str, source: str, machine: Machine, tmp_path: Path
+) -> None:
+    found = machine.json("download", "lerobot", name, "--images", "skip")
+    expected = rbtool.convert(DATA / source, tmp_path / "expected", images="skip")
+    assert (found["content_digest"], found["notes"]) == (expected.content_digest, list(expected.notes))
+    assert not [path for path in machine.hub.paths("/resolve/") if ".mp4" in path]
+
+
 @pytest.mark.parametrize(("name", "shards"), [(OLD, 4), (NEW, 1)])
 def test_a_stream_has_the_steps_of_the_download(name: str, shards: int, machine: Machine) -> None:
     asked = {"dataset": f"lerobot:{name}", "batch_size": 8, "window": 2}

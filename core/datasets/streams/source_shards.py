@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ class SourceShards(ShardFiles):
         given = sorted(f"{name}={value}" for name, value in self.options.items())
         self.identity = digest_text("\n".join([source, self.id, *given, *state]))
         self.folder = folder / f"{source}-{self.identity.rpartition(':')[2][:16]}"
-        self.shards = list(self.source.shards(self.remote))
+        self.shards = [
+            replace(shard, files=tuple(self.source.files_read(shard.files, self.options)))
+            for shard in self.source.shards(self.remote)
+        ]
 
     @property
     def source(self) -> Source:

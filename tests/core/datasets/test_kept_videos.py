@@ -18,7 +18,7 @@ import rbtool
 from rbtool.core.encodings.open_videos import clear_video_decoder_cache, set_video_decoder_cache_size
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.contracts import StepReader
-from rbtool.core.format.videos import reference_keys
+from rbtool.core.format.videos import reference_keys, video_name
 from rbtool.core.opening import open_steps
 
 DATA = Path(__file__).parents[2] / "data" / "lerobot"
@@ -186,6 +186,26 @@ def videos_in(reader: StepReader) -> set[int]:
     return {
         int(one) for key in reference_keys(reader.fields) for one in reader.read(key, 0, reader.manifest.steps)[:, 0]
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"operations": {"episodes": "1:3"}}, 2),
+        ({"operations": {"filter": ["length >= 4"]}}, 2),
+        ({"operations": {"exclude": ["video"]}}, 0),
+    ],
+)
+def test_preprocess_copies_the_videos_of_rows_that_stay(given: dict[str, Any], count: int, tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((3, 4, 5)))
+    kept = rbtool.convert(source, tmp_path / "kept").path
+    made = rbtool.preprocess(kept, dest=tmp_path / "made", **given).path
+    found = list((made / ".rbtool/videos").glob("*.mp4")) if (made / ".rbtool/videos").exists() else []
+    assert len(found) == count
+    with open_steps(made) as reader:
+        assert len(videos_in(reader)) == count
+        assert {video_name(number) for number in videos_in(reader)} == {path.name for path in found}
+    assert len(rbtool.load_dataset(made, verify=True)[:]) == rbtool.inspect(made).steps
 
 
 def test_parts_and_merged_datasets_have_their_videos(source: Path, kept: Path, tmp_path: Path) -> None:
