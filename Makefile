@@ -37,7 +37,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Ray is large and slow to start: an extra, with tests of its own.
 RAY_READY := .venv/.ray-ready
-RAY_TESTS := tests/core/buffers/test_ray_buffer.py tests/core/preprocess/test_ray.py
+RAY_TESTS := tests/core/buffers/test_ray_buffer.py tests/core/preprocess/test_ray.py tests/core/verbs/test_convert_ray.py
 
 $(RAY_READY): $(READY)
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[ray]'

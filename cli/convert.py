@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import shlex
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -10,6 +11,7 @@ import typer
 
 from ..core.declarations import declared, declared_sources
 from ..core.progress import readable_size as size
+from .failures import stdout_to_stderr
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .options import (
     Compress,
@@ -155,6 +157,10 @@ CONVERT_EXAMPLES = (
         "rbtool convert ./log.csv ./log --from table --map 'observation=obs_*' --map action=force,reward=r --ends done",
         "a table (CSV, HDF5, npz, npy, Parquet): rbtool inspect ./log.csv proposes the options",
     ),
+    Example(
+        f"rbtool convert ./{SOURCE}/pendulum/random-v0 ./swing --num-workers 2 --resume",
+        "in two processes; after a crash, only what is not finished yet",
+    ),
     Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
     Example(
         f"rbtool convert ./{SOURCE}/tuple/trunc-v0 ./tuple --dry-run --json",
@@ -181,6 +187,9 @@ def convert(
         EngineName,
         typer.Option("--engine", help="Those processes are here, or on a Ray cluster with these folders."),
     ] = EngineName.LOCAL,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run of those processes, same arguments.")
+    ] = False,
     source_format: FromFormat = None,
     raw: RawOptions,
 ) -> None:
@@ -191,11 +200,12 @@ def convert(
     """
     from ..core.verbs.convert import convert as run
 
-    with out.progress() as progress:
+    apart = stdout_to_stderr() if engine is EngineName.RAY else contextlib.nullcontext()  # Ray prints about its workers
+    with apart, out.progress() as progress:
         result = run(
             path, dest, episodes=episodes, layout=layout and layout.value, compress=compress or (), skip_bad=skip_bad,
             root=root, force=force, dry_run=dry_run, final_step=final_step.value, format=source_format,
-            num_workers=num_workers, engine=engine.value, progress=progress, **raw,
+            num_workers=num_workers, engine=engine.value, resume=resume, progress=progress, **raw,
         )  # fmt: skip
     show_published(out, result, dest)
 

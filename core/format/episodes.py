@@ -128,6 +128,7 @@ COLUMNS: dict[str, str] = {
 FINAL = "final"
 """The column that is stored only where the source of some episode has no observation after the last step."""
 _LATER = {FINAL: "uint8"}
+ALL_COLUMNS = COLUMNS | _LATER
 
 
 def column_types(table: EpisodeTable) -> dict[str, str]:
@@ -262,7 +263,7 @@ class EpisodeTable:
         """Read the table of the dataset folder `origin`; `read` returns the bytes of a file by its path there."""
         leaves = parse_node(read(f"{EPISODES}/meta.json"), f"{origin}/{EPISODES}/meta.json")
         columns = {}
-        for name, dtype in (COLUMNS | _LATER).items():
+        for name, dtype in ALL_COLUMNS.items():
             leaf = leaves.get(name)
             if leaf is None and name in _LATER:
                 continue

@@ -15,13 +15,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Self
 
+from ..errors import CorruptDataError
 from . import fs
-from .digest import Hasher, open_regular
+from .digest import FileRecord, Hasher, open_regular
 
 _MOST_HELD = 128
 """Descriptors that are held, as far as a quarter of the process's limit allows; files beyond are synced at once."""
 _AT_ONCE = 16
 """Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
+_CHUNK = 1 << 20
 _staged: list[Unsynced] = []
 
 
@@ -48,14 +50,34 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 class NewFile:
-    """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written."""
+    """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written.
 
-    def __init__(self, path: Path) -> None:
+    With `resumed`, the file is there, and its first bytes are those of the record: writing continues after them.
+    CorruptDataError where they are not.
+    """
+
+    def __init__(self, path: Path, resumed: FileRecord | None = None) -> None:
         fs.make_folder(path.parent)
         self.path = path
         self.size = 0
         self._hasher = Hasher()
-        self.descriptor = fs.create(path)
+        self.descriptor = fs.create(path) if resumed is None else fs.open_to_change(path)
+        if resumed is not None:
+            try:
+                self._continue(resumed)
+            except BaseException:
+                self.close()
+                raise
+
+    def _continue(self, resumed: FileRecord) -> None:
+        if os.fstat(self.descriptor).st_size < resumed.size:
+            raise CorruptDataError(f"{self.path} is shorter than the {resumed.size:,} bytes that were written")
+        fs.truncate(self.descriptor, resumed.size, self.path)
+        while data := os.read(self.descriptor, _CHUNK):  # the position is at the end then
+            self._hasher.update(data)
+            self.size += len(data)
+        if (self.size, self.digest) != resumed[1:]:
+            raise CorruptDataError(f"{self.path} does not hold the bytes that were written")
 
     @property
     def digest(self) -> str:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.checks import SoundSteps
 from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
-from ..format.documents import plain
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, write_manifest
@@ -21,15 +20,17 @@ from ..progress import Progress, Silent
 from ..ted.schema import ACTION, Field, Key
 from .episodes import Plan, StepSelection, task_order
 from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
+from .journal import Journal, note_kept, require_same_run
 from .processor import Finished, Job, Processor, Task
 from .workers.executor import BackgroundCall, Executor, InProcessExecutor, Limits, SerialExecutor
 from .workspace import (
     Assembled,
     Assembly,
-    Journal,
     ResumeState,
+    UnfinishedRun,
+    field_entries,
+    journal_entry,
     journal_path,
-    read_journal,
     result_folder,
 )
 
@@ -90,20 +91,21 @@ class Preprocessing:
         published; finished tasks are kept next to the destination for a run that resumes.
         """
         with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
+            staging.kept = staging.taken_up
             run = _Run(self, executor, staging, progress)
             try:
                 with self.reporter.reported():
                     assembled, fields, processor = run.rows()
                 result = result_folder(staging.path)
                 manifest = self._complete(result, assembled, fields, processor, asked, step)
-                if not staging.publish(result.name):
-                    return _same_result(staging, manifest)
+                published = staging.publish(result.name)
+                staging.kept = False
+                return manifest if published else _same_result(staging, manifest)
             except BaseException as error:
                 staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
                 if staging.kept:
                     run.note_kept(error)
                 raise
-        return manifest
 
     @property
     def reporter(self) -> ErrorReporter:
@@ -182,17 +184,10 @@ class Preprocessing:
 
     def same_run(self, folder: Path) -> bool:
         """Whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
-        found = read_journal(journal_path(folder))
-        if found is None:
-            return False
-        there, identity = found[0], self.identity()
-        different = [name for name in identity if there.get(name) != plain(identity[name])]
-        if different:
-            raise UsageError(
-                f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
-                hint="leave --resume out to start over",
-            )
-        return True
+        found = UnfinishedRun.of(folder)
+        if found is not None:
+            require_same_run(found.run, self.identity(), folder)
+        return found is not None
 
     def _complete(
         self,
@@ -230,21 +225,16 @@ class _Run:
         self._progress = progress
         self._tasks = processor.plan.tasks()
         self._unfinished = ResumeState.at(staging.path, processor.selection.steps) if staging.taken_up else None
-        self._finished = 0
+        self._finished = len(self._unfinished.finished) if self._unfinished is not None else 0
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether a task is finished that a later run can keep."""
+        """Whether a task is finished, by this run or by the one that it continues, that a later run can keep."""
         return self._finished > 0 and journal_path(self._folder).exists()
 
     def note_kept(self, error: BaseException) -> None:
-        """Add how to resume to the error's hint or, where a signal ends the run, as a note."""
-        are = "is" if self._finished == 1 else "are"
-        kept = f"{self._finished:,} of {len(self._tasks):,} chunks {are} kept: add --resume to go on from there"
-        if isinstance(error, RbtoolError):
-            error.hint = f"{error.hint}; {kept}" if error.hint else kept
-        else:
-            self._progress.note(kept)
+        """State how to resume."""
+        note_kept(error, self._finished, len(self._tasks), self._progress)
 
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Processor]:
         """Run what is not finished yet and put the rows together."""
@@ -285,15 +275,15 @@ class _Run:
     def _journal(self, fields: Sequence[Field]) -> Journal:
         if self._unfinished is not None:
             return Journal(journal_path(self._folder))
-        return Journal.begin(journal_path(self._folder), self._of.identity(), fields)
+        return Journal.begin(journal_path(self._folder), self._of.identity(), {"fields": field_entries(fields)})
 
     def _add_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
         if kept:
             self._progress.note(f"{len(kept):,} of {len(self._tasks):,} chunks are finished already")
+        self._finished = len(kept)
         for index, finished in kept.items():
             task = self._tasks[index]
             assembly.take(task, finished)
-            self._finished += 1
             self._progress.advance(task.stop - task.start)
 
     def _run(self, journal: Journal, tasks: list[Task]) -> Iterator[tuple[Task, Finished]]:
@@ -306,7 +296,7 @@ class _Run:
                     break
                 self._progress.note(self._of.reporter.sentence(answer))
                 continue
-            journal.add(task.index, answer)
+            journal.append(journal_entry(task.index, answer))
             self._finished += 1
             yield task, answer
             self._progress.advance(task.stop - task.start)

@@ -1,12 +1,7 @@
-"""The workspace of a run: the folder of the result, the rows of tasks, their assembly, and the journal to resume from.
-
-Each line of the journal is a digest, a space and a JSON document. The first identifies the run, every other describes
-a finished task. A line that does not match its digest was not completely written: it and what follows are ignored.
-"""
+"""The workspace of a run: the folder of the result, the rows of tasks, their assembly, and what is finished of it."""
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +10,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..errors import FormatError, RbtoolError
+from ..errors import RbtoolError
 from ..format import fs
 from ..format.contracts import Array, Closing
-from ..format.digest import FileRecord, Hasher, bytes_of, digest_bytes, read_regular
-from ..format.documents import Count, FieldEntry, decode, dump_json, parse_json
+from ..format.digest import FileRecord, Hasher, bytes_of
+from ..format.documents import Count, FieldEntry, decode
 from ..format.episodes import EpisodeTable
 from ..format.ted.builder import PositionedTree
 from ..format.ted.tree import FieldRange, TreeWriter, leaf_path, merge_ranges
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
 from .episodes import ResultEpisodes, StepSelection, result_return_field
+from .journal import array_of, array_text, read_journal
 from .processor import Finished, Pieces, Processor, Task
 
 
@@ -121,7 +117,6 @@ class PartFile:
             os.close(descriptor)
 
 
-_VERSION = 1
 _OF_PIECES = ("episode", "rows", "begins", "ends")
 _ARRAYS = {
     "episode": np.int64, "rows": np.int64, "begins": np.bool_, "ends": np.bool_, "ids": np.int64,
@@ -130,17 +125,15 @@ _ARRAYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _JournalHeader:
-    """The first line: the identity of the run and the fields of its result."""
+class _About:
+    """What the journal states about all tasks: the fields of the result."""
 
-    version: int
-    run: Mapping[str, Any]
     fields: tuple[FieldEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _JournalEntry:
-    """Every other line: a finished task. The arrays of `runs` are in base64."""
+    """A line of the journal: a finished task. The arrays of `runs` are in base64."""
 
     task: Count
     rows: Count
@@ -150,95 +143,50 @@ class _JournalEntry:
     runs: Mapping[str, str]
 
 
-class Journal(Closing):
-    """Appends to the journal at `path`."""
+def journal_entry(index: int, finished: Finished) -> dict[str, Any]:
+    """Return the entry of the journal for a finished task."""
+    columns = {name: getattr(finished.pieces if name in _OF_PIECES else finished, name) for name in _ARRAYS}
+    return {
+        "task": index,
+        "rows": finished.rows,
+        "placed": finished.placed,
+        "digest": finished.digest,
+        "ranges": list(finished.ranges.values()),
+        "runs": {name: array_text(columns[name], dtype) for name, dtype in _ARRAYS.items()},
+    }
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = fs.open_to_append(path)
+
+def field_entries(fields: Sequence[Field]) -> list[dict[str, Any]]:
+    """Return fields as JSON."""
+    return [{"key": list(f.key), "dtype": f.dtype, "shape": list(f.shape), "role": f.role} for f in fields]
+
+
+class UnfinishedRun(NamedTuple):
+    """What a journal holds: the identity of the run, the fields of its result and the finished tasks."""
+
+    run: Mapping[str, Any]
+    fields: tuple[Field, ...]
+    finished: Mapping[int, Finished]
 
     @classmethod
-    def begin(cls, path: Path, run: Mapping[str, Any], fields: Sequence[Field]) -> Self:
-        """Create the journal of a new run; `run` is its identity as JSON."""
-        made = cls(path)
-        entries = [{"key": list(f.key), "dtype": f.dtype, "shape": list(f.shape), "role": f.role} for f in fields]
-        made._append({"version": _VERSION, "run": run, "fields": entries})
-        return made
+    def of(cls, folder: Path) -> Self | None:
+        """Read the journal in the folder of a run; None without one."""
+        fields: list[Field] = []
+        tasks: dict[int, Finished] = {}
 
-    def add(self, index: int, finished: Finished) -> None:
-        """Record a finished task, after its rows are written."""
-        columns = {name: getattr(finished.pieces if name in _OF_PIECES else finished, name) for name in _ARRAYS}
-        self._append(
-            {
-                "task": index,
-                "rows": finished.rows,
-                "placed": finished.placed,
-                "digest": finished.digest,
-                "ranges": list(finished.ranges.values()),
-                "runs": {name: _packed(columns[name], dtype) for name, dtype in _ARRAYS.items()},
-            }
-        )
+        def take_about(about: Any) -> None:
+            fields.extend(decode(_About, about, str(folder)).fields)
 
-    def _append(self, document: Mapping[str, Any]) -> None:
-        text = dump_json(document)
-        fs.write(self._descriptor, memoryview(f"{digest_bytes(text.encode())} {text}\n".encode()), self._path)
+        def take_entry(document: Any) -> None:
+            entry = decode(_JournalEntry, document, str(folder))
+            tasks[entry.task] = _finished_of(entry, fields)
 
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Field, ...], dict[int, Finished]] | None:
-    """Return the identity of a journal's run, the fields of its result and the finished tasks; None without a journal.
-
-    All after the last valid line is cut off, so that entries can be appended.
-    """
-    try:
-        data = read_regular(path)
-    except OSError:
-        return None
-    header: _JournalHeader | None = None
-    tasks: dict[int, Finished] = {}
-    sound = 0
-    for line in data.split(b"\n")[:-1]:
-        try:
-            document = _document(line, path)
-            if header is None:
-                header = decode(_JournalHeader, document, str(path))
-            else:
-                entry = decode(_JournalEntry, document, str(path))
-                tasks[entry.task] = _finished_of(entry, header.fields)
-        except ValueError:  # also FormatError, and errors of base64 and NumPy about invalid bytes
-            break
-        sound += len(line) + 1
-    if header is None or header.version != _VERSION:
-        return None
-    if sound < len(data):
-        descriptor = fs.open_to_change(path)
-        try:
-            fs.truncate(descriptor, sound, path)
-        finally:
-            os.close(descriptor)
-    return dict(header.run), header.fields, tasks
-
-
-def _document(line: bytes, path: Path) -> Any:
-    digest, _, text = line.partition(b" ")
-    if digest_bytes(text) != digest.decode(errors="replace"):
-        raise FormatError(f"a line of {path} does not fit its digest")
-    return parse_json(text, str(path))
-
-
-def _packed(array: Any, dtype: Any) -> str:
-    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
+        run = read_journal(journal_path(folder), take_about, take_entry)
+        return None if run is None else cls(run, tuple(fields), tasks)
 
 
 def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
-    arrays: dict[str, Any] = {
-        name: np.frombuffer(base64.b64decode(entry.runs.get(name, "")), dtype).copy() for name, dtype in _ARRAYS.items()
-    }
+    arrays: dict[str, Any] = {name: array_of(entry.runs.get(name, ""), dtype) for name, dtype in _ARRAYS.items()}
     if len({len(array) for array in arrays.values()}) > 1:
         raise ValueError("the arrays of a task differ in length")
     ranges = {field.key: found for field, found in zip(fields, entry.ranges, strict=True)}
@@ -255,12 +203,11 @@ class ResumeState(NamedTuple):
     @classmethod
     def at(cls, folder: Path, steps: int) -> Self | None:
         """Read the journal of a run of `steps` steps and prepare its folder to resume; None without a journal."""
-        found = read_journal(journal_path(folder))
+        found = UnfinishedRun.of(folder)
         if found is None:
             return None
-        _, fields, finished = found
-        revert_publication(folder, fields, steps)
-        return cls(fields, finished)
+        revert_publication(folder, found.fields, steps)
+        return cls(found.fields, found.finished)
 
     def sound(self, folder: Path, tasks: list[Task], steps: int) -> dict[int, Finished]:
         """Return the finished tasks whose rows on the disk still match their digests."""

@@ -69,6 +69,7 @@ def convert(
     format: str | None = None,
     num_workers: int = 0,
     engine: str = "local",
+    resume: bool = False,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
 ) -> ConvertResult:
@@ -85,19 +86,18 @@ def convert(
     all. The episode table records which. `format` names the format in place of its detection; `options` are those
     that only some formats have (`ReaderOptions`), like `horizon`, the time limit of episodes in a D4RL file.
     `num_workers` processes read and write a foreign dataset (0: this one alone), here or, with `engine="ray"`, on a Ray
-    cluster that shares the folders. The bytes are the same.
+    cluster that shares the folders. The bytes are the same. `resume` continues what they left unfinished.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
     (`already_there`). `dry_run` does everything up to writing and returns sizes. Raises DatasetNotFoundError,
     FormatError or CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
     source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
-    ends, workers = require_final_step(final_step), require_workers(num_workers)
+    ends, workers = require_final_step(final_step), require_workers(num_workers, resume=resume)
     given, engine = given_options("convert", options), require_engine(engine, workers)
     if is_steps(source) or is_of_buffer(source):
-        final = None if final_step == "auto" else final_step
-        named = {"final_step": final, "format": format, "episodes": episodes, "num_workers": workers or None}
-        refuse_raw_options(source, named | given)
+        named = {"format": format, "episodes": episodes, "num_workers": workers or None}
+        refuse_raw_options(source, named | final_step_arguments(final_step) | given)
         rewriting = Rewriting(
             source=source, asked=os.fspath(path), destination=destination, compress=methods, progress=progress,
             layout=require_layout(layout or "ted", compress), force=force, dry_run=dry_run, skip_bad=skip_bad,
@@ -119,9 +119,9 @@ def convert(
         )  # fmt: skip
         conversion = SourceConversion(
             reader=reader, facts=facts, source=source, destination=destination, request=request, verb="convert",
-            arguments={"path": os.fspath(path), "episodes": chosen}
-            | layout_arguments(wanted, methods) | final_step_arguments(ends) | given,
-            force=force, dry_run=dry_run, progress=progress, compress=methods, num_workers=workers, engine=engine,
+            arguments={"path": os.fspath(path), "episodes": chosen} | layout_arguments(wanted, methods)
+            | final_step_arguments(ends) | given, force=force, dry_run=dry_run, progress=progress, compress=methods,
+            num_workers=workers, engine=engine, resume=resume,
         )  # fmt: skip
         return ConvertResult(**conversion.run(), source=source)
 

@@ -189,10 +189,12 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
             raise UsageError(f"{option} is about raw datasets of other libraries", hint=f"leave it out: {path} is TED")
 
 
-def require_workers(number: int) -> int:
-    """Return a number of worker processes, or raise UsageError."""
+def require_workers(number: int, *, resume: bool = False) -> int:
+    """Return a number of worker processes, or raise UsageError; `resume` needs one."""
     if number < 0:
         raise UsageError(f"--num-workers is {number}, 0 (no other process) or more are expected")
+    if resume and not number:
+        raise UsageError("--resume needs worker processes: this one keeps nothing", hint="add --num-workers N")
     return number
 
 

@@ -106,7 +106,8 @@ class SourceConversion:
     codecs of fields. `root` is the storage root above the destination, if any: the path from it to the destination
     must contain no link. `inputs` are the digests of the source's files and `revision` the state of the source, as
     the remote gives them; by default both are computed from the files. `num_workers` processes of `engine`
-    (`local` or `ray`) read and write; 0 is this one alone.
+    (`local` or `ray`) read and write; 0 is this one alone. They keep what is finished when they are interrupted:
+    `resume` continues from there, a download whenever that is of the same data.
     """
 
     reader: Reader
@@ -125,6 +126,7 @@ class SourceConversion:
     root: Path | None = None
     num_workers: int = 0
     engine: str = "local"
+    resume: bool = False
 
     def run(self) -> dict[str, Any]:
         """Convert, unless an equal dataset exists; return the entries of a `Published`.
@@ -223,16 +225,20 @@ class SourceConversion:
         with contextlib.ExitStack() as stack:
             workers = stack.enter_context(self._workers()) if self.num_workers and self.facts.steps else None
             try:
-                staging = stack.enter_context(Staging(self.destination, replace=self.force, below=self.root))
+                staging = stack.enter_context(
+                    Staging(self.destination, replace=self.force, takes=self._takes(workers), below=self.root)
+                )
             except UsageError:
                 there = None if self.force else self._existing()  # another process may have made an equal one
                 if there is None:
                     raise
                 return there, True
             if workers is not None:
+                how = "run it again" if self.verb == "download" else "add --resume"
+                stack.enter_context(workers.keeping(staging, self.progress, how))
                 stack.callback(workers.close)  # before the folder is removed that they write to
-            manifest = self._build(staging.path, workers)
-            if staging.publish():
+            manifest = self._build(staging, workers)
+            if staging.publish() if workers is None else workers.publish(staging):
                 return manifest, False
             there = None if self.force else self._existing()
             if there is None or there.content_digest != manifest.content_digest:
@@ -242,18 +248,25 @@ class SourceConversion:
     def _workers(self) -> ConversionWorkers:
         from .parallel_conversion import ConversionWorkers
 
-        self._revision  # noqa: B018  # read before the reader is closed
-        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine)
+        identity = {  # with the revision, which is read before the reader is closed
+            "source": self._revision, "request": self.request.identity(), "compression": sorted(self.compress),
+        }  # fmt: skip
+        return ConversionWorkers(self.reader, self.facts, self._layout, self.num_workers, self.engine, identity)
 
-    def _build(self, folder: Path, workers: ConversionWorkers | None) -> Manifest:
+    def _takes(self, workers: ConversionWorkers | None) -> Callable[[Path], bool] | None:
+        """Return what accepts the folder of an interrupted conversion."""
+        if workers is None:
+            return None
+        if self.verb == "download":
+            return workers.is_same_run
+        return workers.require_same_run if self.resume else None
+
+    def _build(self, staging: Staging, workers: ConversionWorkers | None) -> Manifest:
         codecs = parse_codecs(self.compress, self._fields)
         origin = self._origin()
         if workers is not None:
-            self.progress.start("converting", self.facts.steps, "steps")
-            manifest = workers.build(folder, codecs, origin, self.progress.advance)
-            self.progress.done()
-            return manifest
-        made = row_builder(folder, self._fields, self._layout, codecs, self.facts.steps)
+            return workers.build(staging, codecs, origin, self.progress)
+        made = row_builder(staging.path, self._fields, self._layout, codecs, self.facts.steps)
         with OverlappedBuilder(made) as builder:
             ingest = Ingest(builder, self.facts.fields)
             self.progress.start("converting", self.facts.steps, "steps")

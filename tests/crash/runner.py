@@ -118,8 +118,8 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     for name, _, raw in (one.rpartition(" ") for one in raws):
         jobs[f"convert{name}"] = lambda dest, raw=raw: rbtool.convert(work / raw, dest, force=True)  # type: ignore[misc]
     for name, layout in CONVERTING.items():
-        options = {"force": True, "num_workers": 2, "layout": layout}
-        jobs[name] = lambda dest, options=options: rbtool.convert(source, dest, **options)  # type: ignore[misc]
+        options = {"force": True, "num_workers": 2, "layout": layout, "resume": True}
+        jobs[name] = lambda dest, options=options, **more: rbtool.convert(source, dest, **options | more)  # type: ignore[misc]
     for name, options in PREPROCESSING.items():
         jobs[name] = lambda dest, options=options, **more: rbtool.preprocess(data, dest=dest, **options | more)  # type: ignore[misc]
     for form in forms[1:]:
@@ -262,9 +262,8 @@ def _trial(
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if code == 1:
         assert found == old, f"struck at {at}: {found} was published"
-        _nothing_left(out, dest, f"struck at {at}")
     if fault == "fill":
-        if job is not _download and name not in PREPROCESSING:  # those go on where they ended
+        if job is not _download and name not in {*PREPROCESSING, *CONVERTING}:  # those continue where they ended
             _nothing_left(out, dest, f"struck at {at}")
         filler.unlink(missing_ok=True)
     kept = out.with_name(f"{out.name}-kept")
@@ -284,7 +283,7 @@ def _ways(name: str, job: Callable[[Path], object], at: int) -> list[Callable[[P
 
     Where workers may outlive the strike by a moment, nothing can be copied: one way, in turn.
     """
-    if name not in PREPROCESSING:
+    if name not in {*PREPROCESSING, *CONVERTING}:
         return [job]
 
     def from_the_start(dest: Path) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,22 +21,29 @@ from ..overlapped import OverlappedBuilder
 from ..returns import table_with_returns
 from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
 from ..ted.tree import FieldRange, merge_ranges, range_of, write_listed
-from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, WholeRows
+from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, StoreState, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 
 
 class PackedFiles:
-    """Appends records to a folder; with `explicit` to the set that holds next rows, which has no values of steps."""
+    """Appends records to a folder; with `explicit` to the set that holds next rows, which has no values of steps.
 
-    def __init__(self, folder: Path, schema: PackedSchema, *, explicit: bool = False) -> None:
+    `resumed` has the states of the stores of another one, the records first: CorruptDataError where a file differs.
+    """
+
+    def __init__(
+        self, folder: Path, schema: PackedSchema, *, explicit: bool = False, resumed: Sequence[StoreState] = ()
+    ) -> None:
         self.schema = schema
         self._explicit = explicit
         self._own: dict[Key, RowStore] = {}
-        self._records = WholeRows(folder, EXPLICIT if explicit else RECORDS, schema.record_bytes)
+        states = iter(resumed)
+        name = EXPLICIT if explicit else RECORDS
+        self._records = WholeRows(folder, name, schema.record_bytes, next(states, None))
         try:
             for one in schema.own_files:
                 if one.state or not explicit:
-                    self._own[one.field.key] = _store(folder, one, explicit)
+                    self._own[one.field.key] = _store(folder, one, explicit, next(states, None))
         except BaseException:
             self.close()
             raise
@@ -44,6 +52,11 @@ class PackedFiles:
     def rows(self) -> int:
         """Records written."""
         return self._records.rows
+
+    @property
+    def states(self) -> tuple[StoreState, ...]:
+        """What others continue from."""
+        return tuple(store.state for store in (self._records, *self._own.values()))
 
     @property
     def files(self) -> Iterator[AppendedFile]:
@@ -117,29 +130,50 @@ class PackedFiles:
             store.close()
 
 
-def _store(folder: Path, one: PackedField, explicit: bool) -> RowStore:
+def _store(folder: Path, one: PackedField, explicit: bool, resumed: StoreState | None) -> RowStore:
     file, width = one.file(explicit=explicit), one.field.row_bytes
     if one.codec is None:
-        return WholeRows(folder, file, width)
-    return ChunkedRows(folder, file, one.index(explicit=explicit), width, one.codec, one.chunk_rows)
+        return WholeRows(folder, file, width, resumed)
+    return ChunkedRows(folder, file, one.index(explicit=explicit), width, one.codec, one.chunk_rows, resumed)
 
 
 _BUFFER_BYTES = 4 << 20
+
+
+class PackedState(NamedTuple):
+    """Whole episodes that are written: what other builders continue from.
+
+    `files` and `explicit` have the states of the stores, `ranges` those of the values; `lengths` and `explicit_starts`
+    have an entry for each episode.
+    """
+
+    files: tuple[StoreState, ...]
+    explicit: tuple[StoreState, ...]
+    ranges: Mapping[Key, FieldRange]
+    lengths: Sequence[int]
+    explicit_starts: Sequence[int]
 
 
 class PackedBuilder(RowBuilder):
     """Appends TED rows, given where episodes end, to a new folder; then episodes and manifest. A context manager.
 
     What `codecs` names, a state by its root key, is compressed. Next rows are compared with the rows after them, bit
-    for bit: where they differ, the next rows of the whole episode are stored in full.
+    for bit: where they differ, the next rows of the whole episode are stored in full. With `resumed`, it continues in
+    the folder of another builder: CorruptDataError, or OSError, where the files are not as that one left them.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], codecs: Mapping[Key, RowCodec] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fields: Sequence[Field],
+        codecs: Mapping[Key, RowCodec] | None = None,
+        resumed: PackedState | None = None,
+    ) -> None:
         self.folder = folder
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields, codecs)
         fs.make_folder(folder)
-        self.rows = PackedRowBuilder(folder, self.fields, self.schema)
+        self.rows = PackedRowBuilder(folder, self.fields, self.schema, resumed)
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         self.rows.append(columns, last)
@@ -167,13 +201,22 @@ class PackedRowBuilder:
     `lengths` and `explicit_starts` have an entry for each episode that has ended.
     """
 
-    def __init__(self, folder: Path, fields: Sequence[Field], schema: PackedSchema) -> None:
+    def __init__(
+        self, folder: Path, fields: Sequence[Field], schema: PackedSchema, resumed: PackedState | None = None
+    ) -> None:
         self.schema = schema
         self.ranges: dict[Key, FieldRange] = dict.fromkeys(field.key for field in fields)
-        self.lengths: list[int] = []
-        self.explicit_starts: list[int] = []
-        self.files = PackedFiles(folder, schema)
+        self.ranges |= resumed.ranges if resumed else {}
+        self.lengths: list[int] = list(resumed.lengths) if resumed else []
+        self.explicit_starts: list[int] = list(resumed.explicit_starts) if resumed else []
+        self.files = PackedFiles(folder, schema, resumed=resumed.files if resumed else ())
         self.explicit: PackedFiles | None = None
+        if resumed and resumed.explicit:
+            try:
+                self.explicit = PackedFiles(folder, schema, explicit=True, resumed=resumed.explicit)
+            except BaseException:
+                self.files.close()
+                raise
         self._folder = folder
         self._fields = tuple(fields)
         self._states = [one.field.key for one in schema.fields if one.state and one.field.row_bytes]
@@ -269,6 +312,12 @@ class PackedRowBuilder:
             stop = min(start + step, first_record + self._open)
             self.explicit.append_states(self.files.read_states(start, stop), stop - start)
         self.explicit.append_states(self._held, 1)
+
+    def states(self) -> tuple[tuple[StoreState, ...], tuple[StoreState, ...]]:
+        """Write what is gathered; return the states of the stores, and of those of next rows, between two episodes."""
+        self.write()
+        assert not self._open, "an episode is under way"
+        return self.files.states, self.explicit.states if self.explicit is not None else ()
 
     def finish(self) -> list[FileRecord]:
         """Write the rest, sync and close; return the data files. SchemaError while an episode is under way."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -172,11 +172,11 @@ def read_chunks(
 class AppendedFile(NewFile):
     """A file that grows at its end, with the digest of what is in it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder / name)
+    def __init__(self, folder: Path, name: str, resumed: FileRecord | None = None) -> None:
+        super().__init__(folder / name, resumed)
         self.name = name
         self._since = Hasher()
-        self._cut = 0
+        self._cut = self.size
 
     def append(self, data: memoryview) -> None:
         self._since.update(data)
@@ -188,19 +188,32 @@ class AppendedFile(NewFile):
         self._since, self._cut = Hasher(), self.size
         return digest
 
+    @property
+    def record(self) -> FileRecord:
+        """What is written so far, as a manifest lists it."""
+        return FileRecord(self.name, self.size, self.digest)
+
     def finish(self) -> FileRecord:
         """Sync and close; return the file as a manifest lists it."""
         self.sync()
         self.close()
-        return FileRecord(self.name, self.size, self.digest)
+        return self.record
+
+
+class StoreState(NamedTuple):
+    """The rows of a store at some point: their number, its files, and the bytes of those that are held back."""
+
+    rows: int
+    files: tuple[FileRecord, ...]
+    held: bytes = b""
 
 
 class RowStore(ABC):
-    """Takes rows of `width` bytes in order."""
+    """Takes rows of `width` bytes in order, after those of the state `resumed`, which it verifies."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, resumed: StoreState | None = None) -> None:
         self.width = width
-        self.rows = 0
+        self.rows = resumed.rows if resumed else 0
 
     @abstractmethod
     def append(self, rows: Array) -> None:
@@ -219,6 +232,11 @@ class RowStore(ABC):
     def files(self) -> list[AppendedFile]:
         """What is written to."""
 
+    @property
+    def state(self) -> StoreState:
+        """What another store continues from."""
+        return StoreState(self.rows, tuple(file.record for file in self.files))
+
     def finish(self) -> list[FileRecord]:
         """Sync and close; return the files as a manifest lists them."""
         self.flush()
@@ -233,9 +251,9 @@ class RowStore(ABC):
 class WholeRows(RowStore):
     """Rows one after the other, as they are."""
 
-    def __init__(self, folder: Path, name: str, width: int) -> None:
-        super().__init__(width)
-        self._file = AppendedFile(folder, name)
+    def __init__(self, folder: Path, name: str, width: int, resumed: StoreState | None = None) -> None:
+        super().__init__(width, resumed)
+        self._file = AppendedFile(folder, name, resumed.files[0] if resumed else None)
 
     @property
     def files(self) -> list[AppendedFile]:
@@ -257,21 +275,39 @@ class WholeRows(RowStore):
 class ChunkedRows(RowStore):
     """Rows in compressed chunks of `per` rows, with a file of the offsets at which chunks begin and the last ends."""
 
-    def __init__(self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int) -> None:
-        super().__init__(width)
+    def __init__(
+        self, folder: Path, name: str, index: str, width: int, codec: RowCodec, per: int,
+        resumed: StoreState | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(width, resumed)
         self._codec = codec
         self._compress = codec.compressor()
         self._per = per
-        self._data = AppendedFile(folder, name)
-        self._index = AppendedFile(folder, index)
+        data, offsets = resumed.files if resumed else (None, None)
+        self._data = AppendedFile(folder, name, data)
+        self._index = AppendedFile(folder, index, offsets)
         self._offsets = [0]
         self._pending: list[Array] = []
         self._held = 0
-        self._index.append(_offset(0))
+        if resumed is None:
+            self._index.append(_offset(0))
+        else:
+            self._offsets = (
+                pread_bytes(self._index.descriptor, self._index.path, 0, self._index.size).view("<u8").tolist()
+            )
+            self._pending = [
+                np.frombuffer(resumed.held, np.uint8).reshape(resumed.rows - (len(self._offsets) - 1) * per, width)
+            ]
+            self._held = len(self._pending[0])
 
     @property
     def files(self) -> list[AppendedFile]:
         return [self._data, self._index]
+
+    @property
+    def state(self) -> StoreState:
+        """What another store continues from, with less than a chunk of rows that are held back."""
+        return super().state._replace(held=b"".join(rows.tobytes() for rows in self._pending))
 
     def append(self, rows: Array) -> None:
         self.rows += len(rows)

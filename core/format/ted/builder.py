@@ -74,6 +74,11 @@ class RowFiles:
             if array.size:
                 fs.pwrite(descriptor, bytes_of(array), start * field.row_bytes, path)
 
+    def sync(self) -> None:
+        """Wait until what was written is where other machines read it."""
+        for _, descriptor, path in self._open:
+            fs.fsync(descriptor, path)
+
     def close(self) -> None:
         """Close the files; harmless when done twice."""
         while self._open:
@@ -124,6 +129,16 @@ class PositionedTree(Closing):
         if not field.row_bytes or start == stop:
             return np.empty((stop - start, *field.shape), field.numpy)
         return pread_rows(self._open[key], self.folder / leaf_path(key), field, start, stop)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let rows that another machine wrote be read again: of a shared folder the system may hold older ones."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        page = os.sysconf("SC_PAGESIZE")
+        for field in self.fields:
+            first = start * field.row_bytes // page * page
+            size = -(-stop * field.row_bytes // page) * page - first
+            os.posix_fadvise(self._open[field.key], first, size, os.POSIX_FADV_DONTNEED)
 
     def write(self, key: Key, start: int, array: Array) -> None:
         """Write rows of one leaf over what is there, before they are settled."""

@@ -216,7 +216,7 @@ def test_a_run_killed_while_it_removes_a_folder_is_completed(
 
 def test_a_journal_reads_as_it_was_written(walks: Path, tmp_path: Path, fail_in) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
-    found = workspace.read_journal(workspace.journal_path(left))
+    found = workspace.UnfinishedRun.of(left)
     assert found is not None
     run_of, fields, finished = found
     assert run_of["chunk_size"] == 5

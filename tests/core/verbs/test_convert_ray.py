@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from d4rl_files import flat, random_episodes, write
 from local_ray import two_cores
@@ -52,3 +57,61 @@ def test_the_bytes_are_those_of_one_process(ray: Any, source: Path, layout: str,
         made = rbtool.convert(source, tmp_path / f"{workers}", layout=layout, num_workers=workers, engine="ray")
         assert made.content_digest == expected
         assert not rbtool.check(made.path).findings
+
+
+_SLOW = """
+import sys, time
+import rbtool
+from rbtool.core.preprocess.journal import Journal
+plain = Journal.append
+def slow(self, document):
+    plain(self, document)
+    time.sleep(0.3)
+Journal.append = slow
+made = rbtool.convert(sys.argv[1], sys.argv[2], num_workers=2, engine="ray", layout=sys.argv[3], resume=True)
+print(made.content_digest, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def under_way(source: Path, layout: str) -> Iterator[subprocess.Popen[str]]:
+    """A conversion with a Ray of its own, of which something is finished."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOW, source, source.parent / "made", layout], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+    ) as process:  # fmt: skip
+        while process.poll() is None and lines_of_journal(source.parent) < 3:
+            time.sleep(0.02)
+        assert process.poll() is None
+        yield process
+
+
+def lines_of_journal(folder: Path) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in folder.glob(".made.*/work/journal.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_a_killed_driver_continues_with_any_number_of_workers(source: Path, layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with under_way(source, layout) as process:
+        process.kill()
+    expected = rbtool.convert(source, tmp_path / "one", layout=layout)
+    made = rbtool.convert(source, tmp_path / "made", layout=layout, num_workers=1, resume=True)  # not even with Ray
+    assert made.content_digest == expected.content_digest
+    assert not rbtool.check(made.path).findings
+    assert not list(tmp_path.glob(".made*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_the_task_of_a_killed_worker_is_run_again(source: Path, layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    expected = rbtool.convert(source, tmp_path / "one", layout=layout).content_digest
+    with under_way(source, layout) as process:
+        actors = [
+            child for child in psutil.Process(process.pid).children(recursive=True) if "_Actor" in child.cmdline()[0]
+        ]
+        actors[0].kill()
+        printed, _ = process.communicate(timeout=120)
+    assert (process.returncode, printed.split()[-1]) == (0, expected)  # after what Ray prints about the worker
