@@ -14,8 +14,13 @@ from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
 from .core.buffers.hindsight import HindsightStrategy as HindsightStrategy
+from .core.buffers.predicates import TrajectoryPredicate as TrajectoryPredicate
+from .core.buffers.predicates import traj as traj
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from .core.buffers.prioritized import TensorDictPrioritizedReplayBuffer as TensorDictPrioritizedReplayBuffer
+from .core.buffers.queries import Trajectory as Trajectory
+from .core.buffers.queries import filter_trajectories as filter_trajectories
+from .core.buffers.queries import iter_trajectories as iter_trajectories
 from .core.buffers.ray_buffer import RayReplayBuffer as RayReplayBuffer
 from .core.buffers.schedulers import LambdaScheduler as LambdaScheduler
 from .core.buffers.schedulers import LinearScheduler as LinearScheduler

@@ -20,11 +20,11 @@ from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
 from .pytrees import checked_batch_size
-from .reading import Reading
+from .queries import Queries
 from .writing import Writing
 
 
-class ReplayBuffer(Reading, Writing):
+class ReplayBuffer(Queries, Writing):
     """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
 
     Arguments, all by name:
