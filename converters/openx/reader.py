@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.archives import ArchiveMember, CutError, MemberFile
+from ...core.encodings.archives import ArchiveMember, CutError
 from ...core.encodings.images import require_images
 from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
@@ -20,12 +19,12 @@ from ...core.format.rlds_steps import IS_INIT, LastStep, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from .rows import EpisodeUnpickler, read_rows
+from .lookers import EpisodeLookers
+from .rows import EpisodeUnpickler, load_episode, read_rows
 from .shards import (
     EpisodeArchives,
     dataset_name,
     has_episodes,
-    is_episode,
     missing_shards,
     require_one_dataset,
     shards_at,
@@ -139,32 +138,34 @@ class OpenXReader(Reader):
         episodes: dict[int, FoundEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
         problems: list[RbtoolError] = [*missing_shards(self.path, self._shards.all)]
-        number = skipped = 0
-        for place in range(len(self._shards.all)):
-            try:
-                for member in self._shards.members(place):
-                    if not is_episode(member):
-                        skipped += 1
-                        continue
-                    try:
-                        episodes[number] = survey.look_at(self._load(place, member), place, member)
-                    except CutError:
-                        raise
-                    except RbtoolError as error:
-                        damaged[number] = error
-                        if len(damaged) > _MOST_DAMAGED:
+        number = 0
+        with EpisodeLookers(self._shards.all, self.survey_workers, images=self._images) as lookers:
+            for place in range(len(self._shards.all)):
+                try:
+                    for member, look in lookers.looks(place):
+                        try:
+                            episodes[number] = survey.take(look(), place, member)
+                        except CutError:
                             raise
-                    number += 1
-                    progress(1)
-            except (CutError, CorruptDataError) as error:
-                if len(damaged) > _MOST_DAMAGED:
-                    raise
-                problems.append(error)
+                        except RbtoolError as error:
+                            damaged[number] = error
+                            if len(damaged) > _MOST_DAMAGED:
+                                raise
+                        number += 1
+                        progress(1)
+                except (CutError, CorruptDataError) as error:
+                    if len(damaged) > _MOST_DAMAGED:
+                        raise
+                    problems.append(error)
         fields, dropped = survey.fields()
         last = survey.last.decide(self._choice)
         if not survey.columns:
             raise next(iter([*problems, *damaged.values()]), FormatError(f"{self.path} has no steps"))
-        notes = [last.note, *self._notes(survey, episodes, skipped), *(f"left out: {one.message}" for one in problems)]
+        notes = [
+            last.note,
+            *self._notes(survey, episodes, lookers.skipped),
+            *(f"left out: {one.message}" for one in problems),
+        ]
         return ShardSurvey(
             fields, tuple(survey.columns.values()), episodes, damaged, tuple(problems), dropped, tuple(notes), last
         )
@@ -182,10 +183,7 @@ class OpenXReader(Reader):
             yield f"float64, since float32 does not hold all values: {', '.join(doubles)}"
 
     def _load(self, place: int, member: ArchiveMember) -> Episode:
-        """Unpickle an episode in the process that does nothing else."""
-        archive = self._shards.archive(place)
-        file = cast(BinaryIO, MemberFile(archive, member.start, member.size))
-        return self._unpickler.load(file, member.size, f"{archive.path}: {member.name}")
+        return load_episode(self._unpickler, self._shards.archive(place), member)
 
     def survey_state(self) -> ShardSurvey:
         """Return what the shards hold."""

@@ -6,11 +6,11 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.archives import CutError
+from ...core.encodings.archives import Archive, ArchiveMember, CutError, MemberFile
 from ...core.encodings.images import decode_image
 from ...core.encodings.pickles import PickleReader
 from ...core.encodings.text_rows import encode_text
@@ -72,6 +72,12 @@ class EpisodeUnpickler(Closing):
         if self._end is not None and self.is_here:
             self._end()
         self._reader = self._end = None
+
+
+def load_episode(unpickler: EpisodeUnpickler, archive: Archive, member: ArchiveMember) -> Episode:
+    """Unpickle the episode in a member of an archive."""
+    file = cast(BinaryIO, MemberFile(archive, member.start, member.size))
+    return unpickler.load(file, member.size, f"{archive.path}: {member.name}")
 
 
 def read_rows(

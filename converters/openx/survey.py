@@ -73,12 +73,89 @@ class Column:
 
 @dataclass(slots=True)
 class Look:
-    """What one episode adds to the columns."""
+    """What one episode has: the forms of its leaves, `text` next to the steps, its flags, and where fillers are.
 
-    forms: dict[Path, LeafForm]
-    images: dict[Path, ImageForm]
+    `others` are the entries next to the steps that are left out.
+    """
+
+    what: str
+    length: int
+    text: Mapping[str, str]
+    others: Mapping[str, str]
+    forms: dict[Path, LeafForm] = field(default_factory=dict)
+    images: dict[Path, ImageForm] = field(default_factory=dict)
     doubles: set[Path] = field(default_factory=set)
     widths: dict[Path, int] = field(default_factory=dict)
+    filler: Array = field(default_factory=lambda: np.zeros(0, bool))
+    is_started: bool = True
+    is_last: bool = False
+    is_terminal: bool = False
+
+
+def look_into(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
+    """Read all of an episode but its images and arrays that need no look; FormatError for what contradicts itself."""
+    text, others = _text(episode, member)
+    look = Look(episode.what, episode.length, text, others)
+    flags: dict[str, list[bool]] = {}
+    filler: list[Array] = []
+    for steps in episode.steps(0, episode.length):
+        forms = episode.forms(steps)
+        if not look.forms:
+            look.forms = forms
+            paths = [path for path, form in forms.items() if form.kind == "image"] if images else []
+            look.images = {
+                path: episode.image_form(steps[0][path], f"{episode.what}: {key_name(path)}") for path in paths
+            }
+        else:
+            look.forms = {path: _across(look.forms.get(path), forms.get(path)) for path in look.forms | forms}
+        _read_values(episode, steps, look, flags, filler)
+    if filler:
+        look.filler = np.concatenate(filler)
+        look.is_last, look.is_terminal = _ends(flags, episode.what)
+        look.is_started = IS_FIRST not in flags or flags[IS_FIRST][0]
+    return look
+
+
+def _text(episode: Episode, member: ArchiveMember) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the entries next to the steps that are text or a number each, and why the others are left out."""
+    found, others = {"file": member.name.rpartition("/")[2]}, {}
+    for name, value in _flat(episode.others):
+        plain: Any = value
+        if isinstance(value, PickledBytes) or (isinstance(value, PickledArray) and not value.shape):
+            [plain] = episode.fetched([value])
+            plain = plain.item() if isinstance(plain, np.ndarray) else plain
+        if isinstance(plain, bytes):
+            plain = plain.decode("utf-8", "backslashreplace")
+        if isinstance(plain, str | int | float):
+            found[name.removeprefix("episode_metadata.")] = str(plain)
+        elif value is not None and value != {}:
+            others[name] = "an entry next to the steps that is neither text nor a number"
+    return found, others
+
+
+def _read_values(
+    episode: Episode, steps: list[Step], look: Look, flags: dict[str, list[bool]], filler: list[Array]
+) -> None:
+    asked = {path: form for path, form in look.forms.items() if _is_looked_at(path, form)}
+    found = episode.columns(steps, asked)
+    actions, rewards = [], None
+    for path, form in asked.items():
+        what = f"{episode.what}: {key_name(path)}"
+        if form.kind == "text":
+            look.widths[path] = max(look.widths.get(path, 1), *map(len, found[path]))
+            if look.widths[path] > LONGEST_ROW:
+                raise FormatError(f"{what} is text of more than {LONGEST_ROW:,} bytes")
+            continue
+        rows = numbers(found[path], form.dtype, form.shape, what)
+        if form.python and rows.dtype == np.float64 and not is_single_precision(rows):
+            look.doubles.add(path)
+        if len(path) == 1 and path[0] in STEP_FLAGS:
+            flags.setdefault(path[0], []).extend(_flag(rows, what))
+        elif path[0] == ACTION[0]:
+            actions.append(rows)
+        elif path == REWARD:
+            rewards = rows
+    filler.append(fillers(actions, rewards, len(steps)))
 
 
 class EpisodeSurvey:
@@ -94,86 +171,28 @@ class EpisodeSurvey:
 
     def look_at(self, episode: Episode, shard: int, member: ArchiveMember) -> FoundEpisode:
         """Take the structure and the flags of an episode; FormatError for one that is not like the first."""
-        text = self._text(episode, member)
-        if not episode.length:
-            return FoundEpisode(shard, member, 0, False, False, text)
-        look, flags, filler = self._read(episode)
-        is_last, is_terminal = _ends(flags, episode.what)
+        return self.take(look_into(episode, member, images=self._with_images), shard, member)
+
+    def take(self, look: Look, shard: int, member: ArchiveMember) -> FoundEpisode:
+        """Take what an episode has, in the order of the episodes; FormatError for one that is not like the first."""
+        self.others |= look.others
+        if not look.length:
+            return FoundEpisode(shard, member, 0, False, False, look.text)
         if self.columns:
-            self._require_alike(look, episode.what)
+            self._require_alike(look)
         else:
-            self._take_first(look, episode.what)
+            self._take_first(look)
         for path, form in look.forms.items():
             if path in self.columns:
                 column = self.columns[path]
                 column.form = joined_form(column.form, form) or column.form
                 column.single &= path not in look.doubles
                 column.width = max(column.width, look.widths.get(path, 1))
-        self.last.add(filler, is_last=is_last)
-        self.unstarted += IS_FIRST in flags and not flags[IS_FIRST][0]
-        return FoundEpisode(shard, member, episode.length, is_last, is_terminal, text)
+        self.last.add(look.filler, is_last=look.is_last)
+        self.unstarted += not look.is_started
+        return FoundEpisode(shard, member, look.length, look.is_last, look.is_terminal, look.text)
 
-    def _text(self, episode: Episode, member: ArchiveMember) -> dict[str, str]:
-        """Return the entries next to the steps that are text or a number each; the others are named."""
-        found = {"file": member.name.rpartition("/")[2]}
-        for name, value in _flat(episode.others):
-            plain: Any = value
-            if isinstance(value, PickledBytes) or (isinstance(value, PickledArray) and not value.shape):
-                [plain] = episode.fetched([value])
-                plain = plain.item() if isinstance(plain, np.ndarray) else plain
-            if isinstance(plain, bytes):
-                plain = plain.decode("utf-8", "backslashreplace")
-            if isinstance(plain, str | int | float):
-                found[name.removeprefix("episode_metadata.")] = str(plain)
-            elif value is not None and value != {}:
-                self.others[name] = "an entry next to the steps that is neither text nor a number"
-        return found
-
-    def _read(self, episode: Episode) -> tuple[Look, dict[str, list[bool]], Array]:
-        """Read all of an episode but its images and arrays that need no look."""
-        look: Look | None = None
-        flags: dict[str, list[bool]] = {}
-        filler: list[Array] = []
-        for steps in episode.steps(0, episode.length):
-            forms = episode.forms(steps)
-            if look is None:
-                look = Look(forms, {})
-                look.images = self._images(episode, steps[0], forms)
-            else:
-                look.forms = {path: _across(look.forms.get(path), forms.get(path)) for path in look.forms | forms}
-            self._read_values(episode, steps, look, flags, filler)
-        assert look is not None
-        return look, flags, np.concatenate(filler)
-
-    def _images(self, episode: Episode, step: Step, forms: Mapping[Path, LeafForm]) -> dict[Path, ImageForm]:
-        paths = [path for path, form in forms.items() if form.kind == "image"] if self._with_images else []
-        return {path: episode.image_form(step[path], f"{episode.what}: {key_name(path)}") for path in paths}
-
-    def _read_values(
-        self, episode: Episode, steps: list[Step], look: Look, flags: dict[str, list[bool]], filler: list[Array]
-    ) -> None:
-        asked = {path: form for path, form in look.forms.items() if _is_looked_at(path, form)}
-        found = episode.columns(steps, asked)
-        actions, rewards = [], None
-        for path, form in asked.items():
-            what = f"{episode.what}: {key_name(path)}"
-            if form.kind == "text":
-                look.widths[path] = max(look.widths.get(path, 1), *map(len, found[path]))
-                if look.widths[path] > LONGEST_ROW:
-                    raise FormatError(f"{what} is text of more than {LONGEST_ROW:,} bytes")
-                continue
-            rows = numbers(found[path], form.dtype, form.shape, what)
-            if form.python and rows.dtype == np.float64 and not is_single_precision(rows):
-                look.doubles.add(path)
-            if len(path) == 1 and path[0] in STEP_FLAGS:
-                flags.setdefault(path[0], []).extend(_flag(rows, what))
-            elif path[0] == ACTION[0]:
-                actions.append(rows)
-            elif path == REWARD:
-                rewards = rows
-        filler.append(fillers(actions, rewards, len(steps)))
-
-    def _take_first(self, look: Look, what: str) -> None:
+    def _take_first(self, look: Look) -> None:
         for path, form in look.forms.items():
             if form.kind == "image" and not self._with_images:
                 self.dropped[path] = "an image, left out by --images skip"
@@ -183,12 +202,13 @@ class EpisodeSurvey:
                 self.columns[path] = Column(path, form, look.images.get(path))
         if not any(path[0] == ACTION[0] for path in self.columns):
             self.columns.clear()
-            raise FormatError(f"{what}: its steps have no action" + _why(self.dropped, ACTION))
+            raise FormatError(f"{look.what}: its steps have no action" + _why(self.dropped, ACTION))
         if REWARD in self.columns and self.columns[REWARD].form.shape not in ((), (1,)):
             self.columns.clear()
-            raise FormatError(f"{what}: rewards have a shape, a number a step is expected")
+            raise FormatError(f"{look.what}: rewards have a shape, a number a step is expected")
 
-    def _require_alike(self, look: Look, what: str) -> None:
+    def _require_alike(self, look: Look) -> None:
+        what = look.what
         for path in look.forms.keys() | self.columns.keys() | self.dropped.keys():
             if step_meaning(path) is None or path in self.dropped:
                 continue

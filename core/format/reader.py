@@ -85,6 +85,7 @@ class Reader(Closing, ABC):
     path: Path
     option_names: ClassVar[frozenset[str]] = frozenset()
     """Names of the options that the format takes: `horizon` is `--horizon` of the command line."""
+    survey_workers: int = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -102,7 +103,7 @@ class Reader(Closing, ABC):
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
         """Return the facts of all episodes from a pass over structure and text, not over the arrays.
 
-        Called once. `progress` takes how many more episodes were looked at."""
+        Called once. `progress` takes how many more episodes were looked at; `survey_workers` threads may help."""
 
     @abstractmethod
     def read_episode(self, number: int) -> Iterator[Piece]:
@@ -111,8 +112,7 @@ class Reader(Closing, ABC):
     def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
         """Yield the steps of these episodes in this order: blocks of whole episodes, or the pieces of one episode.
 
-        Both of bounded size. For formats whose rows are one table: a block of thousands of episodes costs as much as
-        one of a few.
+        Both of bounded size. For formats of one table: a block of thousands of episodes costs as much as one of a few.
         """
         for number in numbers:
             yield from self.read_episode(number)

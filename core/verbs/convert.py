@@ -109,7 +109,7 @@ def convert(
         open_source(source, format=format, final_step=ends, options=given) as reader,
         hinting_at_skip_bad(reader, possible=not skip_bad),
     ):
-        facts = facts_of(reader, episodes if chosen else None, progress, skip_bad=skip_bad)
+        facts = facts_of(reader, episodes if chosen else None, progress, skip_bad=skip_bad, num_workers=workers)
         wanted = require_layout(layout or default_layout(facts.source), compress)
         given |= {"skip_bad": True} if skip_bad else {}
         ends = ends if facts.final_missing else "auto"

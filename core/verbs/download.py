@@ -201,7 +201,7 @@ def _from_cache(
         reader_class(source.name)(original, final_step=final_step, options=options) as reader,
         hinting_at_skip_bad(reader, possible=not skip_bad),
     ):
-        facts = facts_of(reader, chosen, progress, skip_bad=skip_bad)
+        facts = facts_of(reader, chosen, progress, skip_bad=skip_bad, num_workers=num_workers)
         if facts.id != dataset_id:
             facts = replace(facts, notes=(*facts.notes, f"the dataset calls itself {facts.id}"))
         conversion = SourceConversion(

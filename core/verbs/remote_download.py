@@ -341,7 +341,7 @@ class RemoteDownload:
             reader_class(self.source.name)(folder, final_step=self.final_step, options=options) as reader,
             hinting_at_skip_bad(reader, possible=not skip_bad),
         ):
-            facts = facts_of(reader, self.episodes, self.progress, skip_bad=skip_bad)
+            facts = facts_of(reader, self.episodes, self.progress, skip_bad=skip_bad, num_workers=self.num_workers)
             notes = [f"the dataset calls itself {facts.id}"] if facts.id != found.id else []
             notes += [_PARTLY] if self._is_part(originals, remote) else []
             notes += [unverified_note(remote)] if received else []

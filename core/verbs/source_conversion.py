@@ -55,8 +55,11 @@ _FEW_INPUTS = 16
 _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 
 
-def facts_of(reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool = False) -> SourceFacts:
+def facts_of(
+    reader: Reader, selection: str | None, progress: Progress, *, skip_bad: bool = False, num_workers: int = 0
+) -> SourceFacts:
     """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
+    reader.survey_workers = num_workers
     if not skip_bad:
         return _stated_facts(reader, selection, progress)
     numbers = reader.stated().episode_numbers

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dgrl_files import add, name_of, random_episodes, saved, write_archive, write_folder
+from archive_files import add
+from dgrl_files import name_of, random_episodes, saved, write_archive, write_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

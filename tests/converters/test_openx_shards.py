@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openx_files import add, random_episode, random_episodes, write_shard, write_shards
+from archive_files import add
+from openx_files import random_episode, random_episodes, write_shard, write_shards
 
 import rbtool
 from rbtool.cli import app
+from rbtool.converters.openx.reader import OpenXReader
 from rbtool.core.errors import CorruptDataError, FormatError
 
 LAST: dict[str, Any] = {"trust_pickle": True, "rlds_last": "step", "final_step": "repeat"}
@@ -52,6 +54,27 @@ def test_a_shard_that_is_not_whole_is_named_and_skip_bad_goes_on(tmp_path: Path,
     result = rbtool.convert(folder, tmp_path / "out", skip_bad=True, **LAST)
     assert result.episodes == left
     assert any(said in note for note in result.notes)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_survey_by_several_threads_finds_the_same(tmp_path: Path, name: str) -> None:
+    folder = four_shards(tmp_path)
+    other = random_episode(4, seed=9, side=32)
+    other["steps"][2]["action"] = 3.0
+    write_shard(
+        folder / "toy_00002.tar",
+        [random_episode(5), b"\x80\x04no steps", other, {"steps": []}, random_episode(2, side=32)],
+    )
+    DAMAGE[name][0](folder / "toy_00001.tar")
+    found = []
+    for workers in (0, 3):
+        with OpenXReader(folder, options={"trust_pickle": True}) as reader:
+            reader.survey_workers = workers
+            facts, state = reader.stated(), reader.survey_state()
+        wrong = {number: str(error) for number, error in state.damaged.items()}
+        found.append((facts, state.episodes, wrong, [str(error) for error in state.problems]))
+    assert found[0] == found[1]
+    assert len(wrong) == 2
 
 
 def test_many_missing_shards_are_counted(tmp_path: Path) -> None:

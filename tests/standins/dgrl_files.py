@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from archive_files import add
 
 Array = np.ndarray[Any, Any]
 PIXELS = (3, 4, 4)
@@ -40,14 +41,6 @@ def saved(content: Any) -> bytes:
     held = io.BytesIO()
     np.save(held, np.array(content, object), allow_pickle=True)
     return held.getvalue()
-
-
-def add(archive: tarfile.TarFile, name: str, data: bytes, **header: Any) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    for key, value in header.items():
-        setattr(member, key, value)
-    archive.addfile(member, io.BytesIO(data))
 
 
 def add_episode(archive: tarfile.TarFile, number: int, observations: Array, actions: Array, rewards: Array) -> None:

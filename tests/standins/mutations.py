@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rbtool.core.errors import RbtoolError
@@ -46,15 +47,28 @@ def strike(kind: type[Reader], source: Path, folder: Path, count: int, options: 
     return whole
 
 
-def strike_in_folder(kind: type[Reader], source: Path, names: Sequence[str], folder: Path, count: int) -> int:
-    """Read `count` mutations of each of these files of a dataset; return how many datasets were read to the end."""
-    copy, whole = folder / "d", 0
+def strike_in_folder(
+    kind: type[Reader],
+    source: Path,
+    names: Sequence[str],
+    folder: Path,
+    count: int,
+    *,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    change: Callable[[bytes, random.Random], bytes] = mutated,
+    batch: int = 0,
+) -> int:
+    """Read `count` mutations of each of these files of a dataset; return how many datasets were read to the end.
+
+    `change` makes a mutation of the bytes of a file; every `batch` has others.
+    """
+    copy, whole = folder / source.name, 0
     shutil.copytree(source, copy)
     for name in names:
-        data, chance = (source / name).read_bytes(), random.Random(f"{name} {count}")
+        data, chance = (source / name).read_bytes(), random.Random(f"{name} {count} {batch}")
         for number in range(count):
-            (copy / name).write_bytes(mutated(data, chance))
-            whole += _outcome(kind, copy, {}, f"{name}, mutation {number}")
+            (copy / name).write_bytes(change(data, chance))
+            whole += _outcome(kind, copy, options, f"{name}, mutation {number} of batch {batch}")
         (copy / name).write_bytes(data)
     return whole
 

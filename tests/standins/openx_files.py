@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from archive_files import add
 from PIL import Image
 
 from rbtool.core.opening import open_steps
@@ -62,14 +63,6 @@ def random_episode(
 def random_episodes(lengths: Sequence[int], **options: Any) -> list[dict[str, Any]]:
     """Make episodes of these numbers of steps; every second one is not terminal."""
     return [random_episode(length, seed=at, terminal=at % 2 == 0, **options) for at, length in enumerate(lengths)]
-
-
-def add(archive: tarfile.TarFile, name: str, data: bytes, **header: Any) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    for key, value in header.items():
-        setattr(member, key, value)
-    archive.addfile(member, io.BytesIO(data))
 
 
 def write_shard(path: Path, episodes: Sequence[Any], *, first: int = 0, protocol: int = 4) -> Path:

@@ -1,0 +1,103 @@
+"""Open X-Embodiment, Gen-DGRL and Atari with changed bytes: of archives and compressed files, and inside of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import atari_files
+import dgrl_files
+import openx_files
+import pytest
+from archive_files import add
+from mutations import mutated, strike_in_folder
+
+from rbtool.converters.atari.reader import AtariReader
+from rbtool.converters.gen_dgrl.reader import GenDgrlReader
+from rbtool.converters.openx.reader import OpenXReader
+from rbtool.core.format.reader import Reader
+
+BATCHES = 5
+ARRAYS = [f"replay_logs/{atari_files.file_name(name, 0)}" for name in ("observation", "action", "add_count")]
+
+
+def openx(folder: Path) -> Path:
+    shards = [openx_files.random_episodes((3, 2)), openx_files.random_episodes((4,))]
+    return openx_files.write_shards(folder / "robots", shards)
+
+
+def gen_dgrl(folder: Path, suffix: str = ".tar") -> Path:
+    return dgrl_files.write_archive(folder / "dgrl" / f"bigfish{suffix}", dgrl_files.random_episodes((3, 2, 4))).parent
+
+
+def gen_dgrl_xz(folder: Path) -> Path:
+    return gen_dgrl(folder, ".tar.xz")
+
+
+def atari(folder: Path) -> Path:
+    return atari_files.write_run(folder / "Pong" / "1", atari_files.random_rows((5, 7, 4), tail=3), [8])
+
+
+def in_archive(data: bytes, chance: random.Random) -> bytes:
+    """Change a file in an archive, which stays sound."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as source, tarfile.open(fileobj=held, mode="w") as target:
+        members = source.getmembers()
+        struck = chance.randrange(len(members))
+        for number, member in enumerate(members):
+            content = source.extractfile(member).read()  # type: ignore[union-attr]
+            add(target, member.name, mutated(content, chance) if number == struck else content)
+    return held.getvalue()
+
+
+def in_gzip(data: bytes, chance: random.Random) -> bytes:
+    """Change what a file is when it is unpacked; its checksum is that of the change."""
+    return gzip.compress(mutated(gzip.decompress(data), chance), 1)
+
+
+class Case(NamedTuple):
+    """A reader, a dataset, which of its files are changed, how, and how many times in `make test-all`."""
+
+    kind: type[Reader]
+    made: Callable[[Path], Path]
+    files: list[str]
+    change: Callable[[bytes, random.Random], bytes]
+    count: int
+
+
+CASES = {
+    "openx": Case(OpenXReader, openx, ["robots_00000.tar"], mutated, 4_000),
+    "openx pickles": Case(OpenXReader, openx, ["robots_00000.tar"], in_archive, 6_000),
+    "gen_dgrl": Case(GenDgrlReader, gen_dgrl, ["bigfish.tar"], mutated, 3_000),
+    "gen_dgrl xz": Case(GenDgrlReader, gen_dgrl_xz, ["bigfish.tar.xz"], mutated, 2_000),
+    "gen_dgrl pickles": Case(GenDgrlReader, gen_dgrl, ["bigfish.tar"], in_archive, 5_000),
+    "atari": Case(AtariReader, atari, ARRAYS, mutated, 3_000),
+    "atari arrays": Case(AtariReader, atari, ARRAYS, in_gzip, 7_000),
+}
+"""10,000 mutations a reader."""
+
+
+def strike(name: str, folder: Path, total: int, batch: int) -> None:
+    one = CASES[name]
+    source, count = one.made(folder), -(-total // len(one.files))
+    options = {} if one.kind is AtariReader else {"trust_pickle": True}
+    strike_in_folder(
+        one.kind, source, one.files, folder / "struck", count, options=options, change=one.change, batch=batch
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_few_mutations(name: str, tmp_path: Path) -> None:
+    strike(name, tmp_path, 12, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(1, BATCHES + 1))
+@pytest.mark.parametrize("name", CASES)
+def test_many_mutations(name: str, batch: int, tmp_path: Path) -> None:
+    strike(name, tmp_path, CASES[name].count // BATCHES, batch)
