@@ -282,7 +282,7 @@ def open_source(
         refuse_empty(path)
         refuse_pointers(path)
         raise FormatError(
-            f"{path} is in no format that is known here ({', '.join(reader_names())})",
+            f"{path}: unknown format; supported: {', '.join(reader_names())}",
             hint=inside_hint(path) or _named_hint(options or {}) or conversion_hint(path),
         )
     return reader_class(name)(path, final_step=final_step, options=options)

@@ -35,7 +35,7 @@ class Resolution:
 
 def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
     """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
-    return f"no dataset is called {asked}: {taken}, of the same words, {'was' if before else 'is'} taken"
+    return f"{asked} not found; {'used' if before else 'using'} {taken}"
 
 
 def _has_version(name: str) -> bool:

@@ -273,7 +273,7 @@ def inspect(
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, it must be 1 or more")
     if head is not None and episode is None:
-        raise UsageError("--head says how many steps of an episode to show", hint="name the episode: --episode K")
+        raise UsageError("--head needs --episode K", hint="it limits the steps of one episode that are shown")
     path, given = find_dataset(dataset, root), given_options("inspect", options)
     if episode is None and (several := inspect_several(path, root)) is not None:
         refuse_raw_options(path, {"format": format, **given})

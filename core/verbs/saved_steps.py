@@ -48,7 +48,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
         raise _unknown(path)
     if not raw:
         raise UsageError(
-            f"{path} is a raw {form} dataset, and steps are taken from datasets in TED",
+            f"{path} is a raw {form} dataset; this needs a dataset in TED",
             hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
         )
     return False
@@ -81,7 +81,7 @@ def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
         return DatasetNotFoundError(f"{path} is an empty folder, a dataset or a checkpoint is expected")
     formats = ", ".join(reader_names())
     return FormatError(
-        f"{path} is no dataset or checkpoint, and is in no format that is known here ({formats})",
+        f"{path} is not a dataset or checkpoint, and its format is unknown; supported: {formats}",
         hint=inside_hint(path) or "name the folder of the dataset itself; `rbtool list` shows which ones are stored",
     )
 

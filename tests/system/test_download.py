@@ -19,7 +19,7 @@ def test_the_first_line_a_user_types(machine):
     done = machine.run("download", "minari", "door-human-v1")
     folder = machine.store / "minari" / DOOR
     assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
-    assert f"no dataset is called door-human-v1: {DOOR}" in done.stderr
+    assert f"door-human-v1 not found; using {DOOR} (disable with --exact-id)" in done.stderr
     assert machine.leftovers() == []
     with TedReader(folder) as ours, h5py.File(DATA / DOOR / "data/main_data.hdf5") as theirs:
         request = ours.manifest.request

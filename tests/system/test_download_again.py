@@ -106,7 +106,7 @@ def test_what_was_the_latest_is_asked_for_anew_when_it_is_gone(hub_root, tmp_pat
 
 def test_a_substitution_is_said_even_quietly(machine):
     done = machine.run("download", "minari", "door-human-v1", "-q")
-    assert f"no dataset is called door-human-v1: {DOOR}" in done.stderr
+    assert f"door-human-v1 not found; used {DOOR} (disable with --exact-id)" in done.stderr
 
 
 def test_a_wait_is_said(machine, hub):

@@ -44,11 +44,11 @@ class ClipReward(RowOperation):
         return [cls(*(None if bound is None else number_of(bound, cls.name) for bound in bounds))]
 
     def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise UsageError("clip-reward needs LOW:HIGH, LOW: or :HIGH")
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
-        if (self.low is None and self.high is None) or not low <= high:
-            raise UsageError(
-                f"rewards were to be clipped to {self.low}:{self.high}, a lower bound, a higher one or both are needed"
-            )
+        if not low <= high:
+            raise UsageError(f"clip-reward {low:g}:{high:g}: LOW must not be above HIGH")
 
     def plan(self, fields: Fields) -> BoundOperation:
         keys = reward_keys(fields, self.name)

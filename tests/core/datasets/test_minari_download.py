@@ -58,7 +58,7 @@ print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, s
 
 def test_the_example_of_the_reference_page(machine: Machine, python: Interpreter) -> None:
     warned, shapes, dtypes = run(machine, python, EXAMPLE).splitlines()
-    assert warned == f"['no dataset is called door-human-v1: {DOOR}, of the same words, is taken']"
+    assert warned == f"['door-human-v1 not found; using {DOOR}']"
     assert eval(shapes) == {
         "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
         "next.truncated": [32, 1], "action": [32, 28], "episode": [32], "index": [32], "observation": [32, 39],

@@ -21,7 +21,7 @@ from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.saved_steps import has_steps
 
 MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"
-NEITHER = "is no dataset or checkpoint, and is in no format that is known here"
+NEITHER = "is not a dataset or checkpoint, and its format is unknown; supported: "
 
 
 def steps() -> TensorDict:
