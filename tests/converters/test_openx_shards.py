@@ -61,10 +61,8 @@ def test_a_survey_by_several_threads_finds_the_same(tmp_path: Path, name: str) -
     folder = four_shards(tmp_path)
     other = random_episode(4, seed=9, side=32)
     other["steps"][2]["action"] = 3.0
-    write_shard(
-        folder / "toy_00002.tar",
-        [random_episode(5), b"\x80\x04no steps", other, {"steps": []}, random_episode(2, side=32)],
-    )
+    sound = [random_episode(length, side=32) for length in (5, 2)]
+    write_shard(folder / "toy_00002.tar", [sound[0], b"\x80\x04no steps", other, {"steps": []}, sound[1]])
     DAMAGE[name][0](folder / "toy_00001.tar")
     found = []
     for workers in (0, 3):
