@@ -70,8 +70,7 @@ class ReplayBuffer(Queries, Writing):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts and of the batches drawn ahead; tensors by reference."""
         with self.paused():
-            generator, prefetcher = self._rng, self._prefetcher
-            queue = () if prefetcher is None else tuple(_as_dict(draw) for draw in prefetcher)
+            generator, queue = self._rng, tuple(map(_as_dict, self._waiting()))
             return {
                 "_storage": self._storage.state_dict(),
                 "_sampler": self._sampler.state_dict(),
@@ -124,8 +123,7 @@ class ReplayBuffer(Queries, Writing):
         UsageError (a ValueError) for a folder with anything else in it, and for the folder of the storage.
         """
         with self.paused():
-            draws = [] if self._prefetcher is None else list(self._prefetcher)
-            write_buffer(self, self._rng, Path(path), draws, self.batches_ahead)
+            write_buffer(self, self._rng, Path(path), self._waiting(), self.batches_ahead)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
@@ -135,7 +133,7 @@ class ReplayBuffer(Queries, Writing):
         """
         with BufferFolder(Path(path)) as folder:
             draws, capacity = folder.drawn_ahead()
-            if draws and capacity != self.batches_ahead:
+            if any(draw.size is None for draw in draws) and capacity != self.batches_ahead:
                 raise SchemaError(
                     f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
                 )
@@ -251,10 +249,14 @@ class ReplayBuffer(Queries, Writing):
         self.unseeded = False
         self.draw_from(generator)
 
+    def _waiting(self) -> list[Draw]:
+        """Return the draws that are not delivered yet, in their order."""
+        return [*self._undelivered, *(() if self._prefetcher is None else self._prefetcher)]
+
     def _restore_ahead(self, draws: list[Draw]) -> None:
-        self._ended = False
+        self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
         if self._prefetcher is not None:
-            self._prefetcher.restore(draws)
+            self._prefetcher.restore(draw for draw in draws if draw.size is None)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -282,14 +284,15 @@ IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, w
 def _as_dict(draw: Draw) -> dict[str, Any]:
     parts = [(member, _as_dict(part)) for member, part in draw.parts]
     more = {"parts": parts} if parts else {} if draw.chances is None else {"chances": draw.chances}
-    return {"index": draw.index, "info": draw.info, "last": draw.last} | more
+    return {"index": draw.index, "info": draw.info, "last": draw.last, "size": draw.size} | more
 
 
 def as_draw(item: Any) -> Draw:
     """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
     if isinstance(item, Mapping):
         parts = [(member, as_draw(part)) for member, part in item.get("parts", ())]
-        return Draw(item["index"], dict(item["info"]), bool(item["last"]), parts=parts, chances=item.get("chances"))
+        index, info, last = item["index"], dict(item["info"]), bool(item["last"])
+        return Draw(index, info, last, parts=parts, chances=item.get("chances"), size=item.get("size"))
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
         return Draw(item[1]["index"], dict(item[1]))
     raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")

@@ -6,7 +6,7 @@
                                        writer has no state
     rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
     transform.t                        the state of the transforms, tensors and numbers only
-    prefetch.json                      the indices drawn ahead that are not delivered yet
+    prefetch.json                      the indices drawn that are not delivered yet
     .rbtool/digests.json               the digests of all files, required by `"digests": true` in the metadata
 
 TorchRL writes the same, except the last two; its `prefetch.pkl` is a pickle, and is never read.
@@ -211,7 +211,7 @@ class BufferFolder:
         return torch.from_numpy(state), self._device
 
     def drawn_ahead(self) -> tuple[list[Draw], int]:
-        """Return the draws made ahead, and the `prefetch` of the saved buffer."""
+        """Return the draws that were not delivered, and the `prefetch` of the saved buffer."""
         file = self.path / _AHEAD
         if not file.is_file():
             return [], 0
@@ -228,6 +228,7 @@ class _DrawEntry:
     last: bool
     parts: tuple[tuple[Count, Any], ...] = ()
     chances: Any = None
+    size: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +251,19 @@ class _TensorEntry:
 def _draw_to_json(draw: Draw) -> dict[str, Any]:
     if draw.parts:  # of an ensemble, which makes the index again
         parts = [[member, _draw_to_json(part)] for member, part in draw.parts]
-        return {"index": None, "info": [], "last": draw.last, "parts": parts}
+        return {"index": None, "info": [], "last": draw.last, "size": draw.size, "parts": parts}
     info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]
     chances = {} if draw.chances is None else {"chances": _to_json(draw.chances)}
-    return {"index": _to_json(draw.index), "info": info, "last": draw.last} | chances
+    return {"index": _to_json(draw.index), "info": info, "last": draw.last, "size": draw.size} | chances
 
 
 def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
     if entry.parts:
         parts = [(member, _draw_from_json(decode(_DrawEntry, part, origin), origin)) for member, part in entry.parts]
-        return Draw(None, {}, entry.last, parts=parts)
+        return Draw(None, {}, entry.last, parts=parts, size=entry.size)
     info = {key: _from_json(value, origin) for key, value in entry.info}
     chances = None if entry.chances is None else _from_json(entry.chances, origin)
-    return Draw(_from_json(entry.index, origin), info, entry.last, chances=chances)
+    return Draw(_from_json(entry.index, origin), info, entry.last, chances=chances, size=entry.size)
 
 
 def generator_to_json(generator: torch.Generator | None) -> Any:

@@ -30,7 +30,9 @@ from .locks import Guard, SharedGuard, call_at_fork
 class Draw:
     """The result of a sampler: index, info, and whether it is the last of an epoch.
 
-    `rows` holds the rows, if the sampler read them.
+    `rows` holds the rows, if they were read with the draw, and `written` what was written by then; None for a sampler
+    that reads no rows. `size` is how many elements were asked for, of a part of another draw, and of one whose batch
+    could not be made.
     """
 
     index: Any
@@ -41,6 +43,8 @@ class Draw:
     """Of an ensemble: the draws of its members."""
     chances: torch.Tensor | None = field(default=None, compare=False, repr=False)
     """Random numbers of the draw, float64 `[n]` in [0, 1), for what is chosen when its rows are read."""
+    written: Any = field(default=None, compare=False, repr=False)
+    size: int | None = field(default=None, compare=False, repr=False)
 
 
 class Prefetcher:
@@ -66,16 +70,24 @@ class Prefetcher:
         """The last draw of the queue."""
         return self._queue[-1][0] if self._queue else None
 
-    def push(self, draw: Draw, make: Callable[[Draw], Any]) -> None:
-        """Queue a draw and start making its batch."""
+    def push(self, draw: Draw, make: Callable[[Draw], Any] | None) -> None:
+        """Queue a draw and start making its batch; with None it is made when it is removed."""
+        if make is None:
+            self._queue.append((draw, None))
+            return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.capacity, thread_name_prefix="rbtool-prefetch")
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         self._queue.append((draw, self._pool.submit(make, draw)))
 
-    def pop(self) -> tuple[Draw, Future[Any] | None]:
-        """Remove the oldest draw; return it with the future of its batch, None if no thread makes it."""
-        return self._queue.popleft()
+    @property
+    def oldest(self) -> tuple[Draw, Future[Any] | None]:
+        """The first draw of the queue, with the future of its batch, None if no thread makes it."""
+        return self._queue[0]
+
+    def pop(self) -> None:
+        """Remove the oldest draw."""
+        self._queue.popleft()
 
     def clear(self) -> None:
         """Empty the queue and drop the batches that are being made."""
@@ -164,6 +176,8 @@ class Sharing:
     _transform: Compose
     _guard: Guard
     _prefetcher: Prefetcher | None
+    _undelivered: list[Draw]
+    """The draws whose batches could not be made, in their order."""
     _rng: torch.Generator | None
     _recipe: dict[str, Any] | None
     _unshared: bool
@@ -281,7 +295,7 @@ class Sharing:
         self._place = here
         if begins_epoch:
             self._sampler.begin_epoch()
-            self._forget_drawn()
+            self.forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
         """Set a given generator; in a worker of a `DataLoader`, as a branch of it."""
@@ -308,7 +322,7 @@ class Sharing:
         self._storage.generator = self._sampler.generator = self._writer.generator = generator
         self._transform.set_rng(generator)
 
-    def _forget_drawn(self) -> None:
+    def forget_drawn(self) -> None:
         """Drop the draws that were not delivered yet."""
 
     def _before_fork(self) -> None:

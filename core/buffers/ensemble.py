@@ -286,7 +286,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
                 raise SchemaError(f"member {number} doesn't allow writing, and stays as it is", hint="empty the others")
         for member in self._members:
             member.empty(empty_write_count)
-        self._forget_drawn()
+        self.forget_drawn()
 
     @property
     def write_count(self) -> int:

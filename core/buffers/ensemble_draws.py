@@ -19,7 +19,6 @@ from ..samplers.ensemble_index import (
     count_of,
     draw_fully,
     flattened,
-    index_with,
     labels_of,
     rows_of,
 )
@@ -30,6 +29,7 @@ from ..transforms.base import Compose
 from .base import ReplayBuffer
 from .concurrency import Draw
 from .ensemble_labels import labelled, one_behind_another
+from .ensemble_rows import RowsDraw
 from .ensemble_state import EnsembleState
 from .locks import Guards, HoldAll
 from .schemas import Joiner, Schema, SchemaDifference, differences, joined_schema, schema_of
@@ -72,52 +72,6 @@ class _Lineup(NamedTuple):
         return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else None
 
 
-class RowsDraw(Draw):
-    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed.
-
-    `labels` and `common`, the info of the samplers, have the shape of the batch. `plain` is set if the batches of
-    members are rows as their storages return them.
-    """
-
-    __slots__ = ("_source_key", "common", "labels", "of_members", "plain")
-
-    def __init__(
-        self,
-        rows: MemberRows,
-        labels: Sequence[torch.Tensor],
-        source_key: str | None,
-        common: Mapping[Any, Any],
-        plain: bool,
-    ) -> None:
-        self.last, self.rows = False, None
-        self.of_members = rows
-        self.labels = labels
-        self.common = common
-        self.plain = plain
-        self._source_key = source_key
-
-    @property
-    def index(self) -> Any:
-        return index_with(self.of_members, self.labels)
-
-    @property
-    def info(self) -> Any:  # type: ignore[override]
-        source = {} if self._source_key is None else {self._source_key: self.labels[2]}
-        return {**self.common, INDEX: self.index, **source}
-
-    @property
-    def parts(self) -> Any:  # type: ignore[override]
-        rows, dims, found = self.of_members, self.labels[1].dim(), []
-        flat = {key: value.flatten(0, dims - 1) for key, value in self.common.items()}
-        for member, part in rows.parts:
-            index = torch.from_numpy(rows.numbers[part])
-            found.append((member, Draw(index, {key: value[part] for key, value in flat.items()} | {INDEX: index})))
-        return found
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Draw, (self.index, self.info, self.last, self.rows, self.parts)
-
-
 class EnsembleDraws(EnsembleState):
     """Draws rows of the members of an ensemble, and makes batches of them."""
 
@@ -154,7 +108,11 @@ class EnsembleDraws(EnsembleState):
         with self._sampling:
             self.settle()
             draw = self._draw(sum(counts), counts=[(member, count) for member, count in enumerate(counts) if count])
-        batch = self.batch_of(draw)
+        try:
+            batch = self.batch_of(draw)
+        except BaseException:
+            self.keep(draw, sum(counts))
+            raise
         return (batch, draw.info) if return_info else batch
 
     def _draw(self, size: int, with_rows: bool = True, counts: Counts | None = None) -> Draw:
@@ -178,16 +136,41 @@ class EnsembleDraws(EnsembleState):
         """Draw so many elements of each member."""
         with self._sampling:
             self._learn_schemas()
-            if reading := [self._members[number] for number, _ in counts if self._reads_at_draw(number)]:
-                guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
+            reading = [self._members[number] for number, _ in counts if self._reads_at_draw(number)]
+            guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
+            found: list[tuple[int, Draw]] = []
+            try:
                 with HoldAll(guards):  # the rows are those of the instant of the draw
-                    draw = self._drawn(counts, with_rows=False)
-                    draw.rows = self._gathered(draw)
-                    if draw.rows is None:
-                        draw.rows = self._samples_of(draw)
-            else:
-                draw = self._drawn(counts, with_rows=True)
-            return self._completed_in_turn(draw)
+                    draw = self._drawn(counts, found, with_rows=not reading)
+                    if reading:
+                        draw.rows = self._gathered(draw)
+                        if draw.rows is None:
+                            draw.rows = self._samples_of(draw)
+                return self._completed_in_turn(draw)
+            except BaseException:
+                self._keep_parts(found)
+                raise
+
+    def keep(self, draw: Draw, size: int) -> None:
+        """Keep the parts of a draw whose batch was not made with those members that have epochs."""
+        if not isinstance(draw, RowsDraw):  # its members have none
+            self._keep_parts(draw.parts)
+
+    def _keep_parts(self, parts: Sequence[tuple[int, Draw]]) -> None:
+        for number, part in parts:
+            self._members[number].keep(part, count_of(part.index) if part.size is None else part.size)
+
+    def restored(self, draw: Draw) -> bool:
+        """Read the rows of members again, whose batch was started; False if some were written over since."""
+        if not isinstance(draw, RowsDraw):
+            draw.rows = None
+            return all(self._members[number].restored(part) for number, part in draw.parts)
+        if draw.written is not None:
+            with self._lineup.draws_and_writes:
+                if not all(self._members[number].restored(part) for number, part in draw.parts):
+                    return False
+                draw.rows = self._gathered(draw)
+        return True
 
     def _joint(self) -> JointDraw | None:
         """Return what draws of all members in one go; None where each has to draw by itself."""
@@ -221,6 +204,7 @@ class EnsembleDraws(EnsembleState):
             if batch is None:
                 return None, counts
             draw.common = joint.info_of(batch)
+            draw.written = [member.log.now for member in self._storage.members]
             for key, value in draw.common.items() if carrying else ():
                 batch.set(key, value)
         return draw, counts
@@ -234,15 +218,21 @@ class EnsembleDraws(EnsembleState):
                     break
         return draw
 
-    def _drawn(self, counts: Sequence[tuple[int, int]], *, with_rows: bool) -> Draw:
+    def _drawn(self, counts: Sequence[tuple[int, int]], drawn: list[tuple[int, Draw]], *, with_rows: bool) -> Draw:
+        """Draw so many elements of each member; what is drawn is added to `drawn`, also if a later draw fails."""
         found: list[Any] = []
         for number, count in counts:
             unit = self._sampler.unit_of_member(number)
-            found += draw_fully(number, count, self.batch, unit, partial(self._drawn_of, number, with_rows))
+            found += draw_fully(number, count, self.batch, unit, partial(self._drawn_of, number, drawn, with_rows))
         return self._composed(found)
 
-    def _drawn_of(self, number: int, with_rows: bool, count: int) -> tuple[Any, Mapping[Any, Any], Draw]:
-        draw = self._members[number].draw(count, with_rows=with_rows or not self._reads_at_draw(number))
+    def _drawn_of(
+        self, number: int, drawn: list[tuple[int, Draw]], with_rows: bool, count: int
+    ) -> tuple[Any, Mapping[Any, Any], Draw]:
+        with_rows = with_rows or not self._reads_at_draw(number)
+        draw = self._members[number].draw(count, with_rows=with_rows, or_fewer=self.batch == "exact")
+        draw.size = count  # at the end of an epoch there are fewer
+        drawn.append((number, draw))
         index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
         return index, draw.info, draw
 

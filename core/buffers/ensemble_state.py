@@ -271,7 +271,7 @@ class EnsembleState(ReplayBuffer):
                 member = self._members[number]
                 parts.append((number, member.completed_draw(part) if isinstance(member, EnsembleState) else part))
             found = self._composed([(number, part.index, part.info, part) for number, part in parts])
-            found.last = draw.last
+            found.last, found.size = draw.last, draw.size
             return found
         return draw
 

@@ -20,6 +20,7 @@ from ..samplers.earlier_steps import gathered
 from ..samplers.trajectories import TableFinder, TrajectoryTable
 from ..samplers.uniform import fractions
 from ..storages.tensor import TensorStorage
+from ..storages.write_log import Written
 from .concurrency import Draw
 from .parts import WrongKindError
 from .tensordict import TensorDictReplayBuffer
@@ -296,13 +297,24 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         with self._guard.hold() if reads else contextlib.nullcontext(), self._sampling:
             return super()._draw(size, with_rows)
 
-    def _with_info(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
-        draw = super()._with_info(index, found, last, rows)
+    def _with_info(
+        self, index: Any, found: Mapping[Any, Any], last: bool = False, rows: Any = None, written: Written | None = None
+    ) -> Draw:
+        draw = super()._with_info(index, found, last, rows, written)
         with self._sampling:
             draw.chances = self._chances(index)
         if rows is not None:
             draw.rows = _RowsAndGoals(rows, self._goals(draw))
         return draw
+
+    def restored(self, draw: Draw) -> bool:
+        """Read the rows and the goals of a draw again; False if the rows were written over since."""
+        with self._guard.hold():
+            if not super().restored(draw):
+                return False
+            if draw.rows is not None:
+                draw.rows = _RowsAndGoals(draw.rows, self._goals(draw))
+            return True
 
     def _chances(self, index: Any) -> torch.Tensor:
         """Draw a number in [0, 1) for each element that is relabelled, float64 `[n]`."""

@@ -73,6 +73,7 @@ class BufferParts(Sharing):
         self._adopt(generator)
         self._compilable = bool(compilable)
         self._prefetcher = Prefetcher(prefetch) if prefetch else None
+        self._undelivered = []
         self._guard: Guard = SharedGuard() if shared else Guard()
         self._sampling = threading.RLock()
         self._ended = False
@@ -257,7 +258,7 @@ class BufferParts(Sharing):
             self._dim_extend = dim_extend
             self._collate_fn = collate_fn or default_collate(storage)
             self._sampler.empty()
-            self._forget_drawn()
+            self.forget_drawn()
             self._connect()
             self._introduce()
             if self.shared:
@@ -271,7 +272,7 @@ class BufferParts(Sharing):
         with self._guard.hold(), self._sampling:
             previous, self._sampler = self._sampler, sampler
             previous.generator = None
-            self._forget_drawn()
+            self.forget_drawn()
             self._connect_again()
             self._introduce()
         return previous
@@ -331,8 +332,8 @@ class BufferParts(Sharing):
         self._storage.detach(self._listener)
         self._connect()
 
-    def _forget_drawn(self) -> None:
-        self._ended = False
+    def forget_drawn(self) -> None:
+        self._ended, self._undelivered = False, []
         if self._prefetcher is not None:
             self._prefetcher.clear()
 

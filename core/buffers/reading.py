@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +17,13 @@ from torch.utils.data import get_worker_info
 from ..errors import SchemaError
 from ..samplers.base import Index
 from ..storages.base import Storage
+from .batches import Batches
 from .concurrency import Draw
 from .loaders import check_use, fetcher_asking, loader_counting, number_of_batches, serve
-from .parts import BufferParts
 from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 
-_CPU = torch.device("cpu")
 
-
-class Reading(BufferParts):
+class Reading(Batches):
     """Samples, iterates and looks up.
 
     A sample takes three steps: the sampler draws an index, always in the caller's thread; the storage reads the rows,
@@ -80,11 +78,13 @@ class Reading(BufferParts):
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
                 rows = None if rows is None else self.with_past(index, rows)
-                draw = self._with_info(index, info, False, rows)
+                draw = self._with_info(index, info, rows=rows)
             return self.batch_of(draw)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
+
+        A batch that cannot be made is the next one again: the iterator, or another one, continues with it.
 
         SchemaError (a RuntimeError) without a batch size, for a `DataLoader` with a batch size of its own, and in one
         of several workers of a `DataLoader` for a sampler with epochs: each would yield a whole epoch.
@@ -94,14 +94,7 @@ class Reading(BufferParts):
             worker = get_worker_info()
             check_use(self, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
             serve(fetcher)
-        return self._batches(size)
-
-    def _batches(self, size: int) -> Iterator[Any]:
-        while True:
-            draw, batch = self._deliver(size)
-            yield batch
-            if draw.last:
-                return
+        return _Epoch(partial(self._deliver, size))
 
     def next(self) -> Any:
         """Return the next batch, without a device, or None once at the end of an epoch."""
@@ -119,154 +112,6 @@ class Reading(BufferParts):
                 hint="make the buffer with batch_size=…",
             )
         return self._batch_size
-
-    def _deliver(self, size: int) -> tuple[Draw, Any]:
-        with self._sampling:
-            self.settle()
-        prefetcher = self._prefetcher
-        if prefetcher is None or size != self._batch_size:
-            draw = self._draw(size)
-            return draw, self._changed(self._rows_of(draw), draw)
-        # Writers take the guard before they notify the sampler: in the other order two threads wait for each other.
-        rows_are_read = self._guard.hold() if self._sampler.reads_rows else contextlib.nullcontext()
-        with rows_are_read, self._sampling:
-            late = self._transform.draws
-            newest = prefetcher.newest
-            # One more than the capacity: the oldest is removed only after all draws succeeded.
-            while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
-                newest = self._draw(size)
-                prefetcher.push(newest, self._rows_of if late else self.batch_of)
-            draw, future = prefetcher.pop()
-        if future is None:
-            return draw, self.batch_of(draw)
-        rows = future.result()
-        return draw, self._changed(rows, draw) if late else rows
-
-    carries_info: ClassVar[bool] = False
-    """Whether batches have the info of the sampler as entries."""
-
-    draws_apart: ClassVar[bool] = False
-    """Whether a draw of it has more than the index and info of its sampler."""
-
-    def draw(self, size: int, *, with_rows: bool = True) -> Draw:
-        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone.
-
-        Without `with_rows`, the caller excludes writers, and reads the rows that a sampler would have read.
-        """
-        with self._sampling:
-            self.settle()
-        return self._draw(size, with_rows)
-
-    def _draw(self, size: int, with_rows: bool = True) -> Draw:
-        """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
-        storage, sampler = self._storage, self._sampler
-        if not (sampler.reads_rows and with_rows):
-            with self._sampling:
-                index, found = sampler.sample(storage, size)
-                last, rows = sampler.has_epochs and sampler.ran_out, None
-        else:
-            index, found, rows, last = self._undisturbed(size) or self._locked(size)
-        return self._with_info(index, found, bool(last), rows)
-
-    def _with_info(self, index: Any, found: Mapping[Any, Any], last: bool, rows: Any) -> Draw:
-        """Complete the info of an index."""
-        storage = self._storage
-        info = dict(found)
-        info["index"] = index
-        if self._writer.tracks_generations:
-            info["index_generation"] = self._writer.generations_of(index)
-        device = getattr(storage, "device", None)
-        if device is not None and device != _CPU and torch.device(device).type != "cpu":
-            info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
-        return Draw(index, info, last, rows)
-
-    def _locked(self, size: int) -> tuple[Any, dict[str, Any], Any, bool]:
-        storage, sampler = self._storage, self._sampler
-        with self._guard.hold(), self._sampling:
-            index, found, rows = sampler.sample_rows(storage, size)
-            rows = self.with_past(index, rows)
-            self._seen = storage.log.now
-            return index, found, rows, sampler.has_epochs and sampler.ran_out
-
-    def _undisturbed(self, size: int) -> tuple[Any, dict[str, Any], Any, bool] | None:
-        """Draw with rows, without the lock that other processes wait for; None if that is not safe, or was disturbed.
-
-        It is safe if nothing was written since the last draw: what the sampler derives from rows is complete then. A
-        sampler with epochs must not draw twice.
-        """
-        sampler, storage, guard = self._sampler, self._storage, self._guard
-        if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != self._seen:
-            return None
-        try:
-            with self._sampling:
-                index, found, rows = sampler.sample_rows(storage, size)
-                rows = self.with_past(index, rows)
-        except Exception:
-            if guard.sequence == before:
-                raise
-            return None
-        return (index, found, rows, False) if guard.sequence == before else None
-
-    def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
-        rows = self._guard.read(self._read, draw.index) if draw.rows is None else draw.rows
-        collate = collate or self._collate_fn
-        return rows if collate is None else collate(rows)
-
-    def _read(self, index: Any) -> Any:
-        """Read rows, with the steps before them where transforms look back; the guard makes them of one moment."""
-        rows = self._storage.get(index)
-        return rows if self._transform.is_empty else self.with_past(index, rows)
-
-    @property
-    def _looking_back(self) -> list[Any]:
-        """The transforms that are applied as rows are read."""
-        return self._transform.looking_back
-
-    def with_past(self, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Return rows that were just read as the transforms at the front that look back make them.
-
-        The caller excludes writers, or reads again if there was one.
-        """
-        transforms = self._looking_back
-        if not transforms:
-            return rows
-        return self._history.complete(transforms, self._storage, index, rows, dim_extend)
-
-    def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
-        """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
-        return self._changed(self._rows_of(draw, collate), draw)
-
-    @property
-    def returns_rows(self) -> bool:
-        """Whether batches are rows as the storage returns them, but for the info."""
-        return self.rows_are_batches and self._transform.is_empty
-
-    def _changed(self, rows: Any, draw: Draw) -> Any:
-        """Make a batch of collated rows."""
-        batch = self._completed(self._transformed(rows), draw)
-        return self._pinned(batch) if self._pin_memory else batch
-
-    def _completed(self, batch: Any, draw: Draw) -> Any:
-        """Add the info to a batch; the default returns it unchanged."""
-        return batch
-
-    def _transformed(self, rows: Any) -> Any:
-        transform = self._transform
-        if transform.is_empty:
-            return rows
-        done = len(self._looking_back)
-        if done:
-            return transform(rows, done)
-        if is_tensor_collection(rows) and rows.is_locked:
-            with rows.unlock_():
-                return transform(rows)
-        return transform(rows)
-
-    def _pinned(self, batch: Any) -> Any:
-        if not torch.accelerator.is_available():
-            warnings.warn("pin_memory=True has no effect: there is no accelerator to copy to", stacklevel=3)
-            return batch
-        return map_tensors(_pin, batch)
 
     # Looking up ------------------------------------------------------------------------------------
 
@@ -359,6 +204,16 @@ def is_single(index: Any) -> bool:
     return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
 
 
-def _pin(value: Any) -> Any:
-    on_cpu = value.device is None or value.device.type == "cpu"
-    return value.pin_memory() if on_cpu else value
+class _Epoch(Iterator[Any]):
+    """Yields batches until the last one of an epoch; one that failed may succeed with the next call."""
+
+    def __init__(self, deliver: Callable[[], tuple[Draw, Any]]) -> None:
+        self._deliver = deliver
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        draw, batch = self._deliver()
+        self._ended = draw.last
+        return batch

@@ -185,7 +185,7 @@ class Writing(BufferParts):
             self._sampler.empty()
             self._storage.empty()
             self._transform.hold_back(None)
-            self._forget_drawn()
+            self.forget_drawn()
 
     # Editing ----------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import torch
@@ -33,6 +34,25 @@ class Place(NamedTuple):
     next: Start
     worker: int = 0
     workers: int = 1
+
+
+class Retried(Iterator[Any]):
+    """Yields what `make` returns for each of the numbers that `start` returns; one that fails is made again next."""
+
+    def __init__(self, start: Callable[[], Iterable[int]], make: Callable[[int], Any]) -> None:
+        self._start = start
+        self._make = make
+        self._left: Iterator[int] | None = None
+        self._number: int | None = None
+
+    def __next__(self) -> Any:
+        if self._left is None:
+            self._left = iter(self._start())
+        if self._number is None:
+            self._number = next(self._left)
+        batch = self._make(self._number)
+        self._number = None
+        return batch
 
 
 class _Shared:
@@ -96,7 +116,10 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         self._loaded: Place | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Start a pass: yield the batches of an epoch, in a worker its part of them."""
+        """Start a pass: yield the batches of an epoch, in a worker its part of them.
+
+        A batch that cannot be made, as when a read fails, is the next one again: the iterator continues with it.
+        """
         self._serve_loader()
         worker = get_worker_info()
         again = worker is not None and self._place is not None
@@ -106,9 +129,10 @@ class TorchDataset(_Shared, IterableDataset[Any]):
             number, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
             place = Place(start._replace(batch=start.batch + number), number, step)
         self._place = place
-        return self._pass(place, again)
+        return Retried(partial(self._numbers, place, again), partial(self._made, place))
 
-    def _pass(self, place: Place, again: bool) -> Iterator[Any]:
+    def _numbers(self, place: Place, again: bool) -> Iterable[int]:
+        """Start a pass; return the numbers of its batches."""
         if again and self.batches.copied:
             raise SchemaError(
                 "persistent workers keep the copy of rows that they started with", hint="share the rows: buffer.share()"
@@ -116,10 +140,13 @@ class TorchDataset(_Shared, IterableDataset[Any]):
         start, _, step = place
         self.batches.begin(start.epoch)
         count = self.batches.count()
-        for number in itertools.count(start.batch, step) if count is None else range(start.batch, count, step):
-            batch = self.batches.make(start._replace(batch=number))
-            self._place = place._replace(next=start._replace(batch=number + step))
-            yield batch
+        return itertools.count(start.batch, step) if count is None else range(start.batch, count, step)
+
+    def _made(self, place: Place, number: int) -> Any:
+        start, _, step = place
+        batch = self.batches.make(start._replace(batch=number))
+        self._place = place._replace(next=start._replace(batch=number + step))
+        return batch
 
     # State -------------------------------------------------------------------------------------------
 
@@ -167,7 +194,8 @@ class TorchMapDataset(_Shared, Dataset[Any]):
     """A map-style `Dataset` of batches: `dataset[k]` is batch `k` of the epoch that `set_epoch` chose, 0 at first.
 
     As with torch's `DistributedSampler`, call `set_epoch` before every epoch: a loader asks for numbers alone. A pair
-    of an epoch and a number is taken too, and a `Start`, with the seed.
+    of an epoch and a number is taken too, and a `Start`, with the seed. A `DataLoader` that catches the error of one
+    batch continues with the number after it; `TorchLoader` asks for it again.
     """
 
     def __getitem__(self, index: int | tuple[int, int] | Start) -> Any:

@@ -49,8 +49,9 @@ class TorchLoader(DataLoader[Any]):
       copied from pinned memory in a stream of their own, so that copies and kernels overlap; `prefetch=0` copies each
       batch when it is asked for.
 
-    Every pass is the next epoch; one that was left early is not continued, except by loading its state. The
-    death of a worker raises a RuntimeError: torch's, or WorkerDiedError where a batch was on its way.
+    Every pass is the next epoch; one that was left early is not continued, except by loading its state. After an error,
+    the iterator continues with the batch that failed, from new workers. The death of a worker raises a RuntimeError:
+    torch's, or WorkerDiedError where a batch was on its way.
 
     UsageError (a ValueError) for anything but a torch dataset, for options that the data set decides on, for a negative
     `prefetch`, and for persistent workers with a copy of rows that can be written.
@@ -99,24 +100,23 @@ class TorchLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Start a pass, and yield its batches."""
-        start = self._numbers.start = self._numbers.dataset.passes.enter()
+        start = self._numbers.dataset.passes.enter()
         self._numbers.dataset.batches.begin(start.epoch)
         self._next = start
-        batches: Iterator[Any] = super().__iter__()
-        if self.device is not None:
-            batches = on_device(batches, self.device, self.ahead)
-        return self._counted(batches, start)
+        return _Pass(self._batches_from, self._took, start)
 
-    def _counted(self, batches: Iterator[Any], start: Start) -> Iterator[Any]:
-        try:
-            for number, batch in enumerate(batches, start.batch + 1):
-                self._next = start._replace(batch=number)
-                yield batch
-        except (ConnectionError, EOFError) as error:
-            raise WorkerDiedError(
-                "a worker of the loader died before its batch arrived", hint="it may have run out of memory"
-            ) from error
-        self._next = Start(start.seed, start.epoch + 1, 0)
+    def _batches_from(self, place: Start) -> Iterator[Any]:
+        """Start the workers, or have persistent ones start, with this batch."""
+        self._numbers.start = place
+        batches: Iterator[Any] = super().__iter__()
+        return batches if self.device is None else on_device(batches, self.device, self.ahead)
+
+    def _took(self, following: Start | None) -> None:
+        """Note the batch after one that was taken; None if one could not be made."""
+        if following is None:
+            self._iterator = None  # what persistent workers have made is for an iterator that is not used any more
+        else:
+            self._next = following
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of an epoch, from its first batch on."""
@@ -138,6 +138,43 @@ class TorchLoader(DataLoader[Any]):
         start = dataset.batches.place_in(state_dict)
         self._next = None
         dataset.passes.start_at(start)
+
+
+class _Pass(Iterator[Any]):
+    """Yields the batches of an epoch from `place` on; after a failure, from the one that failed."""
+
+    def __init__(
+        self, batches_from: Callable[[Start], Iterator[Any]], took: Callable[[Start | None], None], place: Start
+    ) -> None:
+        self._batches_from = batches_from
+        self._took = took
+        self._place = place
+        self._batches: Iterator[Any] | None = batches_from(place)
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        place = self._place
+        try:
+            if self._batches is None:
+                self._batches = self._batches_from(place)
+            batch = next(self._batches)
+        except StopIteration:
+            self._ended = True
+            self._took(Start(place.seed, place.epoch + 1, 0))
+            raise
+        except BaseException as error:
+            self._batches = None
+            self._took(None)
+            if isinstance(error, ConnectionError | EOFError):
+                raise WorkerDiedError(
+                    "a worker of the loader died before its batch arrived", hint="it may have run out of memory"
+                ) from error
+            raise
+        self._place = place._replace(batch=place.batch + 1)
+        self._took(self._place)
+        return batch
 
 
 # Devices --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from ..buffers.slots import SharedSlots
 from ..errors import SchemaError, UsageError
 from ..samplers.stream import Part, StreamSampler
 from ..storages.stream import StreamStorage
-from .datasets import check_number, refuse_batching, shard_of_process
+from .datasets import Retried, check_number, refuse_batching, shard_of_process
 from .passes import Passes, Start
 
 
@@ -64,6 +65,7 @@ class StreamDataset(IterableDataset[Any]):
         self.slots = SharedSlots()
         self.passes = Passes(secrets.randbits(63) if seed is None else seed)
         self._loaded: Mapping[str, Any] | None = None
+        self._before: Mapping[str, Any] | None = None  # the place of a batch that is being made, or could not be
         self._entered = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -77,7 +79,7 @@ class StreamDataset(IterableDataset[Any]):
         self.buffer.settle()  # in a worker it begins an epoch of its own
         if loaded is None:
             start = self.passes.enter()
-            self._sampler.go_to(start.seed, start.epoch, self._part)
+            self._go_to(start)
             return self._pass()
         self._load(loaded)  # passes since may have been others
         return iter(()) if self._sampler.ran_out else self._pass()
@@ -90,8 +92,26 @@ class StreamDataset(IterableDataset[Any]):
         return Part(rank.rank * workers + number, rank.ranks * workers)
 
     def _pass(self) -> Iterator[Any]:
-        if self._sampler.part.number < len(self._shards):
-            yield from self.buffer
+        batches = iter(self.buffer if self._sampler.part.number < len(self._shards) else ())
+        return Retried(itertools.count, lambda _: self._next_of(batches))
+
+    def _next_of(self, batches: Iterator[Any]) -> Any:
+        self._before = self._sampler.state_dict()
+        batch = next(batches, self)
+        self._before = None
+        if batch is self:
+            raise StopIteration
+        return batch
+
+    def _go_to(self, start: Start) -> None:
+        """Go to the beginning of an epoch."""
+        self._forget()
+        self._sampler.go_to(start.seed, start.epoch, self._part)
+
+    def _forget(self) -> None:
+        """Forget a batch that could not be made."""
+        self._before = None
+        self.buffer.forget_drawn()
 
     # State -------------------------------------------------------------------------------------------
 
@@ -108,9 +128,8 @@ class StreamDataset(IterableDataset[Any]):
                 hint="torchdata's StatefulDataLoader has the state of its workers",
             )
         if not self._entered and self._loaded is None:
-            start = self.passes.next
-            self._sampler.go_to(start.seed, start.epoch, self._part)
-        return {"identity": self._shards.identity, **self._sampler.state_dict()}
+            self._go_to(self.passes.next)
+        return {"identity": self._shards.identity, **(self._before or self._sampler.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state with the next pass; SchemaError for that of other data, or of another part."""
@@ -129,3 +148,4 @@ class StreamDataset(IterableDataset[Any]):
         except SchemaError:
             self._sampler.part = before
             raise
+        self._forget()

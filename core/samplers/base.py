@@ -81,6 +81,9 @@ class Sampler(metaclass=_Samplers):
     """Whether buffers report a write by `mark_update` alone, and call neither `add` nor `extend`; an override of
     `on_write` resets it to False."""
 
+    rows_come_once: ClassVar[bool] = False
+    """Whether the rows of a draw cannot be looked up in the storage."""
+
     needs_order: ClassVar[bool] = False
     """Whether it takes adjacent rows for consecutive steps."""
 
@@ -139,9 +142,8 @@ class Sampler(metaclass=_Samplers):
         """
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw as `draw` does, and return the rows too: for samplers that read them anyway."""
-        index, info = self.sample(storage, batch_size)
-        return index, info, storage.get(index)
+        """Draw as `draw` does, and return the rows too: for samplers that read them anyway. None has them read."""
+        return *self.sample(storage, batch_size), None
 
     def on_attach(self, storage: Storage) -> Any:
         """Called with the storage to draw from, before the first draw."""
@@ -232,7 +234,7 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw elements as `sample` does, and return their rows too."""
+        """Draw elements as `sample` does, and return their rows too; None if the caller has to read them."""
         if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
         if self.has_epochs:

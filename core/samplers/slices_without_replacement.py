@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -170,6 +171,16 @@ class TrajectoryEpoch:
         runs = self._runs
         return runs.lane[chosen], runs.first[chosen], runs.last[chosen] - runs.first[chosen] + 1
 
+    @contextlib.contextmanager
+    def whole_or_again(self) -> Iterator[None]:
+        """Return to the state of now if the block fails: what it took is taken again."""
+        before = self._left, self._waiting  # `begin` and `take` replace them
+        try:
+            yield
+        except BaseException:
+            self._left, self._waiting = before
+            raise
+
     @property
     def eligible(self) -> int:
         """The number of trajectories of a whole epoch."""
@@ -299,13 +310,14 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             self._refuse(table, slice_len, count)
         if not epoch.started or len(epoch) < fewest:
             epoch.begin(self.generator)
-        lane, first, length = epoch.take(count)
-        self._slices = count
-        self._ran_out = len(epoch) < fewest
-        if self._ran_out:
-            epoch.begin(self.generator)
-        start, taken = self._placed(first, length, slice_len)
-        return self._assemble(storage, table, lane, start, taken, slice_len)
+        with epoch.whole_or_again():
+            lane, first, length = epoch.take(count)
+            self._slices = count
+            self._ran_out = len(epoch) < fewest
+            if self._ran_out:
+                epoch.begin(self.generator)
+            start, taken = self._placed(first, length, slice_len)
+            return self._assemble(storage, table, lane, start, taken, slice_len)
 
     def _refuse(self, table: TrajectoryTable, slice_len: int, count: int) -> None:
         found = self._epoch.eligible

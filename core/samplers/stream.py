@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -150,6 +151,17 @@ class StreamSampler(Sampler):
             self._start(self.epoch + 1)
         return np.concatenate(found)
 
+    @contextlib.contextmanager
+    def _whole_or_again(self) -> Iterator[None]:
+        """Return to the element of now if the block fails: what it took is taken again."""
+        before, ran_out = (self.epoch, self._round, self._taken), self._ran_out
+        try:
+            yield
+        except BaseException:
+            self._start(*before)
+            self._ran_out = ran_out
+            raise
+
     def _refuse(self, stream: StreamStorage, there: int, count: int) -> NoReturn:
         if there:
             raise UsageError(
@@ -280,7 +292,11 @@ class StreamSliceSampler(StreamSampler):
         if self._slice_len != slice_len:
             self._start(self.epoch)  # what was prepared for a batch that was refused has slices of another length
         self._slice_len = slice_len
-        slices = self._next(self._stream(storage), count)
+        with self._whole_or_again():
+            return self._slices_of(storage, self._next(self._stream(storage), count), slice_len)
+
+    def _slices_of(self, storage: Storage, slices: Numbers, slice_len: int) -> tuple[Index, dict[str, Any]]:
+        """Return the index and the info of slices, each its first step and how many it has."""
         start, taken = slices[:, 0], slices[:, 1]
         ends = SliceEnds.of(taken, slice_len, flat=True)
         rows = np.minimum(start[:, None] + ends.place, (start + taken - 1)[:, None]).reshape(-1)

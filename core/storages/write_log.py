@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
 
@@ -207,6 +208,16 @@ class WriteLog:
             return None
         return [change for _, change in recent]
 
+    def left_alone(self, rows: torch.Tensor, since: Written, capacity: int) -> bool:
+        """Whether none of these rows, of `capacity` that there is room for, was written or changed since."""
+        changes, added = self.since(since.irregular), self._rows.value - since.rows
+        if changes is None or not 0 <= added < capacity:
+            return False
+        numbers = rows.numpy(force=True)
+        if added and ((numbers - since.next_row) % capacity < added).any():
+            return False
+        return not any(_concerns(change.rows, numbers, capacity) for change in changes)
+
     def go_on_at(self, row: int) -> None:
         """Set the row at which the next write of the ring starts."""
         if row != self._next_row.value:
@@ -231,6 +242,16 @@ class WriteLog:
         self._changes = deque(maxlen=_REMEMBERED)
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def _concerns(changed: slice | torch.Tensor | None, rows: NDArray[np.int64], capacity: int) -> bool:
+    """Whether a change of rows, None for all, is one of some of these."""
+    if changed is None:
+        return True
+    if isinstance(changed, slice):
+        start, stop, step = changed.indices(capacity)
+        return step < 0 or bool(((rows >= start) & (rows < stop) & ((rows - start) % step == 0)).any())
+    return bool(np.isin(rows, changed.numpy(force=True)).any())
 
 
 def _goes_round(rows: torch.Tensor, capacity: int) -> bool:

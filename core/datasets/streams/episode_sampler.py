@@ -118,6 +118,7 @@ class ArrivalSampler(Sampler):
     """
 
     has_epochs: ClassVar[bool] = True
+    rows_come_once: ClassVar[bool] = True
 
     def __init__(self, stream: EpisodeStream, opener: EpisodeOpener, slices: ArrivalSlices | None) -> None:
         self._stream, self._opener, self._slices = stream, opener, slices
