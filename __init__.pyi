@@ -94,6 +94,8 @@ from .core.specs.multi_categorical import MultiCategorical as MultiCategorical
 from .core.specs.non_tensor import NonTensor as NonTensor
 from .core.specs.one_hot import MultiOneHot as MultiOneHot
 from .core.specs.one_hot import OneHot as OneHot
+from .core.specs.stacked import Stacked as Stacked
+from .core.specs.stacked_composite import StackedComposite as StackedComposite
 from .core.specs.unbounded import Unbounded as Unbounded
 from .core.specs.unbounded import UnboundedContinuous as UnboundedContinuous
 from .core.specs.unbounded import UnboundedDiscrete as UnboundedDiscrete

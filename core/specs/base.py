@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 from .shaping import (
     ShapeChange,
     expansion,
@@ -25,18 +26,42 @@ from .values import Box, DeviceLike, NotInSpecError, ShapeLike, SpecTypeError, U
 
 
 def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
-    """Stack specs that differ in bounds, masks or categories at most into one with a dimension more."""
+    """Stack specs into one with a dimension more; where no one spec can hold them, the stack is lazy.
+
+    SchemaError for specs that differ in class, element type, device or number of dimensions.
+    """
     _expect_no_out(out)
+    expect_stackable(specs)
+    try:
+        return stack_densely(specs, dim)
+    except SchemaError:
+        return specs[0]._stack_lazily(specs, normal_dim(dim, specs[0].ndim + 1))
+
+
+def expect_stackable(specs: Sequence[TensorSpec]) -> None:
+    """Raise SchemaError for specs that differ in class, element type, device or number of dimensions."""
+    if not specs:
+        raise UsageError("no specs were given to stack, at least one is expected")
     first = specs[0]
     for spec in specs:
-        if type(spec) is not type(first):
-            kinds = ", ".join(sorted({type(spec).__name__ for spec in specs}))
-            error = SchemaError if all(hasattr(spec, "is_in") for spec in specs) else SpecTypeError
-            raise error(f"specs of one class can be stacked, found {kinds}")
-        for what in ("dtype", "device", "shape"):
+        if not isinstance(spec, TensorSpec):
+            raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
+        if spec._kind() is not first._kind():
+            kinds = ", ".join(sorted({spec._kind().__name__ for spec in specs}))
+            raise SchemaError(f"specs of one class can be stacked, found {kinds}")
+        for what in ("dtype", "device", "ndim"):
             found, expected = getattr(spec, what), getattr(first, what)
             if found != expected:
                 raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
+
+
+def stack_densely(specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
+    """Stack specs that differ in bounds, masks or categories at most into one of their class; else SchemaError."""
+    expect_stackable(specs)
+    first = specs[0]
+    for spec in specs:
+        if type(spec) is not type(first) or spec.shape != first.shape:
+            raise SchemaError(f"specs of one shape form one spec, found {list(first.shape)} and {list(spec.shape)}")
     return first._stack(specs, normal_dim(dim, first.ndim + 1))
 
 
@@ -229,6 +254,24 @@ class TensorSpec(ABC):
     def _check_encoded(self, value: Any) -> None:
         self.assert_is_in(value)
 
+    def memoize_encode(self, mode: bool = True) -> None:
+        """Remember what `encode` made of ints and other hashable values. Experimental, and warns so."""
+        warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
+        self._memoize(mode)
+
+    def _memoize(self, mode: bool) -> None:
+        for spec in self._within():
+            spec._memoize(mode)
+
+    def erase_memoize_cache(self) -> None:
+        """Forget what `encode` remembered."""
+        for spec in self._within():
+            spec.erase_memoize_cache()
+
+    def _within(self) -> Iterable[TensorSpec]:
+        """The specs that this one is made of."""
+        return ()
+
     @abstractmethod
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the value as numpy arrays.
@@ -261,6 +304,19 @@ class TensorSpec(ABC):
     @abstractmethod
     def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
         """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine."""
+
+    def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
+        """Return a stack that keeps its members as they are."""
+        from .stacked import Stacked
+
+        return Stacked(*specs, dim=dim)
+
+    def _expect_place(self, dim: int) -> None:
+        """Raise UsageError if there cannot be another dimension at this place."""
+
+    def _kind(self) -> type[TensorSpec]:
+        """The class of which specs can be stacked."""
+        return type(self)
 
     def expand(self: _Spec, *shape: Any) -> _Spec:
         """Repeat along new leading dimensions and those of size 1; UsageError if the rest differs."""

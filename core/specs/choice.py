@@ -122,6 +122,9 @@ class Choice(TensorSpec):
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         return self._choices[0]._encode(value, ignore_device)  # all have one form
 
+    def _within(self) -> Sequence[TensorSpec]:
+        return self._choices
+
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         if checks_encoding() if safe is None else safe:
             self.assert_is_in(value)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from .base import TensorSpec, batch_of, batched, checks_encoding, concrete
+from .base import TensorSpec, batch_of, batched, checks_encoding, concrete, stack_densely
 from .composite_entries import Entry, SpecEntries, as_path
 from .shaping import ShapeChange, changed_shape, normal_dim
 from .values import DeviceLike, SpecTypeError, as_device, combinations, to_array
@@ -63,9 +63,9 @@ class Composite(SpecEntries):
         """
         if self.data_cls is not None and type(value) is not self.data_cls:
             return False
-        if not _is_nest(value):
+        if not is_nest(value):
             return False
-        found = _entries_of(value)
+        found = entries_of(value)
         return all(entry is None or (name in found and entry.is_in(found[name])) for name, entry in self._specs.items())
 
     def __contains__(self, value: Any) -> bool:
@@ -77,14 +77,30 @@ class Composite(SpecEntries):
 
         MissingKeyError if an entry is missing; nothing has changed then.
         """
-        if not _is_nest(value):
+        if not is_nest(value):
             raise SpecTypeError(f"a {type(value).__name__} was to be projected, a tensordict is expected")
-        for projected, parent, name in _projections(self, value):
+        for projected, parent, name in self._projections(value, ()):
             if is_tensor_collection(parent):
                 parent.set(name, projected)
             else:
                 parent[name] = projected
         return value
+
+    def _projections(self, value: Any, prefix: tuple[str, ...]) -> list[tuple[Any, Any, Any]]:
+        """Return each projected entry with the nest it belongs to and its key there; nothing changes."""
+        found, changes = entries_of(value), []
+        for name, entry in self._specs.items():
+            if entry is None:
+                continue
+            inner = _expected(found, name, prefix)
+            if isinstance(entry, Composite) and is_nest(inner):
+                changes += entry._projections(inner, (*prefix, name))
+            elif (projected := entry.project(inner)) is not inner:
+                changes.append((projected, value, name))
+        return changes
+
+    def _within(self) -> Iterable[TensorSpec]:
+        return (entry for entry in self._specs.values() if entry is not None)
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Make a tensordict of a dict of numbers, lists and arrays; entries may be missing.
@@ -92,10 +108,10 @@ class Composite(SpecEntries):
         MissingKeyError (a KeyError) for a key without an entry here, SchemaError (a RuntimeError) for a value of None.
         An entry that is None takes values as they are.
         """
-        if not _is_nest(value):
+        if not is_nest(value):
             raise SpecTypeError(f"a {type(value).__name__} was to be encoded, a dict or a tensordict is expected")
         entries: dict[str, Any] = {}
-        for name, item in _entries_of(value).items():
+        for name, item in entries_of(value).items():
             entry = self._specs[name] if name in self._specs else self.get(name)
             if item is None:
                 raise SchemaError(f"the value of {name!r} is None; leave the key out where there is no value")
@@ -104,7 +120,7 @@ class Composite(SpecEntries):
         return self._wrapped(entries, concrete(self._shape), device)
 
     def _check_encoded(self, value: Any) -> None:
-        for name, item in _entries_of(value).items():
+        for name, item in entries_of(value).items():
             entry = self.get(name)
             if entry is not None:
                 entry._check_encoded(item)
@@ -114,7 +130,7 @@ class Composite(SpecEntries):
         if checks_encoding() if safe is None else safe:
             self.assert_is_in(value)
         arrays: dict[str, Any] = {}
-        for name, item in _entries_of(value).items():
+        for name, item in entries_of(value).items():
             entry = self.get(name)
             if entry is not None:
                 arrays[name] = entry.to_numpy(item, safe=False)
@@ -132,9 +148,9 @@ class Composite(SpecEntries):
             if entry is not None:
                 entry.type_check(value, None if isinstance(entry, Composite) else key)
             return
-        if not _is_nest(value):
+        if not is_nest(value):
             raise SpecTypeError(f"the value is a {type(value).__name__}, a tensordict is expected")
-        found = _entries_of(value)
+        found = entries_of(value)
         for name, entry in self._specs.items():
             if entry is not None:
                 item = _expected(found, name)
@@ -153,9 +169,9 @@ class Composite(SpecEntries):
         return value.update(self.one(self._batch(value)))
 
     def _batch(self, value: TensorDictBase) -> torch.Size:
-        batch = batch_of(value.batch_size, self._shape)
+        batch = batch_of(value.batch_size, self.shape)
         if batch is None:
-            found, expected = list(value.batch_size), list(self._shape)
+            found, expected = list(value.batch_size), list(self.shape)
             raise SchemaError(f"the batch size {found} does not end with the spec's {expected}")
         return batch
 
@@ -207,10 +223,18 @@ class Composite(SpecEntries):
             parts = [spec[name] for spec in specs]
             if None in parts and any(part is not None for part in parts):
                 raise SchemaError(f"the entry {name!r} is None in some of the specs only")
-            entries[name] = None if parts[0] is None else torch.stack(parts, dim)  # type: ignore[assignment]
+            entries[name] = None if parts[0] is None else stack_densely(parts, dim)
         shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
         names = [*self.names[:dim], None, *self.names[dim:]] if self._names else None
         return self._twin(entries, shape, _names=names)
+
+    def _stack_lazily(self, specs: Sequence[Any], dim: int) -> Composite:
+        from .stacked_composite import StackedComposite
+
+        return StackedComposite(*specs, dim=dim)
+
+    def _kind(self) -> type[TensorSpec]:
+        return Composite
 
     def __getitem__(self, index: Any) -> Any:
         """Return the entry under a key, or the spec of what an index picks from a value."""
@@ -249,7 +273,7 @@ class Composite(SpecEntries):
         return self._twin(copied, self._shape)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Composite):
+        if not isinstance(other, Composite) or type(self) is not type(other):
             return False
         facts = ("_shape", "_device", "data_cls")
         if any(getattr(self, fact) != getattr(other, fact) for fact in facts):
@@ -266,30 +290,16 @@ class Composite(SpecEntries):
         return "Composite(\n    " + ",\n    ".join(lines) + ")"
 
 
-def _is_nest(value: Any) -> bool:
+def is_nest(value: Any) -> bool:
+    """Return whether a value is a dict, a tensordict or a tensorclass."""
     return isinstance(value, Mapping) or (is_tensor_collection(value) and not is_non_tensor(value))
 
 
-def _entries_of(value: Any) -> dict[str, Any]:
+def entries_of(value: Any) -> dict[str, Any]:
     """Return the entries of a dict, a tensordict or a tensorclass; data that are no tensors stay wrapped."""
     if isinstance(value, Mapping):
         return dict(value)
     return {name: value.get(name) for name in list(value.keys())}
-
-
-def _projections(spec: Composite, value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[Any, Any, str]]:
-    """Return each projected entry with the nest it belongs to and its name; nothing changes."""
-    found, changes = _entries_of(value), []
-    for key, entry in spec.items():
-        if entry is None:
-            continue
-        name = str(key)
-        inner = _expected(found, name, prefix)
-        if isinstance(entry, Composite) and _is_nest(inner):
-            changes += _projections(entry, inner, (*prefix, name))
-        elif (projected := entry.project(inner)) is not inner:
-            changes.append((projected, value, name))
-    return changes
 
 
 def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ()) -> Any:

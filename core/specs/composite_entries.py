@@ -133,7 +133,7 @@ class SpecEntries(TensorSpec):
     @property
     def batch_size(self) -> torch.Size:
         """The shape, by tensordict's name for it."""
-        return self._shape
+        return self.shape
 
     @batch_size.setter
     def batch_size(self, shape: ShapeLike) -> None:
@@ -204,7 +204,7 @@ class SpecEntries(TensorSpec):
         if entry is None:
             return None
         if entry.shape[: len(shape)] != shape:
-            entry = _reshaped(name, entry, shape)
+            entry = reshaped_entry(name, entry, shape)
         if self._device is None or entry.device == self._device:
             return entry
         if entry.device is not None:
@@ -392,7 +392,7 @@ def _merge(target: SpecEntries, entries: Mapping[Any, Any] | SpecEntries) -> Non
             target.set(key, spec)
 
 
-def _reshaped(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpec:
+def reshaped_entry(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpec:
     """Give nested Composites and NonTensors the shape of what they are put into; others have to have it."""
     if isinstance(entry, NonTensor):
         return entry.expand(*shape, *entry.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -135,9 +134,7 @@ class LeafSpec(TensorSpec):
             raise SchemaError(f"a value of shape {list(tensor.shape)} does not fill the spec's {list(self._shape)}")
         return tensor.reshape(expected)
 
-    def memoize_encode(self, mode: bool = True) -> None:
-        """Remember what `encode` made of ints and other hashable values. Experimental, and warns so."""
-        warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
+    def _memoize(self, mode: bool) -> None:
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:

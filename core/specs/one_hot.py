@@ -313,9 +313,12 @@ class _OneHotSpec(LeafSpec):
         )
 
     def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
-        if dim == self.ndim:
-            raise UsageError("one-hot specs cannot be stacked behind their last dimension, which holds the categories")
+        self._expect_place(dim)
         return super()._stack(specs, dim)
+
+    def _expect_place(self, dim: int) -> None:
+        if dim == self.ndim:
+            raise UsageError("nothing can be behind the last dimension of a one-hot spec, which holds the categories")
 
     def make_neg_dim(self, dim: int) -> None:
         """Let one dimension but the last have any size, in place."""

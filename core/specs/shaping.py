@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ..errors import UsageError
 Names: TypeAlias = list[str | None]
 
 _UNKNOWN = 1_048_583  # a size no dimension has
+_UNKNOWN_OF_MANY = 1_009  # one whose powers still fit into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,10 @@ def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     fits = all(size == own or own == 1 for size, own in zip(target[max(added, 0) :], shape, strict=False))
     if added < 0 or not fits or any(size < -1 for size in target):
         raise UsageError(f"a spec of shape {list(shape)} cannot be expanded to {list(sizes)}")
-    wide, count = _sized(target), len(shape)
+    kept = [-1 if size == own else size for size, own in zip(target[max(added, 0) :], shape, strict=False)]
+    wide, count = [*_sized(target[:added]), *kept], len(shape)
     return ShapeChange(
-        lambda tensor: tensor.expand([*wide, *tensor.shape[count:]]),
+        lambda tensor: tensor.expand([*wide, *[-1] * (tensor.dim() - count)]),
         lambda names: [None] * added + names,
         unknown=-1 in target,
     )
@@ -146,6 +148,76 @@ def indexing(shape: torch.Size, index: Any) -> ShapeChange:
         return kept
 
     return ShapeChange(lambda tensor: tensor[whole], names_of)
+
+
+_Part = TypeVar("_Part", bound="Changeable")
+
+
+class Changeable(Protocol):
+    """What a change of shape is applied to."""
+
+    def _changed(self: _Part, change: ShapeChange) -> _Part: ...
+
+
+def changed_stack(
+    parts: Sequence[_Part], shape: torch.Size, dim: int, change: ShapeChange, stack: Callable[[list[_Part], int], _Part]
+) -> _Part:
+    """Apply a change to parts that are stacked along `dim`; `shape` is that of the stack, -1 where parts differ.
+
+    The result is one part where all that is left comes from it, else `stack` of what is left along one dimension.
+    """
+    unknown = _UNKNOWN if list(shape).count(-1) == 1 else _UNKNOWN_OF_MANY
+    places = torch.arange(len(parts), device="cpu")
+    sizes = [unknown if size == -1 else size for size in shape]
+    numbers = _filled(change.apply(places.as_strided(sizes, [int(own == dim) for own in range(len(sizes))])), places)
+    for place, size in enumerate(numbers.shape):
+        if size > unknown // 2:
+            numbers = numbers.narrow(place, 0, 1)
+
+    def left(numbers: torch.Tensor, picked: tuple[int | None, ...]) -> _Part:
+        for place in range(numbers.dim()):
+            if bool((numbers != numbers.narrow(place, 0, 1)).any()):
+                free = [position for position, number in enumerate(picked) if number is None][place]
+                return stack(
+                    [
+                        left(numbers.select(place, row), (*picked[:free], row, *picked[free + 1 :]))
+                        for row in range(numbers.shape[place])
+                    ],
+                    place,
+                )
+        return parts[int(numbers.flatten()[0])]._changed(_change_of_part(change, dim, len(parts), picked))
+
+    return left(numbers, (None,) * numbers.dim())
+
+
+def _filled(numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return numbers of parts of which there is one at least, also where a change leaves nothing of all of them."""
+    if numbers.numel():
+        return numbers
+    sizes = [max(size, 1) for size in numbers.shape]
+    none_left = any(size == 0 and step for size, step in zip(numbers.shape, numbers.stride(), strict=True))
+    last = numbers.storage_offset() + sum((size - 1) * step for size, step in zip(sizes, numbers.stride(), strict=True))
+    copied = numbers.untyped_storage().data_ptr() != places.untyped_storage().data_ptr()
+    if copied or none_left or last >= places.numel():
+        return torch.zeros((), dtype=places.dtype, device="cpu").expand(sizes)
+    return numbers.as_strided(sizes, numbers.stride())
+
+
+def _change_of_part(change: ShapeChange, dim: int, count: int, picked: tuple[int | None, ...]) -> ShapeChange:
+    """Return what a change of a stack does to one part, of which the result is picked."""
+    index = tuple(slice(None) if number is None else number for number in picked)
+
+    def names_of(names: Names) -> Names | None:
+        found = change.names([*names[:dim], None, *names[dim:]])
+        return found and [name for name, number in zip(found, picked, strict=True) if number is None]
+
+    return ShapeChange(
+        lambda tensor: change.apply(tensor.unsqueeze(dim).expand([*[-1] * dim, count, *[-1] * (tensor.dim() - dim)]))[
+            index
+        ],
+        names_of,
+        change.unknown,
+    )
 
 
 def normal_dim(dim: int, count: int) -> int:

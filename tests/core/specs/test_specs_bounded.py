@@ -157,7 +157,7 @@ def test_differing_bounds_are_stacked_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    "others", [(Unbounded((2,)),), (Bounded(0, 1, (3,)),), (Bounded(0, 1, (2,), dtype="float64"),)]
+    "others", [(Unbounded((2,)),), (Bounded(0, 1, (3, 2)),), (Bounded(0, 1, (2,), dtype="float64"),)]
 )
 def test_unlike_specs_are_not_stacked(others: Any) -> None:
     with pytest.raises(RuntimeError, match="stacked"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.specs.categorical import Binary, Categorical
 from rbtool.core.specs.multi_categorical import MultiCategorical
+from rbtool.core.specs.stacked import Stacked
 from rbtool.core.specs.values import BinaryBox, BoxList, CategoricalBox
 
 EVEN = torch.tensor([True, False, True, False, True])
@@ -77,8 +78,7 @@ def test_a_mask_for_each_element_follows_the_shape() -> None:
     assert torch.stack([spec[0], spec[1]]) == spec
     with pytest.raises(ValueError, match="differs"):
         spec.enumerate(use_mask=True)
-    with pytest.raises(RuntimeError, match="stacked"):
-        torch.stack([Categorical(3), spec[0]])
+    assert torch.stack([Categorical(3), spec[0]]).unbind() == (Categorical(3), spec[0])
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,8 @@ def test_types_too_small_for_the_categories_are_refused() -> None:
         Categorical(5, mask=EVEN).set_provisional_n(4)
 
 
-def test_columns_whose_masks_have_other_widths_are_not_stacked() -> None:
+def test_columns_whose_masks_have_other_widths_are_stacked_lazily() -> None:
     masked = [MultiCategorical([n, 2], mask=torch.ones(n + 2)) for n in (3, 4)]
-    with pytest.raises(RuntimeError, match="largest number of categories"):
-        torch.stack(masked)
+    assert type(torch.stack(masked)) is Stacked
     with pytest.raises(ValueError, match="differ from row to row"):
         _ = torch.stack([MultiCategorical([2, 3]), MultiCategorical([3, 2])]).update_mask(torch.ones(5))

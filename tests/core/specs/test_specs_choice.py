@@ -91,10 +91,11 @@ def test_choices_that_do_not_go_together_are_refused(choices: Any, error: type[E
         Choice(choices)
 
 
-def test_a_stack_of_different_choices_is_refused_as_one_spec() -> None:
-    with pytest.raises(RuntimeError, match="differ"):
-        torch.stack([numbers(), Choice([Bounded(0, 1, (2,)), Bounded(5, 7, (2,))])])
-    assert torch.stack([numbers(), numbers()], 1).shape == (2, 2)
+def test_equal_choices_are_stacked_into_one() -> None:
+    other = Choice([Bounded(0, 1, (2,)), Bounded(5, 7, (2,))])
+    assert torch.stack([numbers(), other]).unbind() == (numbers(), other)
+    stacked: Any = torch.stack([numbers(), numbers()], 1)
+    assert (type(stacked), stacked.shape) == (Choice, (2, 2))
 
 
 def test_a_size_becomes_unknown_in_all_or_none() -> None:

@@ -15,6 +15,7 @@ from rbtool.core.specs.categorical import Binary, Categorical
 from rbtool.core.specs.composite import Composite
 from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
+from rbtool.core.specs.stacked_composite import StackedComposite
 from rbtool.core.specs.unbounded import Unbounded
 from rbtool.core.specs.values import SpecTypeError
 
@@ -352,8 +353,8 @@ def test_stacking_joins_entry_by_entry() -> None:
     assert stacked["a"].high.tolist() == [[1, 1], [5, 5]]
     assert stacked.unbind(0) == (one, other)
     for entries in ({"a": Bounded(0, 1, (2,))}, {"a": None, "b": None}, {"a": Categorical(2, (2,)), "b": None}):
-        with pytest.raises(RuntimeError):
-            torch.stack([one, Composite(entries)])
+        lazy: Any = torch.stack([one, Composite(entries)])
+        assert (type(lazy), lazy.unbind()) == (StackedComposite, (one, Composite(entries)))
 
 
 def test_a_size_is_made_unknown_in_all_entries_or_none() -> None:
