@@ -18,6 +18,7 @@ from .manifest import TRANSFERS, Request
 HUB = "hf"
 """The folder below the storage root, and the first part of the names, of datasets that were downloaded as they are."""
 _SCHEME = f"{HUB}://"
+_PAGE = re.compile(r"https?://[^/]+/datasets/([^/?#]+/[^/?#]+)")
 _LONGEST = 96
 _PART = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]*", re.ASCII)
@@ -41,6 +42,8 @@ class HubAddress(NamedTuple):
         parts = name.split("/")
         if parts[0] == "datasets" and len(parts) == 3:
             raise UsageError(f"{text} is no address of a dataset", hint=f"write {_SCHEME}{'/'.join(parts[1:])}")
+        if page := _PAGE.match(text):
+            raise UsageError(f"{text} is the address of a page", hint=f"write {_SCHEME}{page[1]}")
         if len(parts) != 2 or not all(map(_is_name, parts)) or len(name) > _LONGEST:
             raise UsageError(f"{text} is no address of a dataset on the hub: {_EXPECTED}")
         if at and revision is not None and revision != named:

@@ -51,8 +51,7 @@ class Gate:
 
     `what` is sent to the hub at `endpoint`, as sentences name it; other hosts get no token. `trace` learns of
     connections. `file` is what is sent from, if anything: a request that is repeated sends it from the same place
-    again. `hint` is what to do about refused access, and `another_way` about a failure of what the client uses in place
-    of requests, "" where it uses nothing else.
+    again. `hint` is what to do about refused access.
     """
 
     what: str
@@ -61,7 +60,6 @@ class Gate:
     hint: str
     watch: Watch
     file: io.BufferedIOBase | None = None
-    another_way: str = ""
 
     def send(self, send: Callable[..., httpx2.Response], request: httpx2.Request, **given: Any) -> httpx2.Response:
         """Send a request by `send`; repeat it after what may pass, unless it must not be done twice."""
@@ -175,8 +173,7 @@ def _meaning(error: Exception, gate: Gate) -> Exception:
     if isinstance(error, OfflineModeIsEnabled):
         return NetworkError(f"{gate.what} needs the network, which huggingface_hub is set not to use")
     reason = " ".join(redact(str(error)).split())[:_LONGEST_REASON]
-    said = f"{gate.what} could not be sent: huggingface_hub says {reason or type(error).__name__!r}"
-    return NetworkError(said, hint=gate.another_way) if gate.another_way else FormatError(said)
+    return FormatError(f"{gate.what} could not be sent: huggingface_hub says {reason or type(error).__name__!r}")
 
 
 def refusal(response: httpx2.Response, what: str, *, hint: str) -> Exception:

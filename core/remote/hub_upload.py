@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 MAIN = "main"
 _WORKERS = 4
 _SMALL = 32 << 20  # what a hub may keep in git itself, and names by its git blob
-_XET_FILES = 64
-_XET_BYTES = 1 << 30
-_WITHOUT_XET = "run it again: what was sent is not sent again; HF_HUB_DISABLE_XET=1 sends to a hub that has no Xet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,37 +143,31 @@ class HubWriter(Hub):
         `progress` receives bytes that need not be sent any more, negative ones where some are sent again.
         """
         sent = SentFiles([_operation(file) for file in files], [])
-        pairs = list(zip(files, sent.operations, strict=True))
-        jobs = [functools.partial(self._send, repository, branch, group, sent.bytes) for group in _groups(pairs)]
+        pairs = zip(files, sent.operations, strict=True)
+        jobs = [functools.partial(self._send, repository, branch, *pair, sent.bytes) for pair in pairs]
         run_together(jobs, Watch(progress, note), workers=_WORKERS, interrupt=self.interrupt)
         return sent
 
     def _send(
-        self,
-        repository: str,
-        branch: str,
-        group: Sequence[tuple[LocalFile, CommitOperationAdd]],
-        sent: list[int],
+        self, repository: str, branch: str, file: LocalFile, operation: CommitOperationAdd, sent: list[int],
         watch: Watch,
-    ) -> None:
-        """Send files together, or one file in such a way that it can be repeated and is counted."""
-        total, operations = sum(file.size for file, _ in group), [operation for _, operation in group]
-        name = group[0][0].path if len(group) == 1 else f"{len(group)} files"
-        with contextlib.ExitStack() as stack:
-            reading = None if _uses_xet() else stack.enter_context(_opened(group[0][0], watch.progress))
-            if reading is not None:
-                before = operations[0].path_or_fileobj
-                operations[0].path_or_fileobj = cast("BinaryIO", reading)
-            with self._hf_api(name, watch, reading) as api:
+    ) -> None:  # fmt: skip
+        """Send one file in such a way that it can be repeated and is counted.
+
+        An open file goes by git LFS also where `hf_xet` is installed, whose requests no limit of ours reaches.
+        """
+        with _opened(file, watch.progress) as reading:
+            before = operation.path_or_fileobj
+            operation.path_or_fileobj = cast("BinaryIO", reading)
+            with self._hf_api(file.path, watch, reading) as api:
                 api.preupload_lfs_files(
-                    repository, operations, repo_type="dataset", revision=branch, num_threads=1, free_memory=False,
+                    repository, [operation], repo_type="dataset", revision=branch, num_threads=1, free_memory=False,
                     gitignore_content="# none",  # else rules of the repository would leave files out
                 )  # fmt: skip
-            if reading is not None:
-                operations[0].path_or_fileobj = before
+            operation.path_or_fileobj = before
         done = reading.reported if isinstance(reading, _Counted) else 0
         sent.append(done)
-        watch.progress(total - done)
+        watch.progress(file.size - done)
 
     def put(
         self, repository: str, branch: str, parent: str, sent: SentFiles, *, deleted: Sequence[str], message: str
@@ -201,8 +191,7 @@ class HubWriter(Hub):
         from huggingface_hub import HfApi
 
         token = self._headers.get("authorization", "").removeprefix("Bearer ")
-        another_way = _WITHOUT_XET if watch is not None and _uses_xet() else ""
-        with through(Gate(what, self._endpoint, self._watch, TOKEN_HINT, watch or Watch(), file, another_way)):
+        with through(Gate(what, self._endpoint, self._watch, TOKEN_HINT, watch or Watch(), file)):
             yield HfApi(
                 endpoint=self._endpoint, token=token or False, library_name="rbtool", library_version=__version__
             )
@@ -256,30 +245,6 @@ def _operation(file: LocalFile) -> CommitOperationAdd:
         ) from error
     made.upload_info.sha256 = bytes.fromhex(file.sha256.partition(":")[2])
     return made
-
-
-def _uses_xet() -> bool:
-    """Whether huggingface_hub sends by Xet, which reads files itself and makes no requests that pass its session."""
-    from huggingface_hub import constants
-
-    return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
-
-
-def _groups(
-    pairs: Sequence[tuple[LocalFile, CommitOperationAdd]],
-) -> list[list[tuple[LocalFile, CommitOperationAdd]]]:
-    """Which files are sent by one call: many by Xet, which sends them at once; else one, so that threads are ours."""
-    if not _uses_xet():
-        return [[pair] for pair in pairs]
-    groups: list[list[tuple[LocalFile, CommitOperationAdd]]] = [[]]
-    room = _XET_BYTES
-    for pair in pairs:
-        if groups[-1] and (len(groups[-1]) == _XET_FILES or pair[0].size > room):
-            groups.append([])
-            room = _XET_BYTES
-        groups[-1].append(pair)
-        room -= pair[0].size
-    return groups
 
 
 def differences(files: Sequence[LocalFile], tree: Mapping[str, HubFile]) -> list[str]:

@@ -104,6 +104,8 @@ def upload(
     """
     started = time.perf_counter()
     target = HubAddress.parse(address, revision)
+    if not address.startswith("hf:"):  # it may be meant as a path
+        raise UsageError(f"{address} is no address on a hub; nothing was uploaded", hint=f"write hf://{address}")
     if license is not None and not _LICENSE.fullmatch(license):
         raise UsageError(f"{license!r} is no identifier of a licence", hint="give one of the hub, like mit or cc0-1.0")
     path = find_dataset(dataset, root)

@@ -42,7 +42,7 @@ def uploads(tmp_path, template, request):
             server.push(
                 "me/cartpole", {str(file.relative_to(template / "cartpole")): file.read_bytes() for file in files}
             )
-        yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+        yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER}
 
 
 @pytest.mark.parametrize("command", [one.command for one in EXAMPLES if "demo" not in one.command])

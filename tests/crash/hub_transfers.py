@@ -143,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     with UploadHub(options.work / "hub") as hub:
         os.environ |= hub.environment(options.work / "hf")
-        os.environ |= {"HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1", "RBTOOL_RETRIES": "2:0.01"}
+        os.environ |= {"HF_TOKEN": WRITER, "RBTOOL_RETRIES": "2:0.01"}
         for module in MODULES:
             importlib.import_module(module)  # once here, not in every child
         number, struck = 1, 0

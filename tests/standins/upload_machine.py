@@ -21,11 +21,11 @@ ODD_PLAN = DatasetPlan(
 
 
 class Uploader(Machine):
-    """Runs commands with a token that may write; objects are sent by git LFS, which is what the stand-in has."""
+    """Runs commands with a token that may write."""
 
     def __init__(self, hub: UploadHub, folder: Path) -> None:
         super().__init__(hub, folder)
-        self.variables |= {"HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+        self.variables |= {"HF_TOKEN": WRITER}
 
 
 def write_layouts(folder: Path) -> dict[str, Path]:

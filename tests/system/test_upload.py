@@ -212,7 +212,13 @@ def test_only_the_files_of_the_manifest_go_up(machine, hub, dataset):
     assert digests(hub.tree("me/walks")).keys() == files_of(dataset).keys() - {"notes.txt", ".rbtool/secret"}
 
 
-@pytest.mark.parametrize("address", ["hf://walks", "hf://me/../walks", "hf://me/walks@../x"])
+@pytest.mark.parametrize("address", ["me/walks", "https://huggingface.co/datasets/me/walks/tree/main"])
+def test_an_address_that_is_meant_otherwise_is_named_right(machine, hub, dataset, address):
+    done = machine.run("upload", str(dataset), address)
+    assert (done.returncode, hub.requests, "write hf://me/walks\n" in done.stderr) == (2, [], True), done.stderr
+
+
+@pytest.mark.parametrize("address", ["hf://walks", "hf://me/../walks", "hf://me/walks@../x", "hf://models/me/walks"])
 def test_an_address_that_makes_no_sense(machine, hub, dataset, address):
     done = machine.run("upload", str(dataset), address)
     assert (done.returncode, hub.requests) == (2, []), done.stderr
@@ -267,10 +273,12 @@ def test_the_hub_is_not_asked_where_the_network_is_forbidden(machine, hub, datas
         assert (done.returncode, variable in done.stderr, hub.requests) == (5, True, [])
 
 
-def test_a_hub_without_xet_names_the_way_out(machine, hub, dataset):
+def test_xet_is_not_used_where_it_is_installed(machine, hub, dataset):
     pytest.importorskip("hf_xet")
     done = machine.run("upload", str(dataset), WHERE, HF_HUB_DISABLE_XET="")
-    assert (done.returncode, "HF_HUB_DISABLE_XET=1" in done.stderr) == (5, True)
+    assert (done.returncode, "Xet" in done.stderr) == (0, False), done.stderr
+    assert hub.paths("xet") == []
+    assert digests(hub.tree("me/walks")) == files_of(dataset)
 
 
 def test_the_document(machine, dataset):
