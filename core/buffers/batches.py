@@ -13,6 +13,7 @@ from tensordict import is_tensor_collection
 
 from ..storages.write_log import Written
 from .concurrency import Draw, Prefetcher
+from .cuda_streams import Made
 from .parts import BufferParts
 from .pytrees import map_tensors
 
@@ -35,7 +36,8 @@ class Batches(BufferParts):
         try:
             if future is None:
                 return draw, self.batch_of(draw)
-            rows = future.result()
+            made = future.result()
+            rows = made.received() if isinstance(made, Made) else made
             return draw, self._changed(rows, draw) if self._transform.draws else rows
         except BaseException:
             draw.size = size

@@ -23,6 +23,7 @@ from ..storages.base import Storage
 from ..storages.write_log import Written
 from ..transforms.base import Compose
 from ..writers.base import Writer
+from .cuda_streams import OnCallersStream
 from .locks import Guard, SharedGuard, call_at_fork
 
 
@@ -78,7 +79,8 @@ class Prefetcher:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.capacity, thread_name_prefix="rbtool-prefetch")
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        self._queue.append((draw, self._pool.submit(make, draw)))
+        task = OnCallersStream(make) if torch.cuda.is_initialized() else make
+        self._queue.append((draw, self._pool.submit(task, draw)))
 
     @property
     def oldest(self) -> tuple[Draw, Future[Any] | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from ..buffers.pytrees import map_tensors
+from ..buffers.cuda_streams import arrived, each_tensor
 from ..errors import UsageError, WorkerDiedError
 from .datasets import TorchDataset, TorchMapDataset, check_number
 from .passes import Start
@@ -190,22 +190,26 @@ def on_device(batches: Iterator[Any], device: torch.device, ahead: int) -> Itera
     """
     if device.type != "cuda":
         for batch in batches:
-            yield _each(lambda tensor: tensor.to(device), batch, device)
+            yield each_tensor(lambda tensor: tensor.to(device), batch, device=device)
         return
+    if device.index is None:  # also where the current device changes meanwhile
+        device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     queue: deque[tuple[Any, torch.cuda.Event]] = deque()
     for batch in batches:
         queue.append(_copied(batch, device, stream))
         if len(queue) > ahead:
-            yield _arrived(*queue.popleft(), device)
+            yield arrived(*queue.popleft(), torch.cuda.current_stream(device))
     while queue:
-        yield _arrived(*queue.popleft(), device)
+        yield arrived(*queue.popleft(), torch.cuda.current_stream(device))
 
 
 def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
     """Start the copy of a batch in a stream; return the copy, and the event of its end."""
+    if any(tensor.device == device for tensor in _tensors(batch)):  # what makes them may not be done
+        stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        copy = _each(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch, device)
+        copy = each_tensor(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch, device=device)
         return copy, stream.record_event()
 
 
@@ -213,22 +217,12 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
-def _arrived(batch: Any, copied: torch.cuda.Event, device: torch.device) -> Any:
-    """Return a copy that the current stream may use."""
-    current = torch.cuda.current_stream(device)
-    current.wait_event(copied)
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
 
-    def used(tensor: torch.Tensor) -> torch.Tensor:
-        tensor.record_stream(current)
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
         return tensor
 
-    return _each(used, batch, device)
-
-
-def _each(function: Callable[[torch.Tensor], torch.Tensor], batch: Any, device: torch.device) -> Any:
-    """Apply a function to the tensors of a batch, also to those of tensordicts, which are then on a device."""
-
-    def applied(part: Any) -> Any:
-        return function(part) if isinstance(part, torch.Tensor) else part.apply(function, device=device)
-
-    return map_tensors(applied, batch)
+    each_tensor(noted, batch)
+    return found
