@@ -28,7 +28,7 @@ from .sinks import Sink
 from .sources import Source, safe_id
 from .staging import mend
 
-_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^:\\].*)")
+_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
 
 def storage_root(root: str | os.PathLike[str] | None = None) -> Path:

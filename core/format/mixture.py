@@ -26,7 +26,7 @@ _FORMAT = "rbtool mix"
 _VERSION = 1
 _LARGEST = 1 << 20
 """Bytes of the largest file that is read: enough for a thousand datasets."""
-_ID = re.compile(r"[a-z][a-z0-9_]*:[^:\\\0][^\0]*")
+_ID = re.compile(r"[a-z][a-z0-9_-]*:[^:\\\0][^\0]*")
 
 _Weight: TypeAlias = Annotated[float, Check("a number from 0", lambda weight: weight >= 0 and math.isfinite(weight))]
 _Temperature: TypeAlias = Annotated[float, Check("a number above 0", lambda value: value > 0 and math.isfinite(value))]

@@ -26,7 +26,7 @@ class SourceTests(ABC):
 
     def test_it_has_a_name_and_a_remote(self) -> None:
         with self.source() as source:
-            assert source.name.isidentifier()
+            assert source.name.replace("-", "_").isidentifier()
             assert source.remote
             assert source.key
 

@@ -17,7 +17,7 @@ from .source_shards import SourceShards
 from .ted_shards import LocalShards
 
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
-_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
+_NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
 _CACHE_SIZE = 8 << 30
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kMGT]?)i?B?", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -1,0 +1,178 @@
+"""Reads datasets of text: every row is an episode of one step. Never imports the datasets library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ...core.encodings.text_rows import encode_text, length_key, text_fields
+from ...core.errors import CorruptDataError, FormatError, RbtoolError
+from ...core.format.blocks import EpisodeBlock
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.digest import read_regular
+from ...core.format.documents import dump_json
+from ...core.format.reader import Reader
+from ...core.ted.episodes import Final
+from ...core.ted.schema import Field, Key
+from .columns import SPLIT, Columns, columns_of
+from .parts import Part
+from .splits import saved_splits, splits_among
+
+_DOCUMENTS = ("README.md", "dataset_info.json", "dataset_dict.json")
+_TRAJECTORIES = frozenset({"obs", "acts", "terminal"})
+"""The columns of folders that the imitation library saves with the same functions: these have steps, and no text."""
+
+
+class HfTextReader(Reader):
+    """A folder that `save_to_disk` of the datasets library wrote, or the Parquet files of a repository on a hub.
+
+    A column of text becomes the fields `NAME`, UTF-8 bytes padded with zeros to the longest, and `NAME_length`; columns
+    of numbers are kept as they are, and others are left out. `split` is the number of the split, int64, where there are
+    several; their names are in the notes and in `splits.json`. Every row is an episode of one step, which is
+    terminated; there is no action, no reward and no next observation.
+
+    Options: `id` is the name of a dataset that was downloaded; its files are then Parquet files.
+
+    Raises FormatError for splits with different columns, missing values and text of more than 64 KiB, CorruptDataError
+    for damage.
+    """
+
+    option_names = frozenset({"id"})
+    block_bytes = 16 << 20
+    """Bytes of the rows that are read at a time."""
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether it is a folder of `save_to_disk` with a column of text."""
+        try:
+            parts = [Part(name, file) for name, files in saved_splits(path) for file in files[:1]][:1]
+            return bool(parts) and parts[0].has_text() and not parts[0].names >= _TRAJECTORIES
+        except (RbtoolError, OSError, ValueError, LookupError, RuntimeError):
+            return False
+
+    def on_open(self) -> None:
+        """Find the files of every split and their columns."""
+        if "id" in self.options:
+            below = {file.relative_to(self.path).as_posix(): file for file in self.path.rglob("*") if file.is_file()}
+            splits = [(split.name, [below[name] for name in split.files]) for split in splits_among(below)]
+        else:
+            splits = saved_splits(self.path)
+        if not splits:
+            raise FormatError(f"{self.path} has neither Parquet files nor what save_to_disk writes")
+        self._splits = [name for name, _ in splits]
+        self._parts = [Part(name, file) for name, files in splits for file in files]
+        for part in self._parts[1:]:
+            if not part.schema.equals(self._parts[0].schema):
+                raise FormatError(f"{part.path} has other columns than {self._parts[0].path}")
+        self._columns: Columns | None = None
+        self._blocks: Iterator[dict[Key, Array]] = iter(())
+        self._block: dict[Key, Array] = {}
+        self._start = self._stop = 0
+
+    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
+        """Read the text once: how long the longest is."""
+        columns = self._known(progress)
+        rows = sum(columns.rows)
+        notes = ["every row is an episode of one step: text, without action, reward and next observation"]
+        if len(self._splits) > 1:
+            of_split = ((name, sum(columns.rows_of(self._parts, name))) for name in self._splits)
+            listed = ", ".join(f"{at} {name} ({count:,} rows)" for at, (name, count) in enumerate(of_split))
+            notes.append(f"the splits by their number in {SPLIT[0]}: {listed}")
+        documents = {name: read_regular(self.path / name) for name in _DOCUMENTS if (self.path / name).is_file()}
+        documents["splits.json"] = (dump_json({"splits": self._splits}, indent=1) + "\n").encode()
+        return SourceFacts(
+            source="hf-text",
+            id=str(self.options.get("id", self.path.name)),
+            fields=tuple((field, "step") for field in self._fields()),
+            episode_numbers=range(rows),
+            steps=rows,
+            renamed_keys=columns.renamed,
+            dropped_keys=columns.dropped,
+            notes=tuple(notes),
+            documents=documents,
+            lengths=[1] * rows,
+        )
+
+    def _known(self, progress: Callable[[int], None] = lambda rows: None) -> Columns:
+        if self._columns is None:
+            self._columns = columns_of(self._parts, progress)
+        return self._columns
+
+    def _fields(self) -> list[Field]:
+        columns = self._known()
+        found = [field for key, width in columns.text.items() for field in text_fields(key, width)]
+        found += [Field(key, dtype, (), "info") for key, dtype in columns.numbers.items()]
+        return found + ([Field(SPLIT, "int64", (), "info")] if len(self._splits) > 1 else [])
+
+    def _all(self) -> Iterator[dict[Key, Array]]:
+        """Yield the rows of all files, some at a time."""
+        columns = self._known()
+        count = max(1, self.block_bytes // max(1, sum(field.row_bytes for field in self._fields())))
+        for part, rows in zip(self._parts, columns.rows, strict=True):
+            seen = 0
+            for batch in part.batches(list(columns.names.values())):
+                for start in range(0, batch.num_rows, count):
+                    block = self._encoded(batch.slice(start, count), columns, part)
+                    seen += len(next(iter(block.values())))
+                    yield block
+            if seen != rows:
+                raise CorruptDataError(f"{part.path} changed while it was read")
+
+    def _encoded(self, batch: pa.RecordBatch, columns: Columns, part: Part) -> dict[Key, Array]:
+        found: dict[Key, Array] = {}
+        for key, width in columns.text.items():
+            values = part.text_of(batch, columns.names[key])
+            if max(map(len, values), default=0) > width:
+                raise CorruptDataError(f"{part.path} changed while it was read")
+            found[key], found[length_key(key)] = encode_text(values, width)
+        for key, dtype in columns.numbers.items():
+            found[key] = part.numbers_of(batch, columns.names[key]).astype(dtype)
+        if len(self._splits) > 1:
+            found[SPLIT] = np.full(batch.num_rows, self._splits.index(part.split), np.int64)
+        return found
+
+    def read_episode(self, number: int) -> Iterator[Piece]:
+        """Yield the one step of an episode."""
+        if number < self._start or not self._stop:
+            self._blocks, self._start, self._stop = self._all(), 0, 0
+        while number >= self._stop:
+            block = next(self._blocks, None)
+            if block is None:
+                raise CorruptDataError(f"{self.path} changed while it was read")
+            self._block, self._start = block, self._stop
+            self._stop += len(next(iter(block.values())))
+        at = number - self._start
+        columns = {key: rows[at : at + 1] for key, rows in self._block.items()}
+        yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
+
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
+        """Yield blocks of many episodes: numbers that ascend take one pass over the files."""
+        wanted = np.asarray(numbers, np.int64)
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) < 1) + 1):
+            stop = 0
+            for block in self._all():
+                start, stop = stop, stop + len(next(iter(block.values())))
+                here = run[np.searchsorted(run, start) : np.searchsorted(run, stop)]
+                if len(here):
+                    yield _block(here, {key: rows[here - start] for key, rows in block.items()})
+                if not len(run) or stop > run[-1]:
+                    break
+
+    def read_outcomes(self, number: int) -> Iterator[Piece]:
+        """Yield the one step of an episode without its fields: there is no reward."""
+        yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
+
+    def files(self) -> list[Path]:
+        """The files with rows."""
+        return [part.path for part in self._parts]
+
+
+def _block(numbers: Array, columns: dict[Key, Array]) -> EpisodeBlock:
+    count = len(numbers)
+    return EpisodeBlock(
+        numbers, np.arange(1, count + 1), columns, np.ones(count, bool), np.zeros(count, bool),
+        np.full(count, Final.OBSERVED, np.uint8),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Text for language models: tokenizers that give tensordicts, token caches, batches, KL controllers, rollouts."""

@@ -1,0 +1,74 @@
+"""Batches of tokenized datasets for training loops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from ..buffers.base import ReplayBuffer
+from ..errors import UsageError
+from ..samplers.uniform import SamplerWithoutReplacement
+from ..storages.tensor import TensorStorage
+from ..writers.base import ImmutableDatasetWriter
+
+T = TypeVar("T")
+
+
+def create_infinite_iterator(iterator: Iterable[T]) -> Iterator[T]:
+    """Yield the elements of an iterable again and again, each time from its start; a buffer draws another order.
+
+    UsageError (a ValueError) for an iterable that is over at its start, which would be so forever.
+    """
+    while True:
+        element, empty = None, True
+        for element in iterator:
+            empty = False
+            yield element
+        if empty:
+            raise UsageError(f"the {type(iterator).__name__} has no elements, or can be iterated over only once")
+
+
+def get_dataloader(
+    batch_size: int,
+    block_size: int,
+    tensorclass_type: Any,
+    device: torch.device | str,
+    dataset_name: str | None = None,
+    infinite: bool = True,
+    prefetch: int = 0,
+    split: str = "train",
+    root_dir: str | os.PathLike[str] | None = None,
+    from_disk: bool = False,
+    num_workers: int | None = None,
+    **options: Any,
+) -> Any:
+    """Return batches of a tokenized dataset, on `device`: an endless iterator, or a buffer for one epoch at a time.
+
+    - `batch_size`: rows of a batch; each row comes once an epoch, and those that fill no batch are left out.
+    - `block_size`: tokens a row.
+    - `tensorclass_type`: `PromptData`, `PairwiseDataset`, or another class with `from_dataset`; batches are of it.
+    - `infinite`: whether epochs follow each other without an end.
+    - `prefetch`: how many batches are made ahead.
+
+    The other arguments, and `options` such as `tokenizer`, are those of `TokenizedDatasetLoader`. UsageError (a
+    ValueError) for a batch that is larger than the dataset.
+    """
+    data = tensorclass_type.from_dataset(
+        split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
+        num_workers=num_workers, **options,
+    )  # fmt: skip
+    if batch_size > len(data):
+        raise UsageError(f"batch_size is {batch_size:,}, and the dataset has {len(data):,} rows")
+
+    buffer = ReplayBuffer(
+        storage=TensorStorage(data),
+        sampler=SamplerWithoutReplacement(drop_last=True),
+        writer=ImmutableDatasetWriter(),
+        collate_fn=lambda batch: batch.to(device),
+        batch_size=batch_size,
+        prefetch=prefetch or None,
+    )
+    return create_infinite_iterator(buffer) if infinite else buffer

@@ -1,0 +1,100 @@
+"""Texts that people compared, as tensorclasses for reward models."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+import torch
+from tensordict import TensorClass
+
+from ..errors import MissingKeyError
+from .loader import TokenizedDatasetLoader
+from .tokenizers import VALID, Columns, TensorDictTokenizer
+
+DEFAULT_DATASET = "CarperAI/openai_summarize_comparisons"
+_FEWEST_WORDS = 5
+_WHICH = ("chosen", "rejected")
+_NAMES = ("input_ids", "attention_mask")
+
+
+class RewardData(TensorClass):
+    """Tokens of texts, with batch size `[n]`, and what a reward model returns for them.
+
+    - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
+    - `rewards`: a reward for each token, `[n, L, 1]` or `[n, L]`; `end_scores`: that of the whole text; None at first.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    rewards: torch.Tensor | None = None
+    end_scores: torch.Tensor | None = None
+
+
+class PairwiseDataset(TensorClass):
+    """Pairs of texts with batch size `[n]`, `chosen_data` and `rejected_data`, each a `RewardData`.
+
+    Names and form are those of TorchRL.
+    """
+
+    chosen_data: RewardData
+    rejected_data: RewardData
+
+    @classmethod
+    def from_dataset(
+        cls,
+        split: str,
+        dataset_name: str | None = None,
+        max_length: int = 550,
+        root_dir: str | os.PathLike[str] | None = None,
+        from_disk: bool = False,
+        num_workers: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Tokenize a split with the columns `prompt`, `chosen` and `rejected`, or open its token cache.
+
+        Each text is the prompt, a line feed and one of the two. Pairs of equal texts are left out, and those with one
+        of less than 5 words. The arguments and `options`, such as `tokenizer`, are those of `TokenizedDatasetLoader`.
+        The tensors are mapped from the cache; edits stay in this process.
+        """
+        loader = TokenizedDatasetLoader(
+            split, max_length, dataset_name or DEFAULT_DATASET, _PairTokenizer, comparable_pairs, root_dir=root_dir,
+            from_disk=from_disk, num_workers=num_workers, **options,
+        )  # fmt: skip
+        found = loader.load()
+        size = found.batch_size
+        chosen, rejected = (
+            RewardData(**{name: found[f"{which}_{name}"] for name in _NAMES}, batch_size=size) for which in _WHICH
+        )
+        made: Self = cls(chosen_data=chosen, rejected_data=rejected, batch_size=size)
+        return made
+
+
+def comparable_pairs(dataset: Any) -> Any:
+    """Return the rows of a dataset whose two texts differ and have 5 words or more, each behind its prompt.
+
+    Its columns `chosen` and `rejected` become the prompt, a line feed and the text. MissingKeyError (a KeyError) for a
+    dataset without them, or without `prompt`.
+    """
+    import datasets
+
+    missing = [name for name in ("prompt", *_WHICH) if name not in dataset.column_names]
+    if missing:
+        raise MissingKeyError(f"the dataset has no column {missing[0]!r}; it has {', '.join(dataset.column_names)}")
+    columns = dataset[:]
+    rows = zip(columns["prompt"], *(columns[which] for which in _WHICH), strict=True)
+    kept = [row for row in rows if row[1] != row[2] and min(len(text.split()) for text in row[1:]) >= _FEWEST_WORDS]
+    texts = {which: [f"{row[0]}\n{row[at]}" for row in kept] for at, which in enumerate(_WHICH, 1)}
+    return datasets.Dataset.from_dict(texts)
+
+
+class _PairTokenizer(TensorDictTokenizer):
+    """Turns two texts into tokens, `chosen_input_ids` and so on; a sample is valid where both have tokens."""
+
+    def columns(self, sample: Any) -> Columns:
+        found: Columns = {}
+        for which in _WHICH:
+            rows = self.ragged(self.texts(sample, which))
+            found |= {f"{which}_{name}": column for name, column in self.padded(rows).items()}
+            found[VALID] = found.get(VALID, True) & (rows.lengths > 0)
+        return found

@@ -1,0 +1,275 @@
+"""Token caches: made once, found again by what they are made of, published whole, refused when damaged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from text_files import plain_rows, saved_tldr, tiny_tokenizer
+
+import rbtool
+from rbtool.core.errors import DatasetNotFoundError, FormatError, MissingKeyError, SchemaError, UsageError
+from rbtool.core.format.manifest import Manifest
+from rbtool.core.text.loader import TokenizedDatasetLoader
+from rbtool.core.text.prompts import PromptData
+from rbtool.core.text.rewards import PairwiseDataset
+from rbtool.core.text.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
+
+LENGTH = 1300
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_tldr(tmp_path_factory.mktemp("saved"))
+
+
+def loader(saved: Path, root: Path, split: str = "train", **options: Any) -> TokenizedDatasetLoader:
+    named = {"max_length": LENGTH, "tokenizer_fn": PromptTensorDictTokenizer, "tokenizer": tiny_tokenizer(), **options}
+    return TokenizedDatasetLoader(split, dataset_name=saved, root_dir=root, from_disk=True, **named)
+
+
+def test_rows_are_those_of_plain_calls(saved: Path, tmp_path: Path) -> None:
+    found = loader(saved, tmp_path).load()
+    tokenizer, rows = tiny_tokenizer(), plain_rows(saved, "train")
+    texts = [row["prompt"] + row["label"] for row in rows]
+    kept = [at for at, text in enumerate(texts) if len(tokenizer(text)["input_ids"]) < LENGTH]
+    expected = tokenizer([texts[at] for at in kept], padding="max_length", max_length=LENGTH, return_tensors="pt")
+    assert 10 < len(kept) < 50
+    assert set(found.keys()) == {"input_ids", "attention_mask", "prompt_rindex"}
+    assert torch.equal(found["input_ids"], expected["input_ids"])
+    assert torch.equal(found["attention_mask"], expected["attention_mask"])
+    ends = [len(tokenizer(rows[at]["prompt"])["input_ids"]) - 1 for at in kept]
+    assert found["prompt_rindex"].tolist() == ends
+
+
+def test_a_token_cache_is_a_dataset(saved: Path, tmp_path: Path) -> None:
+    made = loader(saved, tmp_path)
+    count = len(made.load())
+    assert made.path is not None
+    assert made.path.parent == tmp_path / "tokens/openai_summarize_tldr"
+    assert made.path.name.startswith("train-1300@")
+    manifest = Manifest.load(made.path)
+    assert (manifest.steps, manifest.episodes, manifest.boundary.terminated) == (count, count, count)
+    assert f"{50 - count} texts are left out" in manifest.notes[1]
+    assert manifest.provenance[0].verb == "tokenize"
+    assert rbtool.check(made.path).errors == 0
+    assert rbtool.sample(made.path, 4).steps
+    mapped = TensorDict.load_memmap(made.path)
+    assert torch.equal(mapped["input_ids"], made.load()["input_ids"])
+
+
+def test_a_second_load_tokenizes_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loader(saved, tmp_path).load().clone()
+    monkeypatch.setattr(TensorDictTokenizer, "ragged", None)
+    again = loader(saved, tmp_path)
+    assert torch.equal(again.load()["input_ids"], first["input_ids"])
+
+
+def test_edits_stay_in_this_process(saved: Path, tmp_path: Path) -> None:
+    made = loader(saved, tmp_path)
+    made.load()["input_ids"].zero_()
+    assert loader(saved, tmp_path).load()["input_ids"].any()
+    assert rbtool.check(made.path).errors == 0
+
+
+def shouted(dataset: Any) -> Any:
+    columns = dataset[:]
+    return datasets.Dataset.from_dict({name: [text.upper() for text in texts] for name, texts in columns.items()})
+
+
+def quiet(dataset: Any) -> Any:
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_length": 1400}, {"split": "test"}, {"pre_tokenization_hook": shouted}, {"pre_tokenization_hook": quiet},
+        {"tokenizer_fn": type("Own", (PromptTensorDictTokenizer,), {})},
+        {"tokenizer": tiny_tokenizer(pad_token="<eos>")}, {"tokenizer": tiny_tokenizer(padding_side="left")},
+    ],
+)  # fmt: skip
+def test_another_request_is_another_cache(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
+    one, other = loader(saved, tmp_path), loader(saved, tmp_path, **change)
+    one.load()
+    other.load()
+    assert one.path != other.path
+    assert loader(saved, tmp_path, **change).load().shape == other.load().shape
+
+
+def test_the_last_call_of_a_tokenizer_changes_no_name(saved: Path, tmp_path: Path) -> None:
+    used = tiny_tokenizer()
+    used("hello", padding="max_length", max_length=3, truncation=True)
+    one, other = loader(saved, tmp_path), loader(saved, tmp_path, tokenizer=used)
+    one.load()
+    other.load()
+    assert one.path == other.path
+
+
+def test_other_data_of_the_same_name_is_another_cache(tmp_path: Path) -> None:
+    paths = []
+    for number, words in enumerate(("one", "two")):
+        data = datasets.Dataset.from_dict({"text": [f"{words} text"]})
+        data.save_to_disk(tmp_path / str(number) / "mine")
+        made = loader(tmp_path / str(number) / "mine", tmp_path, tokenizer_fn=TensorDictTokenizer)
+        made.load()
+        paths.append(made.path)
+    assert paths[0] != paths[1]
+
+
+def test_a_hook_changes_the_text(saved: Path, tmp_path: Path) -> None:
+    found = loader(saved, tmp_path, max_length=2600, pre_tokenization_hook=shouted).load()
+    row = plain_rows(saved, "train")[0]
+    expected = tiny_tokenizer()((row["prompt"] + row["label"]).upper())["input_ids"]
+    assert found["input_ids"][0, : len(expected)].tolist() == expected
+
+
+@pytest.mark.parametrize(("size", "rows"), [(7, 7), (2000, 50)])
+def test_validation_splits_are_cut_and_may_be_small(size: int, rows: int, saved: Path, tmp_path: Path) -> None:
+    assert len(loader(saved, tmp_path, "valid", max_length=2600, valid_size=size).load()) == rows
+    assert len(loader(saved, tmp_path, "test", max_length=2600, valid_size=size).load()) == 50
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_its_end(saved: Path, tmp_path: Path) -> None:
+    given = tiny_tokenizer(pad_token="")
+    found = loader(saved, tmp_path, tokenizer=given).load()
+    assert given.pad_token is None
+    assert torch.equal(
+        found["input_ids"], loader(saved, tmp_path, tokenizer=tiny_tokenizer(pad_token="<eos>")).load()["input_ids"]
+    )
+
+
+def test_any_function_may_tokenize(saved: Path, tmp_path: Path) -> None:
+    def lengths(tokenizer: Any, max_length: int) -> Any:
+        return lambda sample: {"length": [len(text) for text in sample["prompt"]]}
+
+    found = loader(saved, tmp_path, tokenizer_fn=lengths).load()
+    assert found["length"].tolist() == [len(row["prompt"]) for row in plain_rows(saved, "train")]
+
+
+def test_splits_and_folders_that_are_not_there(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="no split 'vaild'; did you mean 'valid'") as caught:
+        loader(saved, tmp_path, "vaild").load()
+    assert "train" in caught.value.hint
+    with pytest.raises(DatasetNotFoundError, match="no folder"):
+        loader(tmp_path / "nothing", tmp_path).load()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FormatError, match="not what save_to_disk"):
+        loader(tmp_path / "folder", tmp_path).load()
+
+
+def test_a_split_of_which_no_text_fits_leaves_nothing(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none of 50 texts of openai_summarize_tldr ends within 5 tokens"):
+        loader(saved, tmp_path, max_length=5).load()
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_failure_in_between_leaves_nothing(saved: Path, tmp_path: Path) -> None:
+    class Failing(PromptTensorDictTokenizer):
+        def columns(self, sample: Any) -> Any:
+            raise RuntimeError("no")
+
+    class Uneven(TensorDictTokenizer):
+        def columns(self, sample: Any) -> Any:
+            raise MissingKeyError("no")
+
+    for kind in (Failing, Uneven):
+        with pytest.raises((RuntimeError, KeyError), match="no"):
+            loader(saved, tmp_path, tokenizer_fn=kind).load()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_damaged_cache_is_refused(saved: Path, tmp_path: Path) -> None:
+    made = loader(saved, tmp_path)
+    made.load()
+    assert made.path is not None
+    file = made.path / "input_ids.memmap"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(UsageError, match="is damaged"):
+        loader(saved, tmp_path).load()
+
+
+def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
+    columns = {"prompt": ["hello", "", "x"], "label": [" world", "y", ""]}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns)}).save_to_disk(tmp_path / "mine")
+    found = PromptData.from_dataset("train", tmp_path / "mine", 8, tmp_path, from_disk=True, tokenizer=tiny_tokenizer())
+    assert found.attention_mask.sum(1).tolist() == [2, 1]
+    assert found.labels is not None
+    assert found.labels[0].tolist() == [*found.input_ids[0, :2].tolist(), *[-100] * 6]
+
+
+def test_pairs_stay_together(tmp_path: Path) -> None:
+    columns = {
+        "prompt": ["p"] * 5,
+        "chosen": ["one good text of words", "short", "same words here and there", "a b c d e", "v w x y z"],
+        "rejected": ["one bad text of words", "a b c d e", "same words here and there", "f g h i j", "too short"],
+    }
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "pairs")
+    tokenizer = tiny_tokenizer()
+    found = PairwiseDataset.from_dataset("train", tmp_path / "pairs", 24, tmp_path, from_disk=True, tokenizer=tokenizer)
+    for data, name in ((found.chosen_data, "chosen"), (found.rejected_data, "rejected")):
+        texts = [f"p\n{columns[name][at]}" for at in (0, 3)]
+        expected = tokenizer(texts, padding="max_length", max_length=24, truncation=True, return_tensors="pt")
+        assert torch.equal(data.input_ids, expected["input_ids"])
+        assert torch.equal(data.attention_mask, expected["attention_mask"])
+
+
+def test_pairs_need_their_columns(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingKeyError, match="no column 'chosen'; it has prompt, label"):
+        PairwiseDataset.from_dataset("train", saved, 24, tmp_path, from_disk=True, tokenizer=tiny_tokenizer())
+
+
+def test_columns_of_numbers_become_a_mapped_tensordict(tmp_path: Path) -> None:
+    data = datasets.Dataset.from_dict(
+        {"tokens": [[1, 2], [3, 4], [5, 6]], "size": [1, 2, 3], "ok": [True, False, True]}
+    )
+    make = TokenizedDatasetLoader.dataset_to_tensordict
+    found = make(data, tmp_path / "a", prefix=("some", "place"), features=["tokens"], valid_mask_key="ok")
+    assert found.batch_size == ()
+    assert found["some", "place", "tokens"].tolist() == [[1, 2], [5, 6]]
+    assert set(make(data, tmp_path / "b", valid_mask_key="ok").keys()) == {"tokens", "size"}
+    assert make(data, tmp_path / "c", features=["tokens"], batch_dims=2).batch_size == (3, 2)
+    assert TensorDict.load_memmap(tmp_path / "b")["size"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"a": [[1], [1, 2]]}, {}, "rows of 'a' have different shapes"), ({"a": ["x"]}, {}, "numbers are expected"),
+        ({"a": [1]}, {"batch_dims": 2}, "have not 2 dimensions in common"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_no_tensor_are_refused(
+    columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    data = datasets.Dataset.from_dict(columns)
+    with pytest.raises(SchemaError, match=message):
+        TokenizedDatasetLoader.dataset_to_tensordict(data, tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_ways_to_name_a_tokenizer_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one of them is expected"):
+        loader(saved, tmp_path, tokenizer_model_name="gpt2")
+    with pytest.raises(UsageError, match="valid_size is 0"):
+        loader(saved, tmp_path, valid_size=0)
+
+
+def test_a_tokenizer_is_made_by_name(saved: Path, tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "named")
+    named = loader(saved, tmp_path, tokenizer=None, tokenizer_model_name=str(tmp_path / "named"))
+    given = loader(saved, tmp_path)
+    assert np.array_equal(named.load()["input_ids"], given.load()["input_ids"])
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(rbtool.RbtoolError, match="needs transformers, which is not installed here") as caught:
+        TokenizedDatasetLoader("train", 4, "x", TensorDictTokenizer)
+    assert caught.value.hint == "pip install 'rbtool[text]'"

@@ -1,0 +1,250 @@
+"""Rollouts of a tiny language model against calls of transformers, a text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from text_files import EOS, PAD, tiny_model
+from transformers import GenerationConfig
+
+from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.text.kl import AdaptiveKLController, ConstantKLController
+from rbtool.core.text.prompts import PromptData
+from rbtool.core.text.rollouts import RolloutFromModel
+
+STEPS, WIDTH = 6, 12
+PROMPTS = [[40, 50, 60, 70], [41], [42, 43, 44, 45, 46, 47, 48]]
+LABELS = [[80, 81], [90, 91, 92], [95]]
+GREEDY = GenerationConfig(do_sample=False, max_new_tokens=STEPS, pad_token_id=PAD, eos_token_id=EOS)
+
+
+class Scores(torch.nn.Module):
+    """A reward model that counts the sum of tokens."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = input_ids.float() * attention_mask / 100
+        return values, values.sum(1)
+
+
+def batch_of(left: bool = False, pad: int = PAD) -> PromptData:
+    rows, masks, ends = [], [], []
+    for prompt, label in zip(PROMPTS, LABELS, strict=True):
+        more = WIDTH - len(prompt) - len(label)
+        padding, text = [pad] * more, prompt + label
+        rows.append(padding + text if left else text + padding)
+        masks.append([0] * more * left + [1] * len(text) + [0] * more * (not left))
+        ends.append(len(prompt) - 1 + more * left)
+    return PromptData(
+        input_ids=torch.tensor(rows), attention_mask=torch.tensor(masks), prompt_rindex=torch.tensor(ends),
+        batch_size=[len(rows)],
+    )  # fmt: skip
+
+
+class Scripted(torch.nn.Module):
+    """A model that generates given tokens, and otherwise is `tiny_model`."""
+
+    def __init__(self, tokens: list[list[int]], **options: Any) -> None:
+        super().__init__()
+        self.inner = tiny_model(**options)
+        self.config = self.inner.config
+        self.tokens = torch.tensor(tokens)
+
+    def generate(self, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.cat((input_ids, self.tokens), 1)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.inner(**inputs)
+
+
+ENDS = [[100, 101, EOS, PAD, PAD, PAD], [EOS, PAD, PAD, PAD, PAD, PAD], [102, 103, 104, 105, 106, 107]]
+COUNTS = [3, 1, 6]
+
+
+def rollout(model: Any = None, **options: Any) -> tuple[RolloutFromModel, TensorDict]:
+    made = RolloutFromModel(model or Scripted(ENDS), tiny_model(1), Scores(), max_new_tokens=STEPS, **options)
+    return made, made.rollout_from_data(batch_of())
+
+
+def log_probs(model: Any, text: list[int], count: int) -> torch.Tensor:
+    """The log-probabilities of the last tokens of one text, without any padding."""
+    with torch.no_grad():
+        logits = model.eval()(input_ids=torch.tensor([text])).logits[0].log_softmax(-1)
+    return logits[range(len(text) - count - 1, len(text) - 1), text[-count:]]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_greedy_text_is_that_of_each_prompt_alone(left: bool) -> None:
+    model = tiny_model()
+    made = RolloutFromModel(model, tiny_model(1), Scores(), max_new_tokens=STEPS)
+    found, _, _ = made.generate(batch_of(left), GREEDY)
+    assert found.shape == (3, WIDTH + STEPS)
+    for row, prompt in zip(found.tolist(), PROMPTS, strict=True):
+        alone = model.eval().generate(torch.tensor([prompt]), generation_config=GREEDY)[0].tolist()
+        assert row[: len(alone)] == alone
+        assert set(row[len(alone) :]) <= {PAD}
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_log_probabilities_are_those_of_each_text_alone(left: bool) -> None:
+    model, reference = Scripted(ENDS), tiny_model(1)
+    made = RolloutFromModel(model, reference, Scores(), max_new_tokens=STEPS)
+    _, found, ratio = made.generate(batch_of(left))
+    for at, (prompt, new, count) in enumerate(zip(PROMPTS, ENDS, COUNTS, strict=True)):
+        own, other = (log_probs(one, prompt + new[:count], count) for one in (model, reference))
+        torch.testing.assert_close(found[at, :count, 0], own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ratio[at, :count], own - other, rtol=1e-4, atol=1e-4)
+        assert not found[at, count:].any()
+        assert not ratio[at, count:].any()
+
+
+def test_each_step_has_the_text_before_and_after_it() -> None:
+    _, found = rollout()
+    assert found.batch_size == (3, STEPS)
+    for at, (prompt, new, count) in enumerate(zip(PROMPTS, ENDS, COUNTS, strict=True)):
+        for step in range(STEPS):
+            for part, more in ((found[at, step], 0), (found[at, step]["next"], 1)):
+                text = prompt + new[: min(step + more, count)]
+                assert part["input_ids"].tolist() == text + [PAD] * (WIDTH + STEPS - len(text))
+                assert part["attention_mask"].sum() == len(text)
+                assert part["attention_mask"][: len(text)].all()
+        assert found[at, :count]["action"].tolist() == new[:count]
+
+
+def test_text_ends_once_and_padding_is_marked() -> None:
+    _, found = rollout()
+    assert found["mask"].sum(1).tolist() == COUNTS
+    following = found["next"].squeeze(-1)
+    ends = following["done"] & found["mask"].unsqueeze(-1)
+    assert ends.squeeze(-1).nonzero().tolist() == [[at, count - 1] for at, count in enumerate(COUNTS)]
+    last = [following[at, count - 1] for at, count in enumerate(COUNTS)]
+    assert [bool(step["terminated"]) for step in last] == [True, True, False]
+    assert [bool(step["truncated"]) for step in last] == [False, False, True]
+    padding = found[~found["mask"]]["next"]
+    assert padding["done"].all()
+    assert padding["terminated"].all()
+    assert not padding["truncated"].any()
+    assert not padding["reward"].any()
+
+
+def test_rewards_are_the_score_at_the_end_and_the_divergence_at_each_step() -> None:
+    made, found = rollout(kl_coef=0.25, score_clip=None)
+    _, _, ratio = made.generate(batch_of())
+    following = found["next"]
+    torch.testing.assert_close(following["reward_kl"].squeeze(-1), -0.25 * ratio)
+    torch.testing.assert_close(following["reward"], following["reward_raw"] + following["reward_kl"])
+    for at, (prompt, label, new, count) in enumerate(zip(PROMPTS, LABELS, ENDS, COUNTS, strict=True)):
+        expected = [0.0] * STEPS
+        expected[count - 1] = (sum(new[:count]) - sum(label)) / 100
+        assert prompt
+        assert following["reward_raw"][at, :, 0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_are_clipped() -> None:
+    _, found = rollout(score_clip=0.5)
+    assert found["next", "reward_raw"].abs().max() == 0.5
+
+
+@pytest.mark.parametrize("ends", [EOS, [EOS, 103]])
+def test_any_of_several_tokens_ends_a_text(ends: Any) -> None:
+    _, found = rollout(eos_token_id=ends)
+    assert found["mask"].sum(1).tolist() == [3, 1, 6 if ends == EOS else 2]
+
+
+def test_a_pad_token_that_is_the_end_token_hides_no_end() -> None:
+    script = [[token if token != PAD else EOS for token in row] for row in ENDS]
+    made = RolloutFromModel(Scripted(script), tiny_model(1), Scores(), max_new_tokens=STEPS, pad_token_id=EOS)
+    found = made.rollout_from_data(batch_of(pad=EOS))
+    assert found["mask"].sum(1).tolist() == COUNTS
+    assert found["next", "attention_mask"][0, -1].sum() == len(PROMPTS[0]) + 3
+
+
+def test_generation_that_stops_early_is_padded() -> None:
+    short = [[100, EOS], [EOS, PAD], [103, EOS]]
+    made = RolloutFromModel(Scripted(short), tiny_model(1), Scores(), max_new_tokens=STEPS)
+    assert made.rollout_from_data(batch_of())["mask"].sum(1).tolist() == [2, 1, 2]
+
+
+def test_samples_follow_the_seed_and_models_return_to_their_mode() -> None:
+    model = tiny_model().train()
+    made = RolloutFromModel(model, model, Scores(), max_new_tokens=STEPS)
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        found.append(made.rollout_from_data(batch_of()))
+    assert model.training
+    assert torch.equal(found[0]["action"], found[1]["action"])
+    assert not torch.equal(found[0]["action"], found[2]["action"])
+    assert not found[0]["next", "reward_kl"].any()  # without dropout a model does not differ from itself
+    assert not any(value.requires_grad for value in found[0].values(True, True))
+
+
+def test_the_controller_sees_the_mean_rewards_for_the_divergence() -> None:
+    controller = AdaptiveKLController(init_kl_coef=0.2, target=1e9, horizon=100)
+    made, found = rollout(kl_scheduler=controller, num_steps=2)
+    for _ in range(2):
+        made.rollout_from_data(batch_of())
+    steps = found["next", "reward_kl"].squeeze(-1)[found["mask"]]
+    assert made.kl_coef == 0.2
+    assert made.step_scheduler() == made.kl_coef == controller.coef == pytest.approx(0.2 * (1 - 0.2 * 2 / 100))
+    assert steps.mean() != 0
+    with pytest.raises(UsageError, match="kl_values is empty"):
+        made.step_scheduler()
+
+
+def test_a_constant_controller_and_none() -> None:
+    made, _ = rollout(kl_scheduler=ConstantKLController(kl_coef=0.7))
+    assert made.step_scheduler() == made.kl_coef == 0.7
+    with pytest.raises(UsageError, match="there is no kl_scheduler"):
+        rollout()[0].step_scheduler()
+
+
+def test_log_probabilities_of_labels() -> None:
+    logits, labels = torch.randn(2, 3, 7), torch.randint(7, (2, 3))
+    expected = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(RolloutFromModel.logprobs_of_labels(logits, labels), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"), ({"num_steps": 0}, "num_steps is 0"),
+        ({"score_clip": -1.0}, "score_clip is -1.0"), ({"kl_coef": float("nan")}, "kl_coef is nan"),
+    ],
+)  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RolloutFromModel(tiny_model(), tiny_model(), Scores(), **options)
+
+
+def test_a_model_without_end_and_pad_tokens_needs_a_pad_token() -> None:
+    model = tiny_model(eos_token_id=None, pad_token_id=None, bos_token_id=None)
+    with pytest.raises(UsageError, match="neither a pad token nor an EOS token"):
+        RolloutFromModel(model, model, Scores())
+    made = RolloutFromModel(model, model, Scores(), max_new_tokens=2, pad_token_id=PAD)
+    assert made.rollout_from_data(batch_of())["next", "truncated"][:, -1].all()
+
+
+def empty_prompt(batch: PromptData) -> None:
+    batch.prompt_rindex[1] = -1
+
+
+@pytest.mark.parametrize(
+    ("places", "change", "message"),
+    [(12, lambda batch: None, "the longest prompt has 7 tokens"), (64, empty_prompt, "the prompt at 1 is empty")],
+)
+def test_prompts_that_do_not_fit_are_refused(places: int, change: Callable[[PromptData], None], message: str) -> None:
+    model, batch = tiny_model(places=places), batch_of()
+    change(batch)
+    with pytest.raises(UsageError, match=message):
+        RolloutFromModel(model, model, Scores(), max_new_tokens=STEPS).rollout_from_data(batch)
+
+
+@pytest.mark.parametrize("returned", [3, (1, 2), (None, torch.zeros(2))])
+def test_a_reward_model_that_returns_no_scores_is_refused(returned: Any) -> None:
+    made = RolloutFromModel(Scripted(ENDS), tiny_model(), lambda **inputs: returned, max_new_tokens=STEPS)
+    with pytest.raises(SchemaError, match="a pair with 3 scores second is expected"):
+        made.rollout_from_data(batch_of())
