@@ -41,7 +41,7 @@ for line in sys.stdin:
 """
 
 
-def made(folder: Path) -> Path:
+def made(folder: Path, episodes: int = _EPISODES) -> Path:
     """Write a dataset of v3.0 whose frames are noise that moves, encoded as lerobot does: AV1, a key frame in two."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -56,7 +56,7 @@ def made(folder: Path) -> Path:
     with av.open(str(video), "w") as container:
         stream = container.add_stream("libsvtav1", rate=fps, options={"g": "2", "crf": "30", "preset": "12"})
         stream.height, stream.width, stream.pix_fmt = *_SIZE, "yuv420p"
-        for episode in range(_EPISODES):
+        for episode in range(episodes):
             entries.append({
                 "episode_index": episode, "tasks": ["move"], "length": _FRAMES, "data/chunk_index": 0,
                 "data/file_index": 0, "dataset_from_index": total, "dataset_to_index": total + _FRAMES,
@@ -96,8 +96,8 @@ def made(folder: Path) -> Path:
     features: dict[str, Any] = {name: {"dtype": one, "shape": [1], "names": None} for name, one in dtypes.items()}
     features[camera] = {"dtype": "video", "shape": [*_SIZE, 3], "names": ["height", "width", "channels"]}
     info = {
-        "codebase_version": "v3.0", "fps": fps, "robot_type": None, "total_episodes": _EPISODES, "total_frames": total,
-        "total_tasks": 1, "chunks_size": 1000, "splits": {"train": f"0:{_EPISODES}"}, "features": features,
+        "codebase_version": "v3.0", "fps": fps, "robot_type": None, "total_episodes": episodes, "total_frames": total,
+        "total_tasks": 1, "chunks_size": 1000, "splits": {"train": f"0:{episodes}"}, "features": features,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
         "data_files_size_in_mb": 100, "video_files_size_in_mb": 200,

@@ -1,7 +1,8 @@
 """Compare the parsing of TFRecords of Examples with the PyPI package tfrecord, and conversion with and without workers.
 
     pip install tfrecord
-    python benchmarks/rlds.py [--rounds 9] [--workers 2] [--folder DIR] [--limit 0.7]
+    python benchmarks/rlds.py [--rounds 9] [--workers 2] [--episodes 40] [--folder DIR]
+                              [--limit 1.4]
 
 Four files are parsed: `images`, episodes of 10 steps with four JPEG files of 3 kB and an embedding of 512 floats each;
 `long` and `short`, episodes of 1,000 and of 50 steps of 25 floats and three flags; `integers`, of 30,000 integers. Both
@@ -129,18 +130,24 @@ def compare_parsers(folder: Path, rounds: int) -> float:
     return least
 
 
-def compare_workers(folder: Path, rounds: int, workers: int) -> None:
-    """Print how long a conversion of JPEG images takes, in this process and by workers."""
-    source = folder / "1.0.0"
+def make_images(folder: Path, episodes: int) -> Path:
+    """Write episodes of 100 JPEG files of 128 x 128 in two shards; return their folder."""
+    source, frame = folder / "1.0.0", jpeg(128)
     source.mkdir()
-    frame = jpeg(128)
     records = [
         episode(100, {"observation/image": [frame] * 100, "action": DRAW.normal(size=300).astype(np.float32)})
-        for _ in range(40)
+        for _ in range(min(40, episodes))
     ]
     for shard in range(2):
-        write(source / f"toy-train.tfrecord-{shard:05}-of-00002", records[shard::2])
+        name = source / f"toy-train.tfrecord-{shard:05}-of-00002"
+        write(name, [records[number % len(records)] for number in range(shard, episodes, 2)])
     (source / "features.json").write_text(_FEATURES)
+    return source
+
+
+def compare_workers(folder: Path, episodes: int, rounds: int, workers: int) -> None:
+    """Print how long a conversion of JPEG images takes, in this process and by workers."""
+    source = make_images(folder, episodes)
     took: dict[int, list[float]] = {0: [], workers: []}
     for _ in range(rounds):
         for count in took:
@@ -149,7 +156,8 @@ def compare_workers(folder: Path, rounds: int, workers: int) -> None:
             )
             shutil.rmtree(folder / "out")
     one, several = (statistics.median(times) for times in took.values())
-    print(f"  4,000 images, one process {one:.2f} s, {workers} {several:.2f} s: {one / several:.2f} times as fast")
+    images, ratio = 100 * episodes, one / several
+    print(f"  {images:,} images, one process {one:.2f} s, {workers} {several:.2f} s: {ratio:.2f} times as fast")
 
 
 def _tensor(dtype: str, size: str = "") -> str:
@@ -178,6 +186,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--episodes", type=int, default=40, help="of 100 images each, converted with workers and without"
+    )
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     parser.add_argument("--limit", type=float, default=1.4)
     chosen = parser.parse_args()
@@ -188,7 +199,7 @@ def main() -> int:
         else:
             print(f"microseconds a record, median (minimum) of {chosen.rounds} rounds")
             least = compare_parsers(Path(scratch), chosen.rounds)
-        compare_workers(Path(scratch), min(3, chosen.rounds), chosen.workers)
+        compare_workers(Path(scratch), chosen.episodes, min(3, chosen.rounds), chosen.workers)
     return int(least < chosen.limit)
 
 

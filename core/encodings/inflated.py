@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from ..errors import CorruptDataError, FormatError
-from ..format.digest import open_regular
+from ..format.digest import open_regular, refuse_pointer
 from .npy import ArrayRows, ByteRange, StoredBytes, damaged
 
 INFLATES = 1032
@@ -118,6 +118,7 @@ class _GzipBytes(InflatedBytes):
             if not head:
                 raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
             if head != _GZIP:
+                refuse_pointer(path)
                 raise FormatError(f"{path} is no gzip file: it begins with {head!r}")
             super().__init__(packed, packed.size * INFLATES + SLACK, _GZIP_WINDOW, str(path))
         except BaseException:

@@ -24,11 +24,11 @@ _MOST_PIXELS = 1 << 26
 
 
 def require_pyav() -> Any:
-    """Import PyAV; RbtoolError where it is not installed."""
+    """Import PyAV; UsageError where it is not installed."""
     try:
         import av
     except ImportError as error:
-        raise RbtoolError(
+        raise UsageError(
             f"video needs PyAV, which is not installed here ({error})", hint="pip install 'rbtool[video]'"
         ) from error
     return av
@@ -107,7 +107,7 @@ class VideoFile(Closing):
     for frames in no order. Not for use by several threads at once.
 
     DatasetNotFoundError or FormatError for what is no file, CorruptDataError for one that cannot be decoded, and
-    RbtoolError where PyAV or the codec is not there.
+    UsageError where PyAV or the codec is not there.
     """
 
     def __init__(self, path: Path, index: VideoIndex | None = None, *, threads: int | None = None) -> None:
@@ -135,7 +135,7 @@ class VideoFile(Closing):
         context = self._stream.codec_context
         if context is None:
             self.close()
-            raise RbtoolError(
+            raise UsageError(
                 f"{self.path} is in a codec that this PyAV {self._av.__version__} has no decoder of",
                 hint="pip install --upgrade av",
             )

@@ -36,7 +36,7 @@ class DecodeVideo(Transform):
     process.
 
     CorruptDataError for a video that is missing or damaged, SchemaError (a RuntimeError) for references that are none,
-    RbtoolError where PyAV is not installed.
+    UsageError where PyAV is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], in_keys: Any, *, channels_first: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from atari_files import NAMES, Rows, load, random_rows, steps_of, write_checkpoint, write_rings, write_run
+from damage import POINTER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -236,6 +237,13 @@ def test_a_cut_file_is_named(cut: float, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"observation_ckpt\.1\.gz"):
         rbtool.convert(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "in", random_rows((40,), tail=5), (7,))
+    (folder / "replay_logs" / "$store$_action_ckpt.1.gz").write_bytes(POINTER)
+    with pytest.raises(CorruptDataError, match=r"action_ckpt\.1\.gz is a git-lfs pointer"):
+        rbtool.convert(folder, tmp_path / "out")
 
 
 def write_one(folder: Path, **changed: Any) -> Path:

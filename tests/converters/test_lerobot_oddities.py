@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import POINTER
 from lerobot_files import CAMERA, picture, random_takes, write_dataset, write_lines, write_video
 
 import rbtool
@@ -20,7 +21,6 @@ from rbtool.converters.lerobot.reader import LerobotReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "lerobot"
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 12345\n"
 ROWS = "data/chunk-000/episode_000001.parquet"
 VIDEO = f"videos/chunk-000/{CAMERA}/episode_000001.mp4"
 
@@ -229,5 +229,5 @@ def test_a_choice_for_images_that_is_not_known_is_a_usage_error(folder: Path) ->
 def test_without_pyav_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     error = raised(folder)
-    assert error.hint == "pip install 'rbtool[video]'"
+    assert (error.exit_code, error.hint) == (2, "pip install 'rbtool[video]'")
     assert rbtool.convert(folder, folder.parent / "bare", images="skip").episodes == 3

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from archive_files import add
+from damage import POINTER
 from openx_files import random_episode, random_episodes, write_shard, write_shards
 
 import rbtool
@@ -29,16 +30,12 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
 
 
-def into_pointer(path: Path) -> None:
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     "missing": (Path.unlink, "a shard is missing: toy_00001.tar", 6),
     "cut": (cut, "toy_00001.tar is cut", 7),
     "empty": (lambda path: path.write_bytes(b""), "toy_00001.tar is an empty file", 6),
     "zeros": (lambda path: path.write_bytes(bytes(20 << 10)), "toy_00001.tar is no tar archive", 6),
-    "a pointer": (into_pointer, "toy_00001.tar is a git-lfs pointer", 6),
+    "a pointer": (lambda path: path.write_bytes(POINTER), "toy_00001.tar is a git-lfs pointer", 6),
     "a page": (lambda path: path.write_bytes(b"<html>" * 200), "toy_00001.tar is no tar archive", 6),
 }
 

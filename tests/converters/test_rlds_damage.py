@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damage import POINTER
 from rlds_files import PLAIN, example, masked, random_episode, record, write_dataset, write_shard
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
 from rbtool.core.opening import open_steps
 
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
 COUNTS = (3, 2, 4)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from rbtool.core.format import fs
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+"""What git-lfs leaves in place of a file."""
+
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
     """Turn one bit of a file over; return what was in the file."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from damage import POINTER
 
 import rbtool
 from rbtool import DatasetNotFoundError, UsageError
@@ -140,7 +141,7 @@ def test_what_needs_a_home_says_so(ask: Callable[[], object], hint: str) -> None
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, inside: bool) -> None:
     file = tmp_path / "folder" / "a_00000.tar"
     file.parent.mkdir()
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    file.write_bytes(POINTER)
     with pytest.raises(CorruptDataError, match="is a git-lfs pointer") as caught:
         open_source(file.parent if inside else file)
     assert "git lfs pull" in caught.value.hint
