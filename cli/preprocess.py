@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
@@ -38,6 +39,24 @@ Unit: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[
     int, _option("--seed", "N", "Seeds its random numbers, by chunk, row or episode.", _FUNCTION)
+]
+
+Hindsight: TypeAlias = Annotated[
+    str | None,
+    _option(
+        "--hindsight",
+        "STRATEGY[:RATIO]",
+        "Relabel this share (0.8) of the steps with goals that their episode achieved: at that step or later (future), "
+        "at the end (final) or anywhere (episode). The function returns (reward, terminated) of the steps it gets.",
+        _FUNCTION,
+    ),
+]
+GoalKey: TypeAlias = Annotated[
+    str | None, _option("--goal-key", "FIELD", "The goal. Default: the field called desired_goal.", _FUNCTION)
+]
+AchievedGoalKey: TypeAlias = Annotated[
+    str | None,
+    _option("--achieved-goal-key", "FIELD", "What is achieved. Default: achieved_goal next to the goal.", _FUNCTION),
 ]
 
 Operations: TypeAlias = Annotated[
@@ -162,6 +181,9 @@ def preprocess(
     fn: Function = None,
     unit: Unit = UnitName.STEP,
     seed: Seed = 0,
+    hindsight: Hindsight = None,
+    goal_key: GoalKey = None,
+    achieved_goal_key: AchievedGoalKey = None,
     operations: Operations,
     pipeline: Pipeline = None,
     show_pipeline: ShowPipeline = False,
@@ -196,12 +218,27 @@ def preprocess(
         result = run(
             dataset, fn, dest, unit=unit.value, operations=operations, pipeline=pipeline, replay=replay,
             replay_filters=replay_filters, skip_bad=skip_bad,
+            hindsight=_asked(hindsight, goal_key, achieved_goal_key),
             num_workers=num_workers, chunk_size=chunk_size, num_frames=num_frames, seed=seed, resume=resume,
             keep_going=keep_going, timeout=timeout, retries=retries,
             start_method=None if start_method is None else start_method.value, engine=engine.value, root=root,
             force=force, dry_run=dry_run, progress=progress,
         )  # fmt: skip
     return show_published(out, result, dest)
+
+
+def _asked(hindsight: str | None, goal_key: str | None, achieved_goal_key: str | None) -> dict[str, Any] | None:
+    """Return how steps are relabelled; None where they are not."""
+    from ..core.errors import UsageError
+
+    keys = {"goal_key": goal_key, "achieved_goal_key": achieved_goal_key}
+    if hindsight is None:
+        if any(keys.values()):
+            raise UsageError("--goal-key and --achieved-goal-key are about --hindsight, which was not given")
+        return None
+    from ..core.preprocess.units.hindsight import Hindsight
+
+    return dataclasses.asdict(Hindsight.of(hindsight)) | keys
 
 
 def _show_pipeline(

@@ -52,6 +52,7 @@ def preprocess(
     dest: str | os.PathLike[str] | None = None,
     *,
     unit: Unit = "step",
+    hindsight: str | Mapping[str, Any] | None = None,
     operations: Mapping[str, Any] | None = None,
     pipeline: str | os.PathLike[str] | None = None,
     replay: str | os.PathLike[str] | None = None,
@@ -81,30 +82,30 @@ def preprocess(
     - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` if results are equal, or as set by `vmap`;
     - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
 
-    It returns a tensordict or a dict of tensors under any keys; the first chunk fixes keys, dtypes and shapes. It may
-    edit its input. Episodes are kept if as many rows come back; returns, flags and continuity are taken from the
-    result. Instead of `fn`: `operations` maps the options of the command line to their values (`{"select": ["action"],
-    "n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a `manifest.json` whose last step is
-    repeated, its choice of episodes and rows only with `replay_filters`.
+    With `hindsight` (`"future:0.8"`, or a mapping of the options) it gets steps with goals that their episode achieved,
+    and returns their (reward, terminated). Else it returns a tensordict or a dict of tensors under any keys; the first
+    chunk fixes keys, dtypes and shapes. It may edit its input. Episodes are kept if as many rows come back; returns,
+    flags and continuity are taken from the result. Instead of `fn`: `operations` maps the options of the command line
+    to their values (`{"n_step": 3}`), `pipeline` is a TOML file of them, and `replay` is a dataset or a `manifest.json`
+    whose last step is repeated, its choice of episodes and rows only with `replay_filters`.
 
-    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, one
-    per core by default, which read and write by path; 0 uses this process. The `content_digest` does not depend on
-    `num_workers`. Random numbers are seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes
-    longer than `timeout` seconds, is retried `retries` times; with `keep_going` the others finish before the error is
-    raised. Finished chunks of an interrupted run are kept, and `resume` continues from them. `start_method` is `fork`,
-    `spawn` or `forkserver`; `engine` is `local` or `ray`. `num_frames` limits the steps (an episode cut there is marked
-    truncated); `skip_bad` takes the valid episodes of a damaged dataset, and notes name the others. `dest` is replaced
-    only with `force`; a result of the same work on the same data is left as it is. Raises UsageError for invalid
-    arguments and for functions that cannot be found, imported or sent to a worker; RbtoolError if the function raises,
-    and SchemaError if its result differs from the first chunk in keys, dtypes or shapes, both naming steps and
-    episodes; OutOfSpaceError. `dest` is unchanged in every case.
+    Chunks of `chunk_size` steps (by default 16 or more, of 16 MB at most) are processed by `num_workers` processes, by
+    default one per core; 0 uses this process. The `content_digest` does not depend on `num_workers`. Random numbers are
+    seeded by `seed` and the chunk, row or episode. A chunk that fails, or takes longer than `timeout` seconds, is
+    retried `retries` times; with `keep_going` the others finish before the error is raised. Finished chunks of an
+    interrupted run are kept, and `resume` continues from them. `start_method` is `fork`, `spawn` or `forkserver`;
+    `engine` is `local` or `ray`. `num_frames` limits the steps (an episode cut there is marked truncated); `skip_bad`
+    takes the valid episodes of a damaged dataset, and notes name the others. `dest` is replaced only with `force`; a
+    result of the same work on the same data is left as it is. Raises UsageError for invalid arguments and functions
+    that cannot be found, imported or sent to a worker; RbtoolError if the function raises, SchemaError if its result
+    differs from the first, both naming steps and episodes; OutOfSpaceError. `dest` is unchanged then.
     """
     started, destination, path = time.perf_counter(), _destination(dest), find_dataset(dataset, root)
     num_frames = _frames(replay, num_frames, replay_filters)
     settings = Settings(_limits(timeout, retries), start_method, require_engine(engine), resume, keep_going)
     with damage_explained(path, can_skip=not skip_bad), _opened(path, skip_bad) as reader:
         require_apart(reader.path, destination)
-        processor = _processor(reader, fn, unit, vmap, seed, operations, pipeline, replay, replay_filters)
+        processor = _processor(reader, fn, unit, vmap, seed, hindsight, operations, pipeline, replay, replay_filters)
         selection = _selection(reader, processor, num_frames)
         apart = settings.needs_workers
         plan = Plan.of(selection, chunk_size, num_workers, whole_episodes=processor.whole_episodes, apart=apart)
@@ -148,6 +149,7 @@ def _processor(
     unit: Unit,
     vmap: bool | None,
     seed: int,
+    hindsight: str | Mapping[str, Any] | None,
     operations: Mapping[str, Any] | None,
     pipeline: str | os.PathLike[str] | None,
     replay: str | os.PathLike[str] | None,
@@ -158,6 +160,14 @@ def _processor(
 
     ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
+    if hindsight is not None:
+        if given:
+            raise UsageError(f"hindsight and {given[0]} were given: relabel first, then preprocess the result")
+        if unit != "step" or vmap is not None:
+            raise UsageError("hindsight works on whole episodes: unit and vmap are for functions without it")
+        from ..preprocess.units.hindsight import HindsightProcessor
+
+        return HindsightProcessor.of(fn, hindsight, reader.fields)
     if (fn is None) != bool(given):
         found = f"a function was given, and {' and '.join(given)} too" if given else "nothing was given to run"
         raise UsageError(

@@ -92,7 +92,9 @@ def api_page() -> str:
         home = getattr(found, "__module__", None)
         if home is None or not home.startswith("rbtool"):
             continue  # constants, and verbs that are modules
-        groups[home.split(".")[2]].append(f"{home}.{found.__qualname__}")
+        groups[home.split(".")[2]].append(
+            f"{home}.{getattr(found, '__qualname__', name)}"
+        )  # an instance has its own name
     for verb in ("cache", "checkpoint"):
         module = importlib.import_module(f"rbtool.core.verbs.{verb}")
         groups["verbs"] += [f"{module.__name__}.{name}" for name in ("ls", "prune", "rm", "save", "load", "verify")

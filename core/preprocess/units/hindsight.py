@@ -1,0 +1,132 @@
+"""Hindsight relabelling of a dataset: steps get goals that their episode achieved, and a function their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import UsageError, did_you_mean
+from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
+from ..processor import Context, LoadedProcessor, Unit
+from .functions import FunctionProcessor, find_function
+
+_GOAL, _ACHIEVED = "desired_goal", "achieved_goal"
+_STRATEGIES = ("future", "final", "episode")
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """How steps of a dataset are relabelled: `HERReplayBuffer` has the same names.
+
+    UsageError for an unknown strategy, also for `random`, whose goals are of other episodes, and for a ratio outside of
+    [0, 1].
+    """
+
+    strategy: str
+    her_ratio: float = 0.8
+    goal_key: str | None = None
+    achieved_goal_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in _STRATEGIES:
+            raise UsageError(f"hindsight is {self.strategy!r}, expected is one of {', '.join(_STRATEGIES)}")
+        ratio = self.her_ratio
+        if not _is_share(ratio):
+            raise UsageError(f"the share of relabelled steps is {ratio!r}, a number from 0 to 1 is expected")
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any]) -> Hindsight:
+        """Read `STRATEGY`, `STRATEGY:RATIO` or a mapping of the arguments; UsageError for anything else."""
+        if isinstance(given, str):
+            strategy, colon, ratio = given.partition(":")
+            try:
+                return cls(strategy, float(ratio)) if colon else cls(strategy)
+            except ValueError as error:
+                if isinstance(error, UsageError):
+                    raise
+                raise UsageError(f"--hindsight {given!r} is written STRATEGY:RATIO, like future:0.8") from error
+        if not set(given) <= set(cls.__dataclass_fields__):
+            raise UsageError(
+                f"hindsight is {given!r}, a strategy or a mapping of {', '.join(cls.__dataclass_fields__)}"
+            )
+        return cls(**given)
+
+    def keys(self, fields: Sequence[Field]) -> tuple[Key, Key]:
+        """Return the fields of the goal and of what is achieved; UsageError where they are not known."""
+        if self.goal_key is not None:
+            goal = _named(self.goal_key, fields)
+        else:
+            found = [one.key for one in fields if one.key[-1] == _GOAL and one.key[0] != NEXT]
+            if len(found) != 1:
+                raise UsageError(
+                    f"{len(found)} fields are called {_GOAL}: which one is the goal is not known",
+                    hint="say --goal-key FIELD and --achieved-goal-key FIELD",
+                )
+            goal = found[0]
+        achieved = self.achieved_goal_key
+        return goal, _named(key_name((*goal[:-1], _ACHIEVED)) if achieved is None else achieved, fields)
+
+
+def _is_share(ratio: Any) -> bool:
+    return isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio <= 1
+
+
+def _named(name: str, fields: Sequence[Field]) -> Key:
+    """Return the key of a field by its name; UsageError for an unknown one."""
+    known = {key_name(one.key): one.key for one in fields}
+    if name not in known:
+        raise UsageError(f"there is no field {name!r}{did_you_mean(name, known)}", hint=f"there are {', '.join(known)}")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class HindsightProcessor(FunctionProcessor):
+    """Relabels steps, episode by episode; the function computes the rewards and terminations of relabelled steps."""
+
+    unit: Unit = field(init=False, default="episode")
+    vmap: bool | None = field(init=False, default=None)
+    strategy: str = "future"
+    her_ratio: float = 0.8
+    goal_key: Key = ()
+    achieved_goal_key: Key = ()
+
+    @classmethod
+    def of(
+        cls, function: Callable[[Any], Any] | str | None, hindsight: str | Mapping[str, Any], fields: Sequence[Field]
+    ) -> HindsightProcessor:
+        """Make a processor for these fields; UsageError without a function and for arguments that do not fit."""
+        asked = Hindsight.of(hindsight)
+        if function is None:
+            raise UsageError(
+                "hindsight needs a function: rewards and terminations depend on the goal",
+                hint="say --fn FILE.py:NAME, which returns (reward, terminated) of the steps that it gets",
+            )
+        if NEXT_REWARD not in {one.key for one in fields}:
+            raise UsageError("hindsight needs next.reward, which is not there")
+        goal, achieved = asked.keys(fields)
+        return cls(
+            find_function(function), strategy=asked.strategy, her_ratio=float(asked.her_ratio), goal_key=goal,
+            achieved_goal_key=achieved,
+        )  # fmt: skip
+
+    def load(self, context: Context) -> LoadedProcessor:
+        """Load the function; UsageError where that fails."""
+        from .batch import EpisodeUnit
+        from .relabelling import Relabeller
+        from .user_function import UserFunction  # describing the processor needs no torch
+
+        relabel = Relabeller(self.function.load(), self.strategy, self.her_ratio, self.goal_key, self.achieved_goal_key)
+        return EpisodeUnit(UserFunction(self.label, relabel), context.seed)
+
+    def arguments(self) -> dict[str, Any]:
+        """The function's name, and how steps are relabelled."""
+        hindsight = {
+            "strategy": self.strategy, "her_ratio": self.her_ratio, "goal_key": key_name(self.goal_key),
+            "achieved_goal_key": key_name(self.achieved_goal_key),
+        }  # fmt: skip
+        return {**super().arguments(), "hindsight": hindsight}
+
+    def keeps_rows(self) -> bool:
+        """True: every step stays."""
+        return True
