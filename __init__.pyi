@@ -158,6 +158,8 @@ from .core.transforms.values import ToTensorImage as ToTensorImage
 from .core.transforms.video import DecodeVideo as DecodeVideo
 from .core.transforms.windows import NextStateReconstructor as NextStateReconstructor
 from .core.transforms.windows import RandomCropTensorDict as RandomCropTensorDict
+from .core.trees.forest import MCTSForest as MCTSForest
+from .core.trees.tree import Tree as Tree
 from .core.verbs import cache as cache
 from .core.verbs import checkpoint as checkpoint
 from .core.verbs.check import check as check

@@ -19,7 +19,7 @@ FLOORS = (
     {"datasets"},
     {"verbs"},
     {"preprocess"},
-    {"buffers"},
+    {"buffers", "trees"},
     {"transforms", "checkpointers", "maps", "samplers", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},

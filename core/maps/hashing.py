@@ -35,6 +35,8 @@ def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
     if not rows.numel():
         return np.zeros((len(rows), width), np.uint8)
     flat = rows.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # a single element may have any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
     found: Bytes = flat.view(torch.uint8).numpy().reshape(len(rows), width)
     return found
 

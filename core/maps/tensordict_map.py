@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -130,12 +131,9 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         _require(dest, wanted)
         remake: Callable[[int], Storage] | None = None
         if storage_constructor is None:
-
-            def make(size: int) -> Storage:
-                return LazyTensorStorage(size, device=dest.device or "cpu", consolidated=bool(consolidated))
-
+            make = functools.partial(LazyTensorStorage, device="auto", consolidated=bool(consolidated))
             remake = make if max_size is None else None
-            storage = make(_LEAST if max_size is None else max_size)
+            storage: Storage = make(_LEAST if max_size is None else max_size)
         elif isinstance(storage_constructor, type):
             storage = storage_constructor(1000 if max_size is None else max_size)
         else:
