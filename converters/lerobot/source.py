@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -85,15 +84,14 @@ class LerobotSource(Source):
         skips = options.get("images") == "skip"
         return [file for file in files if not (skips and file.path.endswith(_VIDEO))]
 
-    def shards(self, dataset: RemoteDataset) -> list[RemoteShard]:
+    def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
         """Return runs of episodes that are in files of their own: in v3 those of a file of rows, else about 64 MiB.
 
-        The metadata are fetched for it. A video that holds frames of two shards is a file of both.
+        The metadata are fetched into `folder` for it. A video that holds frames of two shards is a file of both.
         """
         metadata = [file for file in dataset.files if file.path.startswith(_METADATA)]
-        with tempfile.TemporaryDirectory() as folder:
-            self.fetch(metadata, Path(folder))
-            entries = list(read_episodes(read_info(Path(folder))).values())
+        self.fetch(metadata, folder)
+        entries = list(read_episodes(read_info(folder)).values())
         known = {file.path: file for file in dataset.files}
         found: list[RemoteShard] = []
         for run in _runs(entries, known):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...core.format.sources import LocalCache, RemoteDataset, RemoteShard
@@ -24,7 +25,7 @@ class OpenXSource(HubFolderSource):
     pickled = True
     local_cache = LocalCache("openx", "OPENX_DATASET_DIR", "~/openx")
 
-    def shards(self, dataset: RemoteDataset) -> list[RemoteShard]:
+    def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
         """Return the archives."""
         return [RemoteShard((file,)) for file in dataset.files]
 

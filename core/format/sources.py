@@ -300,8 +300,11 @@ class Source(Closing, ABC):
         """Return those of the files that the reader opens with these options; all by default."""
         return files
 
-    def shards(self, dataset: RemoteDataset) -> Sequence[RemoteShard]:
-        """Return the parts of a dataset that a stream reads one after the other; by default it is in one."""
+    def shards(self, dataset: RemoteDataset, folder: Path) -> Sequence[RemoteShard]:
+        """Return the parts of a dataset that a stream reads one after the other; by default it is in one.
+
+        Files that are fetched to find them are put into `folder`, and are not fetched again for each shard.
+        """
         return [RemoteShard(dataset.files)]
 
     @abstractmethod

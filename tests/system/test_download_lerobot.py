@@ -84,6 +84,14 @@ def test_a_stream_has_the_steps_of_the_download(name: str, shards: int, machine:
     assert sum(map(len, whole["steps"])) == machine.json("download", "lerobot", name)["steps"]
 
 
+@pytest.mark.parametrize("name", [OLD, NEW])
+def test_a_stream_fetches_each_file_once(name: str, machine: Machine) -> None:
+    in_process(machine.variables, {"dataset": f"lerobot:{name}", "batch_size": 8})
+    fetched = machine.hub.paths(r"/resolve/.*meta/")
+    assert fetched
+    assert len(set(fetched)) == len(fetched)
+
+
 @pytest.mark.parametrize(("name", "said"), [
     ("someone/other", "holds no dataset of LeRobot"), ("someone/nothing", "someone/nothing"),
 ])  # fmt: skip

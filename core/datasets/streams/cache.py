@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
+import queue
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,52 @@ class ShardFiles(ShardedData, Closing):
     @abstractmethod
     def open(self, number: int, folder: Path) -> OpenShard:
         """Map a shard that is in a folder; that may be removed afterwards."""
+
+
+class _Fetchers:
+    """Up to `limit` threads that run what is submitted. They are daemons: a process that ends does not wait for them.
+
+    What a thread leaves half done then is what a killed process leaves.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self._jobs.put((future, job))
+        if len(self._threads) < self._limit:
+            thread = threading.Thread(target=_work, args=(self._jobs,), name="rbtool-stream", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return future
+
+    def end(self, *, wait: bool) -> None:
+        """Cancel what did not start, and end the threads; `wait` for what they do."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                left = self._jobs.get_nowait()
+                if left is not None:
+                    left[0].cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+
+def _work(jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None]) -> None:
+    while (taken := jobs.get()) is not None:
+        future, job = taken
+        if future.set_running_or_notify_cancel():
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+        del future, job, taken  # the stream, which they belong to, can end meanwhile
 
 
 class _HeldShard(NamedTuple):
@@ -78,7 +126,7 @@ class CachedShards(StreamShards):
         self._coming: dict[int, Future[None]] = {}
         self._reserved: dict[int, int] = {}
         self._wanted: list[int] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: _Fetchers | None = None
         self._use: int | None = None
 
     def _mark_use(self) -> None:
@@ -126,11 +174,11 @@ class CachedShards(StreamShards):
                     del self._coming[number]
             for number in numbers:
                 if number not in self._held and number not in self._coming:
-                    self._coming[number] = self._executor().submit(self._fetch_ahead, number)
+                    self._coming[number] = self._fetchers().submit(functools.partial(self._fetch_ahead, number))
 
-    def _executor(self) -> ThreadPoolExecutor:
+    def _fetchers(self) -> _Fetchers:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="rbtool-stream")
+            self._pool = _Fetchers(self.threads)
         return self._pool
 
     def _after_fork(self) -> None:
@@ -274,7 +322,7 @@ class CachedShards(StreamShards):
     def _end(self, *, wait: bool) -> None:
         if self._process == os.getpid():
             if self._pool is not None:
-                self._pool.shutdown(wait=wait, cancel_futures=True)
+                self._pool.end(wait=wait)
             for held in self._held.values():
                 os.close(held.lock)
             self._unmark_use()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -57,10 +58,11 @@ class SourceShards(ShardFiles):
         given = sorted(f"{name}={value}" for name, value in self.options.items())
         self.identity = digest_text("\n".join([source, self.id, *given, *state]))
         self.folder = folder / f"{source}-{self.identity.rpartition(':')[2][:16]}"
-        self.shards = [
-            replace(shard, files=tuple(self.source.files_read(shard.files, self.options)))
-            for shard in self.source.shards(self.remote)
-        ]
+        with self._metadata() as there:
+            self.shards = [
+                replace(shard, files=tuple(self.source.files_read(shard.files, self.options)))
+                for shard in self.source.shards(self.remote, there)
+            ]
 
     @property
     def source(self) -> Source:
@@ -79,9 +81,11 @@ class SourceShards(ShardFiles):
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """The paths of the files that every shard needs."""
+        """The paths of the files that every shard needs; of a single one, those that are here already."""
         paths = [{file.path for file in shard.files} for shard in self.shards]
-        return frozenset(set.intersection(*paths)) if len(paths) > 1 else frozenset()
+        if len(paths) == 1:
+            return frozenset(path for path in paths[0] if (self.folder / _METADATA / path).is_file())
+        return frozenset(set.intersection(*paths))
 
     def size(self, number: int) -> int:
         """Return the bytes of the files of a shard: what its rows take is not known before."""
@@ -104,17 +108,23 @@ class SourceShards(ShardFiles):
         fs.make_folder(files)
         if not shared:
             return
+        with self._metadata() as there:
+            self.source.fetch(shared, there)
+            for file in shared:
+                fs.make_folder((files / file.path).parent)
+                fs.link_to(there / file.path, files / file.path)
+
+    @contextlib.contextmanager
+    def _metadata(self) -> Iterator[Path]:
+        """Return the folder of files that all shards need, which one process at a time changes."""
         there = self.folder / _METADATA
         fs.make_folder(there)
         lock = fs.open_to_append(self.folder / _LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.source.fetch(shared, there)
+            yield there
         finally:
             os.close(lock)
-        for file in shared:
-            fs.make_folder((files / file.path).parent)
-            fs.link_to(there / file.path, files / file.path)
 
     def _convert(self, shard: RemoteShard, files: Path, destination: Path) -> None:
         options = {**self.source.reader_options(self.id), **self.options}

@@ -326,6 +326,37 @@ def test_what_is_on_its_way_ends_with_the_stream(tmp_path: Path) -> None:
     assert not [one for one in psutil.Process().open_files() if str(tmp_path) in one.path]
 
 
+_LEAVING = """
+import os, pathlib, signal, sys, threading, time
+import rbtool
+from rbtool.core.datasets.streams.cache import CachedShards, ShardFiles
+
+class Slow(ShardFiles):
+    address = identity = "slow files"
+    __len__ = lambda self: 9
+    size = lambda self, number: 1
+    open = lambda self, number, folder: number
+    def fetch(self, number, folder):
+        while number:
+            time.sleep(0.01)
+
+shards = CachedShards(Slow(), pathlib.Path(sys.argv[1]), 1 << 20)
+shards.expect([1, 2, 3])
+shards.take(0)
+if sys.argv[2] == "interrupted":
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    shards.take(1)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("done", 0), ("interrupted", -signal.SIGINT)])
+def test_a_process_that_ends_does_not_wait_for_what_is_on_its_way(tmp_path: Path, how: str, code: int) -> None:
+    command = [sys.executable, "-c", _LEAVING, str(tmp_path / "shards"), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("Traceback") == (how == "interrupted")
+
+
 # Arguments ------------------------------------------------------------------------------------------
 
 
