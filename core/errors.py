@@ -119,6 +119,10 @@ class SchemaError(RbtoolError, RuntimeError):
     """Wrong dtype, shape, structure or capacity."""
 
 
+class EmptyPartError(SchemaError):
+    """A part of a stream has nothing to draw."""
+
+
 class WorkerDiedError(RbtoolError, RuntimeError):
     """A worker of a loader ended."""
 

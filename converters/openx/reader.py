@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
-from ...core.format.reader import Reader, refuse_damaged
-from ...core.format.rlds_steps import IS_INIT, LastStep, require_rlds_last
+from ...core.format.parts import PartsReader
+from ...core.format.reader import refuse_damaged
+from ...core.format.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
@@ -54,6 +55,7 @@ class ShardSurvey:
     dropped: tuple[Dropped, ...]
     notes: tuple[str, ...]
     last: LastStep
+    last_steps: LastSteps
 
     def is_observed(self, one: FoundEpisode) -> bool:
         """Whether the last step of an episode is the observation after it."""
@@ -64,7 +66,7 @@ class ShardSurvey:
         return max(0, one.length - self.is_observed(one))
 
 
-class OpenXReader(Reader):
+class OpenXReader(PartsReader):
     """A folder of shards, `NAME_00000.tar` and so on, or one of them: tar archives with a pickle for each episode.
 
     The pickle is a dictionary with the list `steps`, as `datasets` writes the examples of RLDS. `observation` and what
@@ -83,6 +85,7 @@ class OpenXReader(Reader):
 
     piece_bytes = PIECE_BYTES
     option_names = frozenset({"id", "images", "rlds_last", "trust_pickle"})
+    settled_names = frozenset({"rlds_last"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -167,7 +170,15 @@ class OpenXReader(Reader):
             *(f"left out: {one.message}" for one in problems),
         ]
         return ShardSurvey(
-            fields, tuple(survey.columns.values()), episodes, damaged, tuple(problems), dropped, tuple(notes), last
+            fields,
+            tuple(survey.columns.values()),
+            episodes,
+            damaged,
+            tuple(problems),
+            dropped,
+            tuple(notes),
+            last,
+            survey.last,
         )
 
     def _notes(self, survey: EpisodeSurvey, episodes: Mapping[int, FoundEpisode], skipped: int) -> Iterator[str]:
@@ -192,6 +203,17 @@ class OpenXReader(Reader):
     def take_survey(self, state: ShardSurvey) -> None:
         """Take over what the shards hold."""
         self._found = state
+
+    def evidence(self) -> Mapping[str, int]:
+        """What is counted of last steps."""
+        return asdict(self._all.last_steps)
+
+    @classmethod
+    def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
+        """What last steps are; it is sure unless all look like fillers, and that may be chance."""
+        counted = LastSteps(**evidence)
+        found = counted.decide("auto")
+        return {"rlds_last": found.choice}, found.is_observation or counted.end_fillers < counted.ends
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read, or with the shards."""

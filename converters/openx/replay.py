@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...core.buffers.concurrency import generator_of
 from ...core.datasets.buffer import DatasetReplayBuffer
 from ...core.datasets.experience_replay import SourceExperienceReplay
-from ...core.datasets.streams.episode_sampler import ArrivalSampler, ArrivalSlices, ArrivalStorage
-from ...core.datasets.streams.episodes import EpisodeSource, EpisodeStream
-from ...core.errors import NoLengthError, RbtoolError, SchemaError, UsageError
+from ...core.datasets.streams.opening import cached
+from ...core.datasets.streams.source_shards import SourceShards
+from ...core.errors import RbtoolError, SchemaError, UsageError
 from ...core.format import fs
+from ...core.format.locate import streams_folder
 from ...core.format.rlds_steps import require_rlds_last
 from ...core.samplers.slices import SliceSampler
 from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
+from ...core.storages.stream import StreamStorage
 from ...core.transforms.base import Compose
 from ...core.transforms.values import DecodeText, channels_first
 from .shards import shards_at
-from .stream import FolderArchives, HubArchives
-from .streamed_rows import StreamedRows
+from .source import OpenXFolder
 
 
 class SplitTrajectoriesError(RbtoolError, NotImplementedError):
@@ -34,9 +37,10 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     """A dataset of Open X-Embodiment as a buffer of TED steps: stored first (`download`), or streamed from the hub.
 
     - `dataset_id`: one of `available_datasets`, like `bridge`.
-    - `batch_size`: how many elements `sample()` and iteration give. A stream without one yields whole episodes.
-    - `shuffle`: whether batches are random. A stream then reads shards in a random order, and draws each episode from a
-      window of 64 episodes or 256 MiB. Without it, they come in the order of the dataset.
+    - `batch_size`: how many elements `sample()` and iteration give. A stream without one gives an episode at a time.
+    - `shuffle`: whether batches are random. A stream then reads its shards, 64 MiB or so of an archive, in a random
+      order, and shuffles the steps, or the slices, of a few shards, as `StreamSampler` states. Without it, they come
+      in the order of the dataset.
     - `num_slices` or `slice_len`: batches are made of slices, each of consecutive steps of one episode; their last
       step is marked as truncated. A stream takes one slice of each episode a pass.
     - `pad`: of a stream, the value that fills up episodes shorter than a slice; `("collector", "mask")` marks real
@@ -47,8 +51,11 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `openx` below the storage root by default.
       A stream of shards that are there, as `<root>/<dataset_id>/NAME_00000.tar`, reads these.
     - `seed`: makes batches the same in every run.
-    - `rlds_last`: what the last step of an episode is, `observation`, `step` or `auto`; a stream decides by its first
-      four episodes, a stored dataset by all.
+    - `rlds_last`: what the last step of an episode is, `observation`, `step` or `auto`; a stream decides by as
+      many of the first shards as it needs, a stored dataset by all.
+    - `cache_size`: of a stream, how much the decoded shards may take below the storage root, like `2GB`; 8 GiB.
+    - `skip_bad`: of a stream, whether episodes and shards that cannot be read are left out, with a warning each;
+      `storage.left_out` has them.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: those of `ReplayBuffer`; the default
       writer refuses to add anything. `split_trajs` is refused: slices do that.
 
@@ -57,8 +64,9 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     as strings. `("next", "observation")` is never made of zeros, and never that of another episode. The pickles are
     read by the restricted reader alone; the script in the repository is never run.
 
-    `state_dict()` of a stream is its place: `load_state_dict` continues with the very next batch. A stream has no
-    `len()`, and its rows cannot be looked up by number.
+    A stream is what `load_dataset("openx:ID", streaming=True)` returns, and the batches of a seed are the same.
+    `StreamDataset` divides it among the workers of a loader, and among ranks. `state_dict()` is its place:
+    `load_state_dict` continues with the very next batch. A stream has no `len()`.
 
     UsageError (a ValueError) for arguments that contradict each other, SchemaError (a RuntimeError) for `pad` without
     streaming, for replacement in a stream or without `shuffle`, and for short episodes in a stream;
@@ -91,6 +99,8 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         strict_length: bool = True,
         seed: int | None = None,
         rlds_last: str | None = None,
+        cache_size: int | str | None = None,
+        skip_bad: bool = False,
     ) -> None:
         self.streaming = _is_streaming(streaming, download)
         sliced = num_slices is not None or slice_len is not None
@@ -101,24 +111,29 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         if sliced and sampler is not None:
             raise UsageError("a sampler was given, and num_slices or slice_len, which make one")
         self._require_consistent(shuffle, pad, replacement, sampler)
-        generator = None if seed is None else generator_of(seed)
+        if not self.streaming and (skip_bad or cache_size is not None):
+            raise UsageError(f"{'skip_bad' if skip_bad else 'cache_size'} was given without streaming, which it is for")
         parts = [DecodeText(), channels_first, *([] if transform is None else [transform])]
         arguments: dict[str, Any] = {
             "batch_size": batch_size, "writer": writer, "collate_fn": collate_fn, "pin_memory": pin_memory,
-            "prefetch": prefetch, "transform": Compose(*parts),
+            "prefetch": prefetch, "generator": None if seed is None else generator_of(seed),
         }  # fmt: skip
         if self.streaming:
             self.dataset_id, self.download, self.split_trajs = dataset_id, False, False
             if root is not None:
                 self.root = fs.expanded(root)
-            self._stream = ArrivalSampler(
-                EpisodeStream(
-                    _shards(dataset_id, root), shuffle=shuffle, seed=secrets.randbits(31) if seed is None else seed
-                ),
-                StreamedRows(images=True, choice=require_rlds_last(rlds_last), final_step="auto"),
-                ArrivalSlices(num_slices, slice_len, pad, strict_length) if sliced else None,
-            )
-            DatasetReplayBuffer.__init__(self, storage=ArrivalStorage(), sampler=self._stream, **arguments)
+            files = _shards(dataset_id, root, require_rlds_last(rlds_last), skip_bad)
+            arguments["generator"] = generator_of(secrets.randbits(63) if seed is None else seed)
+            if batch_size is None and not sliced:
+                arguments["batch_size"] = 1
+                stream: StreamSampler = StreamEpisodeSampler(shuffle=shuffle)
+            else:
+                stream = _stream_sampler(num_slices, slice_len, shuffle, pad, strict_length)
+            DatasetReplayBuffer.__init__(
+                self, storage=StreamStorage(cached(files, cache_size, skip_bad=skip_bad)), sampler=stream,
+                transform=Compose(*parts), **arguments,
+            )  # fmt: skip
+            self.unseeded = seed is None
             return
         if sampler is None:
             sampler = _sampler(
@@ -126,7 +141,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
             )
         super().__init__(
             dataset_id, root=root, download=download or False, split_trajs=False, local=False, sampler=sampler,
-            generator=generator, **arguments,
+            transform=Compose(*parts), **arguments,
         )  # fmt: skip
 
     def _require_consistent(self, shuffle: bool, pad: float | None, replacement: bool | None, sampler: Any) -> None:
@@ -140,34 +155,14 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         if replacement and not shuffle:
             raise SchemaError("replacement=True was given with shuffle=False: the order of the dataset repeats nothing")
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of a pass; of a stream without a batch size, whole episodes."""
-        if self.streaming and self._batch_size is None:
-            return self._episodes()
-        return super().__iter__()
-
-    def _episodes(self) -> Iterator[Any]:
-        while True:
-            index, info, rows = self._stream.draw_episode()
-            last = self._stream.ran_out
-            self._stream.ran_out = False
-            yield self.batch_of(self._with_info(index, info, last, rows))
-            if last:
-                return
-
-    def __len__(self) -> int:
-        """Return the number of elements; NoLengthError (a TypeError) for a stream."""
-        if self.streaming:
-            raise NoLengthError("how many steps a stream has is not known", hint="download=True stores the dataset")
-        return super().__len__()
-
     def __bool__(self) -> bool:
         return True
 
     def __repr__(self) -> str:
         if not self.streaming:
             return super().__repr__()
-        return f"{type(self).__name__}({self.dataset_id!r}, batch_size={self._batch_size}, streaming=True)"
+        size = None if isinstance(self.sampler, StreamEpisodeSampler) else self._batch_size
+        return f"{type(self).__name__}({self.dataset_id!r}, batch_size={size}, streaming=True)"
 
     @property
     def data_path(self) -> Path:
@@ -184,12 +179,27 @@ def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
     return download is None if streaming is None else bool(streaming)
 
 
-def _shards(dataset_id: str, root: str | os.PathLike[str] | None) -> EpisodeSource:
+def _shards(dataset_id: str, root: str | os.PathLike[str] | None, rlds_last: str, skip_bad: bool) -> SourceShards:
     """Return the shards of a folder that has some, else those on the hub."""
-    folder = None if root is None else fs.expanded(root).absolute() / dataset_id
-    if folder is not None and folder.is_dir() and shards_at(folder):
-        return FolderArchives(folder)
-    return HubArchives(dataset_id)
+    folder = None if root is None else fs.expanded(root).absolute()
+    local = folder is not None and (folder / dataset_id).is_dir() and bool(shards_at(folder / dataset_id))
+    options = {"trust_pickle": True} | ({} if rlds_last == "auto" else {"rlds_last": rlds_last})
+    return SourceShards(
+        "openx", dataset_id, None, options, streams_folder(), skip_bad=skip_bad,
+        make=functools.partial(OpenXFolder, folder) if folder is not None and local else None,
+    )  # fmt: skip
+
+
+def _stream_sampler(
+    num_slices: int | None, slice_len: int | None, shuffle: bool, pad: float | None, strict_length: bool
+) -> StreamSampler:
+    if num_slices is None and slice_len is None:
+        return StreamSampler(shuffle=shuffle)
+    strict = strict_length and pad is None
+    return StreamSliceSampler(
+        num_slices=num_slices, slice_len=slice_len, shuffle=shuffle, strict_length=strict, refuse_short=strict,
+        pad_output=pad is not None, pad_value=pad,
+    )  # fmt: skip
 
 
 def _sampler(

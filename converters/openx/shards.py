@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,11 @@ class EpisodeArchive:
 
 def shards_at(path: Path) -> list[EpisodeArchive]:
     """Return the archive at a path, or those directly in a folder, in the order of their numbers."""
-    files = [path] if not path.is_dir() else [file for file in path.iterdir() if _is_shard(file)]
+    return ordered_shards([path] if not path.is_dir() else [file for file in path.iterdir() if _is_shard(file)])
+
+
+def ordered_shards(files: Iterable[Path]) -> list[EpisodeArchive]:
+    """Return archives in the order of their numbers, by their names alone."""
     found = [_shard(file) for file in files]
     return sorted(found, key=lambda one: (one.name, -1 if one.number is None else one.number, one.path.name))
 
@@ -59,8 +63,13 @@ def dataset_name(path: Path, shards: Sequence[EpisodeArchive]) -> str:
 
 def missing_shards(path: Path, shards: Sequence[EpisodeArchive]) -> list[CorruptDataError]:
     """Return an error for each shard that a folder lacks below the last one it has; of a single file none is known."""
+    return lacking_shards(path, shards) if path.is_dir() else []
+
+
+def lacking_shards(where: object, shards: Sequence[EpisodeArchive]) -> list[CorruptDataError]:
+    """Return an error if these shards lack any below the last one; it names `where`."""
     numbers = {one.number for one in shards if one.number is not None}
-    if not path.is_dir() or not numbers:
+    if not numbers:
         return []
     lacking = sorted(set(range(max(numbers))) - numbers)
     if not lacking:
@@ -72,7 +81,7 @@ def missing_shards(path: Path, shards: Sequence[EpisodeArchive]) -> list[Corrupt
     named = ", ".join(f"{stem}{number:0{width}}{SUFFIX}" for number in lacking[:_MOST_NAMED])
     more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
     lacks = "a shard is" if len(lacking) == 1 else f"{len(lacking):,} shards are"
-    return [CorruptDataError(f"{path}: {lacks} missing: {named}{more}")]
+    return [CorruptDataError(f"{where}: {lacks} missing: {named}{more}")]
 
 
 def require_one_dataset(path: Path, shards: Sequence[EpisodeArchive]) -> None:
@@ -89,7 +98,7 @@ def require_one_dataset(path: Path, shards: Sequence[EpisodeArchive]) -> None:
 
 def has_episodes(shards: Sequence[EpisodeArchive]) -> bool:
     """Whether one of the first shards that are not empty has a pickle of steps among its first members."""
-    filled = (one.path for one in shards if not _is_empty_archive(one.path))
+    filled = (one.path for one in shards if not is_empty_archive(one.path))
     return any(_has_episode(path) for path in itertools.islice(filled, _SHARDS_TRIED))
 
 
@@ -115,7 +124,7 @@ def is_episode(member: ArchiveMember) -> bool:
     return name.lower().endswith(_PICKLE_SUFFIXES) and not name.startswith(".")
 
 
-def _is_empty_archive(path: Path) -> bool:
+def is_empty_archive(path: Path) -> bool:
     """Whether a file is nothing but the end of an archive; a larger one of zeros is a copy that failed."""
     return path.stat().st_size <= _EMPTY_BYTES and not any(read_regular(path))
 
@@ -136,7 +145,7 @@ class EpisodeArchives(Closing):
             refuse_pointer(path)
             if not path.stat().st_size:
                 raise CutError(f"{path} is an empty file", hint=_AGAIN)
-            if not begins_as_archive(path) and not _is_empty_archive(path):
+            if not begins_as_archive(path) and not is_empty_archive(path):
                 raise CorruptDataError(f"{path} is no tar archive", hint=_AGAIN)
             self._number, self._archive = number, Archive(path)
         return self._archive

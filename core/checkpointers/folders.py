@@ -28,11 +28,13 @@ from ..torchrl.reader import torchrl_form
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"
 PACKED_FILE = "packed.json"
+STREAM_FILE = "stream.json"
 COMPRESSED_FILES: tuple[str, str] = ("metadata.json", "data_indices.json")
 
 _WRITERS = {
     "ListStorageCheckpointer": (LIST_FILE,),
     "PackedStorageCheckpointer": (PACKED_FILE,),
+    "StreamStorageCheckpointer": (STREAM_FILE,),
     "StorageEnsembleCheckpointer": (ENSEMBLE_FILE,),
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
     _TENSORS: ("storage_metadata.json",),

@@ -285,6 +285,7 @@ def load_dataset(
     root: str | os.PathLike[str] | None = None,
     streaming: bool = False,
     cache_size: int | str | None = None,
+    skip_bad: bool = False,
     **options: Unpack[ReaderOptions],
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
@@ -299,7 +300,8 @@ def load_dataset(
 
     With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, or be one of a source that is not
     stored; it is read shard by shard, a few ahead of their use, in at most `cache_size` (like `2GB`) below the storage
-    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. `options` are those of `download`.
+    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. With `skip_bad` episodes and shards that cannot
+    be read are left out; warnings and `buffer.storage.left_out` name them. `options` are those of `download`.
 
     A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
     `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
@@ -320,10 +322,10 @@ def load_dataset(
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
         parts["sampler"] = stream_sampler(sampler, mode=mode, split_trajs=split_trajs, verify=verify)
-        storage = open_stream(dataset, root, cache_size, given_options("download", options))
+        storage = open_stream(dataset, root, cache_size, given_options("download", options), skip_bad=skip_bad)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
-    elif options or cache_size is not None:
-        raise UsageError(f"{next(iter(options), 'cache_size')} was given without streaming=True, which it is for")
+    elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
+        raise UsageError(f"{given[0]} was given without streaming=True, which it is for")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
         buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)

@@ -25,8 +25,8 @@ _BLOCK = 512
 _PACKED_BLOCK = 64 << 10
 _UNPACKED_BLOCK = 256 << 10
 _XZ_MEMORY = 256 << 20
-_LONGEST_HEADER = 1 << 20
-_LARGEST_MEMBER = 512 << 20
+LONGEST_HEADER = 1 << 20
+LARGEST_MEMBER = 512 << 20
 _MOST_MEMBERS = 10_000_000
 _LONGEST_END = 64 << 20
 _AGAIN = "copy or fetch the file again, whole"
@@ -109,8 +109,8 @@ class Archive(Closing):
             if size < 0:
                 raise self._damaged(f"{header.name[:80]!r} states a size of {size:,} bytes")
             if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-                if size > _LONGEST_HEADER:
-                    raise self._damaged(f"a header of {size:,} bytes, at most {_LONGEST_HEADER:,} are read")
+                if size > LONGEST_HEADER:
+                    raise self._damaged(f"a header of {size:,} bytes, at most {LONGEST_HEADER:,} are read")
                 extended = self.read(position, size)
                 if header.type == tarfile.GNUTYPE_LONGNAME:
                     long_name = extended.split(b"\0", 1)[0].decode("utf-8", "replace")
@@ -153,8 +153,8 @@ class Archive(Closing):
             raise FormatError(f"{self.path}: {shown} is a link, files are expected")
         if not (header.isreg() or header.isdir()) or header.type == tarfile.GNUTYPE_SPARSE:
             raise FormatError(f"{self.path}: {shown} is neither a file nor a folder")
-        if size > _LARGEST_MEMBER:
-            raise FormatError(f"{self.path}: {shown} has {size:,} bytes, at most {_LARGEST_MEMBER:,} are read")
+        if size > LARGEST_MEMBER:
+            raise FormatError(f"{self.path}: {shown} has {size:,} bytes, at most {LARGEST_MEMBER:,} are read")
 
     def _require_end(self) -> None:
         """Read what follows the last member, which is nothing but zeros, to the end of the stream and its checksums."""

@@ -17,9 +17,10 @@ from ..errors import UsageError
 from ..ted.schema import ACTION, REWARD, Key, Role, Timing, safe_part
 from .contracts import Array
 
-RldsLast: TypeAlias = Literal["auto", "observation", "step"]
-"""`observation`: the last step holds the observation after the one before it, and nothing else. `step`: it is a step
-like the others, and no observation follows. `auto`: `LastSteps.decide` chooses for the whole dataset."""
+RldsLast: TypeAlias = Literal["auto", "observation", "flagged", "step"]
+"""`observation`: the last step holds the observation after the one before it, and nothing else. `flagged`: it does in
+episodes that end with `is_last`. `step`: it is a step like the others, and no observation follows. `auto`:
+`LastSteps.decide` chooses for the whole dataset."""
 IS_FIRST, IS_LAST, IS_TERMINAL = "is_first", "is_last", "is_terminal"
 STEP_FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL)
 IS_INIT: Key = ("is_init",)
@@ -55,6 +56,11 @@ class LastStep:
     is_observation: bool
     ended: bool
     note: str
+
+    @property
+    def choice(self) -> RldsLast:
+        """What asks for the same."""
+        return ("flagged" if self.ended else "observation") if self.is_observation else "step"
 
     def observed(self, *, is_last: bool) -> bool:
         """Whether the last step of an episode is an observation only; `is_last` is its flag."""
@@ -106,6 +112,9 @@ class LastSteps:
         """
         if choice == "observation":
             return LastStep(True, False, "the last step of every episode is an observation only, as --rlds-last states")
+        if choice == "flagged":
+            why = "the last step of every episode that ends with is_last is an observation only, as --rlds-last states"
+            return LastStep(True, True, why)
         if choice == "step":
             return LastStep(False, False, "the last step of every episode is a step, as --rlds-last states")
         is_observation = self.ends > 0 and self.end_fillers == self.ends and self.chance < _LEAST_CHANCE

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, final
 
-from ..errors import DatasetNotFoundError, FormatError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from . import fs
 from .contracts import Closing, own_attributes, refuse_overrides
 from .documents import written_time
@@ -176,11 +176,12 @@ class RemoteShard:
     """A part of a remote dataset that can be read alone: its files, with those of the metadata.
 
     `episodes` are the numbers that it has, `A:B` or several of these, None where it has all that are in its files. Then
-    they are numbered from 0 in each shard.
+    they are numbered from 0 in each shard. With a `span` it is the part of its one file that begins in these bytes.
     """
 
     files: tuple[RemoteFile, ...]
     episodes: str | None = None
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +234,9 @@ class Source(Closing, ABC):
     - `look_up(dataset_id, revision, totals)`: the files of one dataset.
     - `download(files, folder, progress, note)`: bring files to a folder; `core.remote.fetch_files` does that.
 
-    and may implement `key`, `list_catalogue`, `choose_files`, `files_read`, `shards`, `episode_numbers`,
-    `reader_options`, `on_close`. `core.remote.HttpSource` is a source of plain URLs with less to implement;
-    `core.testing.sources` holds the tests of the contract.
+    and may implement `key`, `list_catalogue`, `choose_files`, `files_read`, `episode_numbers`, `reader_options`,
+    `on_close`, and for streams `shards`, `lacking`, `fetch_part`, `episode_number`. `core.remote.HttpSource` is a
+    source of plain URLs with less to implement; `core.testing.sources` holds the tests of the contract.
 
     Every method that talks to the network raises NetworkError (also where the network is forbidden),
     AuthorisationError, DatasetNotFoundError, or FormatError for answers that make no sense.
@@ -306,6 +307,24 @@ class Source(Closing, ABC):
         Files that are fetched to find them are put into `folder`, and are not fetched again for each shard.
         """
         return [RemoteShard(dataset.files)]
+
+    def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
+        """Return errors about files that the dataset should have, and the remote does not; none by default."""
+        return ()
+
+    def episode_number(self, text: Mapping[str, str]) -> int | None:
+        """Return the number of an episode of the whole dataset by its text; None where that does not state it.
+
+        For sources whose `shards` number their episodes from 0.
+        """
+        return None
+
+    def fetch_part(self, shard: RemoteShard, folder: Path) -> bool:
+        """Bring a shard with a `span` to `folder`, as a file of its own; return whether any episode begins in it.
+
+        Raises what `fetch` raises. For sources whose `shards` have such parts.
+        """
+        raise NotImplementedError(f"{self.name} has no shards that are parts of files")
 
     @abstractmethod
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:

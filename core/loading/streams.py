@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..buffers.base import ReplayBuffer
 from ..buffers.loaders import fetcher_asking, serve
 from ..buffers.slots import SharedSlots
-from ..errors import SchemaError, UsageError
+from ..errors import EmptyPartError, SchemaError, UsageError
 from ..samplers.stream import Part, StreamSampler
 from ..storages.stream import StreamStorage
 from .datasets import Retried, check_number, refuse_batching, shard_of_process
@@ -97,7 +97,12 @@ class StreamDataset(IterableDataset[Any]):
 
     def _next_of(self, batches: Iterator[Any]) -> Any:
         self._before = self._sampler.state_dict()
-        batch = next(batches, self)
+        try:
+            batch = next(batches, self)
+        except EmptyPartError:  # before the first batch: no shard of this part has a step
+            if self._sampler.part.of == 1:
+                raise
+            batch = self
         self._before = None
         if batch is self:
             raise StopIteration

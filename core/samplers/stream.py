@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 
-from ..errors import SchemaError, UsageError
+from ..errors import EmptyPartError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from .base import Index, Sampler
@@ -168,7 +169,7 @@ class StreamSampler(Sampler):
                 f"a batch of {count} elements was asked for, an epoch has {there} and incomplete batches are left out",
                 hint="ask for fewer, or take drop_last=False",
             )
-        raise SchemaError(f"there is nothing to draw in part {self.part.number} of {stream.shards.address}")
+        raise EmptyPartError(f"there is nothing to draw in part {self.part.number} of {stream.shards.address}")
 
     def _fill(self, stream: StreamStorage, count: int) -> int:
         """Prepare rounds until `count` elements are left, or until the epoch ends; return how many are left."""
@@ -266,7 +267,11 @@ class StreamSliceSampler(StreamSampler):
     `slice_len`, `truncated_key`, `strict_length` and `pad_output`, the index, the info and what is raised for them are
     those of `SliceSampler`. Where a slice starts is uniformly random, and depends on the seed and the epoch alone.
 
-    The slices of an epoch have one length: SchemaError (a RuntimeError) where a batch asks for another.
+    With `pad_value`, padding has that value instead of the last step of its trajectory, and text is empty there. With
+    `refuse_short` a trajectory that is shorter than a slice is an error, instead of left out.
+
+    The slices of an epoch have one length: SchemaError (a RuntimeError) where a batch asks for another, and for what
+    `refuse_short` refuses.
     """
 
     def __init__(
@@ -277,8 +282,11 @@ class StreamSliceSampler(StreamSampler):
         truncated_key: Any = ("next", "truncated"),
         strict_length: bool = True,
         pad_output: bool = False,
+        pad_value: float | None = None,
+        refuse_short: bool = False,
         **options: Any,
     ) -> None:
+        self.pad_value, self.refuse_short = pad_value, refuse_short
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
         self._slice_len: int | None = None
@@ -311,7 +319,11 @@ class StreamSliceSampler(StreamSampler):
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their rows, which also gives the flags of the info."""
         with self._marks.reading() as marks:
-            return *self.draw(storage, batch_size), marks.rows
+            index, info = self.draw(storage, batch_size)
+            if self.pad_value is not None and self.measure.pad_output:
+                flags: dict[Any, Any] = info
+                _fill(marks.rows, ~flags["collector", "mask"], self.pad_value)
+            return index, info, marks.rows
 
     def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
         """Return the trajectories of a shard that are long enough: the numbers of their first steps, and lengths."""
@@ -319,7 +331,14 @@ class StreamSliceSampler(StreamSampler):
         lengths = stream.take(shard).lengths
         first = stream.numbers(shard, np.cumsum(lengths) - lengths)
         found = np.stack([first, lengths], 1)
-        return found[lengths >= (self._slice_len if self.measure.strict_length else 1)]
+        long_enough = lengths >= (self._slice_len if self.measure.strict_length else 1)
+        if self.refuse_short and not long_enough.all():
+            raise SchemaError(
+                f"an episode in shard {shard} of {stream.shards.address} has {lengths[~long_enough][0]} steps, and "
+                f"slices have {self._slice_len}",
+                hint="strict_length=False takes it whole",
+            )
+        return found[long_enough]
 
     def _chosen(self, elements: Numbers, number: int) -> Numbers:
         """Choose a slice of each of these trajectories: its first step, and how many steps it has."""
@@ -339,3 +358,30 @@ class StreamSliceSampler(StreamSampler):
         """Go to the place of a state; SchemaError, with nothing changed, for another part or window."""
         super().load_state(state)
         self._slice_len = state["slice_len"]
+
+
+def _fill(rows: TensorDictBase, padding: torch.Tensor, value: float) -> None:
+    """Put a value into the steps that are padding; texts, and their lengths, become 0."""
+    keys = {(key,) if isinstance(key, str) else key for key in rows.keys(True, True)}
+    for key in keys:
+        column = rows.get(key)
+        siblings = {(*key[:-1], f"{key[-1]}_length"), (*key[:-1], key[-1].removesuffix("_length"))} - {key}
+        number = value if column.is_floating_point() else int(value)
+        column[padding] = torch.tensor(0 if siblings & keys else number).to(column.dtype)
+
+
+class StreamEpisodeSampler(StreamSampler):
+    """Draws every trajectory of a stream once in an epoch, whole: a batch of size `n` has the steps of `n` of them.
+
+    Their order is that of elements of a `StreamSampler`, whose arguments it takes.
+    """
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
+        """Draw the steps of the next `batch_size` trajectories, or of the remaining ones."""
+        episodes = self._next(self._stream(storage), batch_size)
+        return torch.from_numpy(np.concatenate([np.arange(first, first + length) for first, length in episodes])), {}
+
+    def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
+        """Return the trajectories of a shard: the numbers of their first steps, and lengths."""
+        lengths = stream.take(shard).lengths
+        return np.stack([stream.numbers(shard, np.cumsum(lengths) - lengths), lengths], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -16,6 +17,7 @@ from ..errors import NoLengthError, SchemaError
 from .base import Storage
 from .cursors import as_index
 from .dataset import tensordict_of
+from .list_storage import ListStorage
 
 Numbers: TypeAlias = NDArray[np.int64]
 _Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
@@ -29,13 +31,20 @@ _EPISODE = "episode"
 class OpenShard(NamedTuple):
     """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64.
 
-    `episode` is added to the numbers of its episodes, where those of several shards are the same.
+    `episode` is added to the numbers of its episodes, where those of several shards are the same. `left_out` has a
+    sentence on each part of it that cannot be read, which is left out.
     """
 
     storage: Storage
     first: int
     lengths: Numbers
     episode: int = 0
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:
+        """Return a shard without rows."""
+        return cls(ListStorage(1), 0, np.empty(0, np.int64), left_out=left_out)
 
     @property
     def rows(self) -> int:
@@ -47,12 +56,14 @@ class ShardedData(ABC):
     """A dataset in parts of whole episodes.
 
     `address` names the dataset in messages, `identity` is a text that no other data has. `rows` are the numbers of
-    rows of all shards, None where they are known only once a shard is there.
+    rows of all shards, None where they are known only once a shard is there. `lacking` has a sentence on each part that
+    is in no shard, though it should be.
     """
 
     address: str
     identity: str
     rows: Sequence[int] | None = None
+    lacking: Sequence[str] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -87,6 +98,7 @@ class StreamStorage(Storage):
         self._starts = None if rows is None else np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
         self._schema: tuple[int, _Schema] | None = None
         self._compared: set[int] = set()
+        self._left_out: dict[int, tuple[str, ...]] = {}
         super().__init__(sys.maxsize if self._starts is None else max(1, int(self._starts[-1])), checkpointer)
 
     def __len__(self) -> int:
@@ -107,10 +119,22 @@ class StreamStorage(Storage):
         if shard not in self._compared:
             self._compare(shard, found)
             self._compared.add(shard)
+            if found.left_out:
+                self._left_out[shard] = found.left_out
+                said = "; ".join(found.left_out)
+                warnings.warn(f"left out of shard {shard} of {self.shards.address}: {said}", stacklevel=2)
         return found
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What cannot be read, and is left out with `skip_bad`: a sentence each, of the shards that were read so far.
+
+        Each is also a warning when its shard is read first.
+        """
+        return (*self.shards.lacking, *(said for shard in sorted(self._left_out) for said in self._left_out[shard]))
+
     def _compare(self, shard: int, found: OpenShard) -> None:
-        if self.shards.rows is not None and found.rows != self.shards.rows[shard]:
+        if self.shards.rows is not None and not found.left_out and found.rows != self.shards.rows[shard]:
             raise SchemaError(
                 f"shard {shard} of {self.shards.address} has {found.rows:,} steps, {self.shards.rows[shard]:,} were "
                 "announced"

@@ -7,6 +7,7 @@ import fcntl
 import functools
 import os
 import queue
+import sys
 import threading
 import time
 from abc import abstractmethod
@@ -15,14 +16,16 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import UsageError
+from ...errors import FormatError, UsageError
 from ...format import fs
 from ...format.contracts import Closing
+from ...format.digest import read_regular
 from ...progress import readable_size
 from ...storages.stream import OpenShard, ShardedData, StreamShards
 
 _LOCK = ".lock"
 _PART = ".part"
+_BAD = "bad.txt"
 _BLOCK = 512
 _LOOK_SECONDS = 0.02
 
@@ -105,16 +108,22 @@ class CachedShards(StreamShards):
     was not used for the longest time. Several processes can have one folder: a shard is fetched once, and stays while
     one of them has it open.
 
+    With `skip_bad` a shard that cannot be read has no rows, and remains so while it is in the folder.
+
     UsageError where the shards that are open at the same time do not fit; what `ShardFiles` raises is raised when the
     shard is taken, and the next `take` tries again. A pickle opens the folder again.
     """
 
-    def __init__(self, files: ShardFiles, folder: Path, limit: int, *, threads: int = 2) -> None:
+    def __init__(
+        self, files: ShardFiles, folder: Path, limit: int, *, threads: int = 2, skip_bad: bool = False
+    ) -> None:
         self.files = files
         self.folder = folder
         self.limit = limit
         self.threads = threads
+        self.skip_bad = skip_bad
         self.address, self.identity, self.rows = files.address, files.identity, files.rows
+        self.lacking = files.lacking
         self._begin()
 
     def _begin(self) -> None:
@@ -199,11 +208,16 @@ class CachedShards(StreamShards):
                 if (place := self._place(number)).is_dir():
                     with contextlib.suppress(OSError):  # when it was used last
                         fs.touch(place)
-                    return _HeldShard(self.files.open(number, place), lock)
+                    return _HeldShard(self._open(number, place), lock)
             except BaseException:
                 os.close(lock)
                 raise
             os.close(lock)  # another process removed it in between
+
+    def _open(self, number: int, place: Path) -> OpenShard:
+        if self.skip_bad and (place / _BAD).is_file():
+            return OpenShard.nothing((read_regular(place / _BAD).decode(),))
+        return self.files.open(number, place)
 
     # Fetching ----------------------------------------------------------------------------------------
 
@@ -222,7 +236,7 @@ class CachedShards(StreamShards):
             fs.remove(part)  # of a process that was killed
             fs.make_folder(part)
             try:
-                self.files.fetch(number, part)
+                self._fetch_into(number, part)
                 fs.sync_folder(part)
                 fs.rename(part, place)
             except BaseException:
@@ -232,6 +246,16 @@ class CachedShards(StreamShards):
         finally:
             self._reserved.pop(number, None)
             os.close(lock)
+
+    def _fetch_into(self, number: int, part: Path) -> None:
+        try:
+            self.files.fetch(number, part)
+        except FormatError as error:
+            if not self.skip_bad:
+                raise
+            fs.remove(part)
+            fs.make_folder(part)
+            fs.write_file(part / _BAD, error.message.encode())
 
     def _locked_to_fetch(self, number: int) -> int | None:
         """Lock a shard that is missing; None once it is there.
@@ -315,8 +339,8 @@ class CachedShards(StreamShards):
         self._end(wait=True)
         self._begin()
 
-    def __del__(self) -> None:
-        if "_process" in self.__dict__:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if "_process" in self.__dict__ and not is_finalizing():
             self._end(wait=False)
 
     def _end(self, *, wait: bool) -> None:
@@ -328,7 +352,7 @@ class CachedShards(StreamShards):
             self._unmark_use()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("files", "folder", "limit", "threads")}
+        return {name: getattr(self, name) for name in ("files", "folder", "limit", "threads", "skip_bad")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

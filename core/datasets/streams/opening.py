@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import DatasetNotFoundError, UsageError
 from ...format.locate import find_dataset, source_names, streams_folder
 from ...samplers.stream import StreamSampler
-from ...storages.stream import StreamShards, StreamStorage
+from ...storages.stream import StreamStorage
 from .cache import CachedShards
 from .hub_shards import HubShards
 from .source_shards import SourceShards
@@ -28,14 +28,24 @@ def open_stream(
     root: str | os.PathLike[str] | None,
     cache_size: int | str | None,
     options: Mapping[str, Any],
+    *,
+    skip_bad: bool = False,
 ) -> StreamStorage:
     """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
 
     What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
-    bytes (8 GiB); `options` are those of the source's reader. UsageError for an address or a size without sense.
+    bytes (8 GiB); `options` are those of the source's reader. With `skip_bad` episodes and shards that cannot be read
+    are left out. UsageError for an address or a size without sense.
     """
-    size = _CACHE_SIZE if cache_size is None else bytes_of_size(cache_size)
-    return StreamStorage(_shards(os.fspath(dataset), root, size, options))
+    limit = _CACHE_SIZE if cache_size is None else bytes_of_size(cache_size)
+    files = _opened(os.fspath(dataset), root, options, skip_bad)
+    return StreamStorage(files if isinstance(files, LocalShards) else cached(files, limit, skip_bad=skip_bad))
+
+
+def cached(files: HubShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
+    """Keep shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
+    size = _CACHE_SIZE if limit is None else bytes_of_size(limit)
+    return CachedShards(files, files.folder / ("sound" if skip_bad else "shards"), size, skip_bad=skip_bad)
 
 
 def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
@@ -51,22 +61,23 @@ def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
     return sampler or StreamSampler()
 
 
-def _shards(dataset: str, root: str | os.PathLike[str] | None, size: int, options: Mapping[str, Any]) -> StreamShards:
-    files: HubShards | SourceShards
+def _opened(
+    dataset: str, root: str | os.PathLike[str] | None, options: Mapping[str, Any], skip_bad: bool
+) -> LocalShards | HubShards | SourceShards:
     if dataset.startswith("hf://"):
         found = _HUB.fullmatch(dataset)
         if found is None:
             raise UsageError(f"{dataset} is no address of a dataset on a hub", hint="write it like hf://OWNER/NAME")
-        files = HubShards(found["repository"], found["revision"], streams_folder(root))
-    else:
-        try:
-            return LocalShards(find_dataset(dataset, root))
-        except DatasetNotFoundError:
-            named = _NAMED.fullmatch(dataset)
-            if named is None or named["source"] not in source_names():
-                raise
-        files = SourceShards(named["source"], named["id"], named["revision"], options, streams_folder(root))
-    return CachedShards(files, files.folder / "shards", size)
+        return HubShards(found["repository"], found["revision"], streams_folder(root))
+    try:
+        return LocalShards(find_dataset(dataset, root))
+    except DatasetNotFoundError:
+        named = _NAMED.fullmatch(dataset)
+        if named is None or named["source"] not in source_names():
+            raise
+    return SourceShards(
+        named["source"], named["id"], named["revision"], options, streams_folder(root), skip_bad=skip_bad
+    )
 
 
 def bytes_of_size(size: int | str) -> int:
