@@ -21,6 +21,8 @@ from ..ted.schema import NEXT, Field, Key, as_numbers, is_floating, state_keys
 from .moments import Moments, QuantileSketch
 
 _BLOCK_BYTES = 8 << 20
+_BLOCK_VALUES = 2 << 20
+"""Each takes several words while moments and quantiles are computed, also where it is a byte."""
 _WIDEST = 1024
 """Leaves of more numbers a row, such as images, are pooled: a mean for each pixel is of little use."""
 
@@ -109,7 +111,7 @@ def _described(reader: StepReader, field: Field, fractions: Sequence[float], pro
 
 def _blocks(reader: StepReader, field: Field) -> Iterator[Array]:
     """Read a leaf in blocks that depend on nothing but its shape: the same rows always give the same numbers."""
-    rows = max(1, _BLOCK_BYTES // field.row_bytes)
+    rows = max(1, min(_BLOCK_BYTES // field.row_bytes, _BLOCK_VALUES // math.prod(field.shape)))
     steps = reader.manifest.steps
     for start in range(0, steps, rows):
         yield reader.read(field.key, start, min(start + rows, steps))

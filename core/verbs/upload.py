@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ _KEPT = frozenset({CARD, ".gitattributes"})
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _DAMAGE = frozenset({"TED014", *(rule.rule_id for rule in FOLDER_RULES)})
 _NAMED = 5
+_AGAIN = "run it again: what was sent is not sent again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,11 +292,27 @@ class _Upload:
         count = "1 file" if len(wanted) == 1 else f"{len(wanted):,} files"
         self.progress.note(f"{count}, {readable_size(total)}, to {self.target}")
         self.progress.start("sending", total, "bytes")
-        sent = self.hub.send(self._name, self._branch, wanted, progress=self.progress.advance, note=self.progress.note)
+        with self._resumable():
+            advance, note = self.progress.advance, self.progress.note
+            sent = self.hub.send(self._name, self._branch, wanted, progress=advance, note=note)
         self.progress.done()
         commit = retrying(functools.partial(self._commit, parent, sent, files, deleted), note=self.progress.note)
         self._require_same(files, commit)
         return commit, sum(sent.bytes)
+
+    @contextlib.contextmanager
+    def _resumable(self) -> Iterator[None]:
+        """State that the next run sends the rest: in the hint of an error, in a note where a signal ends this one."""
+        try:
+            yield
+        except NetworkError as error:
+            error.hint = error.hint or _AGAIN
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self.progress.note(_AGAIN)
+            raise
 
     def _commit(self, parent: str, sent: SentFiles, files: list[LocalFile], deleted: list[str]) -> str:
         """Commit, unless that was done and the answer was lost; the new head otherwise has to be what was sent."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 
 CAP = 180 << 20
 """Bytes of RLIMIT_DATA for verbs without torch: numpy and h5py alone take about 95 MB of it."""
@@ -83,6 +84,13 @@ def test_converting(big: Path) -> None:
 
 def test_checking(big: Path) -> None:
     _run(CAP, "check", big, "-q")
+
+
+def test_statistics_of_bytes(tmp_path: Path) -> None:
+    """Each byte takes several words while it is described: a block of as many bytes as of floats would not fit."""
+    leaf = PlannedLeaf(("image",), "uint8", (96, 96, 3), "root")
+    write_plan(DatasetPlan((400, 300), ("terminated", "truncated"), (False, False), (leaf,)), tmp_path / "images")
+    _run(CAP, "stats", tmp_path / "images", "--root", tmp_path / "root", "-q")
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def test_a_signal_ends_it_soon_and_the_next_run_completes(hub, machine, number):
     started = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert (process.returncode, time.monotonic() - started < 20) == (130 if number == signal.SIGINT else 143, True), err
+    assert "run it again: what was sent is not sent again" in err
     hub.faults.clear()
     machine.json("upload", "walks", WHERE)
     require_whole(hub, machine)
