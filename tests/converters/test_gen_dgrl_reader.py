@@ -15,6 +15,7 @@ from archive_files import add
 from dgrl_files import name_of, random_episodes, saved, write_archive, write_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trusting import TRUST, trusting
 
 import rbtool
 from rbtool.converters.gen_dgrl.reader import GenDgrlReader
@@ -24,15 +25,9 @@ from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "gen_dgrl" / "1M" / "level_200" / "expert" / "bigfish.tar.xz"
-TRUST = {"trust_pickle": True}
 
 
-class Trusting(GenDgrlReader):
-    """The reader, with the option that its format needs."""
-
-    def on_open(self) -> None:
-        self.options = {**self.options, **TRUST}
-        super().on_open()
+Trusting = trusting(GenDgrlReader)
 
 
 class TestReader(ReaderTests):

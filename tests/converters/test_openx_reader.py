@@ -21,6 +21,7 @@ from openx_files import (
     write_shard,
     write_shards,
 )
+from trusting import TRUST, trusting
 
 import rbtool
 from rbtool.converters.openx.reader import OpenXReader
@@ -30,15 +31,9 @@ from rbtool.core.opening import open_steps
 from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "openx" / "nyu_toy"
-TRUST = {"trust_pickle": True}
 
 
-class Trusting(OpenXReader):
-    """The reader, with the option that its format needs."""
-
-    def on_open(self) -> None:
-        self.options = {**self.options, **TRUST}
-        super().on_open()
+Trusting = trusting(OpenXReader)
 
 
 class TestReader(ReaderTests):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from asking import ask, ask_one, failed
 from download_machine import Machine
-from hub import Fault, Hub
+from hub import Hub, fault_table
 from openx_files import assert_equal_rows, random_episodes, write_shards
 from streaming import in_process
 
@@ -76,18 +76,7 @@ def test_the_remote_list_names_datasets_with_their_sizes(machine: Machine) -> No
 
 
 ONE = r"GET .*/resolve/.*toy_00001.*"
-ALWAYS = 1_000
-FAULTS = {
-    "cut once": (Fault(ONE, "cut:500"), 0, ""),
-    "reset once": (Fault(ONE, "reset"), 0, ""),
-    "too many requests once": (Fault(ONE, "status:429", headers={"Retry-After": "0"}), 0, ""),
-    "corrupt once": (Fault(ONE, "corrupt"), 0, ""),
-    "no ranges": (Fault(ONE, "norange", ALWAYS), 0, ""),
-    "always corrupt": (Fault(ONE, "corrupt", ALWAYS), 1, "is not what was announced"),
-    "always down": (Fault(ONE, "status:503", ALWAYS), 5, ""),
-    "refused": (Fault(ONE, "status:403", ALWAYS), 5, ""),
-    "gone": (Fault(ONE, "status:404", ALWAYS), 4, ""),
-}
+FAULTS = fault_table(ONE)
 
 
 @pytest.mark.parametrize("case", FAULTS)

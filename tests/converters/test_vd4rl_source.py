@@ -13,7 +13,7 @@ import pytest
 from asking import ask, ask_one, failed
 from download_machine import Machine
 from forked_scripts import Interpreter
-from hub import Fault, Hub
+from hub import ALWAYS, Fault, Hub, fault_table
 from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
 
 from rbtool.core.format.ted.reader import TedReader
@@ -72,20 +72,10 @@ def test_an_unknown_folder_names_the_nearest(machine: Machine) -> None:
 
 
 ONE = r"GET .*/resolve/.*T000001.*"
-ALWAYS = 1_000
-FAULTS = {
-    "cut once": (Fault(ONE, "cut:500"), 0, ""),
-    "reset once": (Fault(ONE, "reset"), 0, ""),
+FAULTS = fault_table(ONE) | {
     "busy once": (Fault(ONE, "status:503"), 0, ""),
-    "too many requests once": (Fault(ONE, "status:429", headers={"Retry-After": "0"}), 0, ""),
-    "corrupt once": (Fault(ONE, "corrupt"), 0, ""),
-    "no ranges": (Fault(ONE, "norange", ALWAYS), 0, ""),
-    "always corrupt": (Fault(ONE, "corrupt", ALWAYS), 1, "is not what was announced"),
     "cut again and again": (Fault(ONE, "cut:500", ALWAYS), 0, "resuming at byte 1,000"),
     "always cut at once": (Fault(ONE, "cut:0", ALWAYS), 5, ""),
-    "always down": (Fault(ONE, "status:503", ALWAYS), 5, ""),
-    "refused": (Fault(ONE, "status:403", ALWAYS), 5, ""),
-    "gone": (Fault(ONE, "status:404", ALWAYS), 4, ""),
 }
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from damage import mutated
+from mutations import mutated
 
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import RbtoolError

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from damage import mutated
+from mutations import mutated
 
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.converters.roboset.reader import RobosetReader

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import mutated
+from mutations import mutated
 from vd4rl_files import random_episodes, rows_of_shards, write_files, write_shards
 
 from rbtool.core.errors import RbtoolError

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from damage import mutated
+from mutations import mutated
 from rlds_files import METADATA, RICH, random_episode, record, write_dataset, write_shard
 
 from rbtool.converters.rlds.reader import RldsReader

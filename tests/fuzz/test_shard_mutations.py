@@ -86,9 +86,7 @@ def strike(name: str, folder: Path, total: int, batch: int) -> None:
     one = CASES[name]
     source, count = one.made(folder), -(-total // len(one.files))
     options = {} if one.kind is AtariReader else {"trust_pickle": True}
-    strike_in_folder(
-        one.kind, source, one.files, folder / "struck", count, options=options, change=one.change, batch=batch
-    )
+    strike_in_folder(one.kind, source, one.files, folder, count, options=options, change=one.change, batch=batch)
 
 
 @pytest.mark.parametrize("name", CASES)

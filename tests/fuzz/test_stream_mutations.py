@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from atari_files import random_rows, write_rings, write_run
-from damage import mutated
 from dgrl_files import random_episodes, write_archive, write_folder
+from mutations import mutated
 from openx_files import random_episodes as random_robot_episodes
 from openx_files import write_shards
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from d4rl_files import flat, random_episodes
-from damage import mutated
+from mutations import mutated
 from openml_api import tables
 from table_files import WRITERS, column_map, named
 

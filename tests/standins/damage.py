@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,21 +46,6 @@ def flips(path: Path, *, places: int, seed: int = 0) -> Iterator[tuple[Path, int
             sound = flip(file, at, int(draw.integers(8)))
             yield file, at
             _put(file, 0, sound)
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Change some bits or bytes, mostly in the structure at the start and the end, or cut or double a part."""
-    changed = bytearray(data)
-    kind = chance.random()
-    if kind < 0.08:
-        return bytes(changed[: chance.randrange(len(changed))])
-    if kind < 0.16:
-        at, to = sorted(chance.randrange(len(changed)) for _ in range(2))
-        return bytes(changed[:at] + changed[to:])
-    for _ in range(chance.choice([1, 1, 2, 8, 64])):
-        at = chance.randrange(min(len(changed), 4096)) if chance.random() < 0.6 else chance.randrange(len(changed))
-        changed[at] = chance.choice([0, 255, chance.randrange(256), changed[at] ^ (1 << chance.randrange(8))])
-    return bytes(changed)
 
 
 def without_digests(folder: Path) -> Path:

@@ -16,7 +16,24 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from loopback import Asked, Fault, Handler, Loopback
 
-__all__ = ["Asked", "Fault", "Hub", "git_blob_sha1"]
+__all__ = ["ALWAYS", "Asked", "Fault", "Hub", "fault_table", "git_blob_sha1"]
+ALWAYS = 1_000
+"""How often a fault happens that is always there."""
+
+
+def fault_table(asked: str) -> dict[str, tuple[Fault, int, str]]:
+    """Return faults of the answers to requests that match `asked`: each with the exit code and what is said."""
+    return {
+        "cut once": (Fault(asked, "cut:500"), 0, ""),
+        "reset once": (Fault(asked, "reset"), 0, ""),
+        "too many requests once": (Fault(asked, "status:429", headers={"Retry-After": "0"}), 0, ""),
+        "corrupt once": (Fault(asked, "corrupt"), 0, ""),
+        "no ranges": (Fault(asked, "norange", ALWAYS), 0, ""),
+        "always corrupt": (Fault(asked, "corrupt", ALWAYS), 1, "is not what was announced"),
+        "always down": (Fault(asked, "status:503", ALWAYS), 5, ""),
+        "refused": (Fault(asked, "status:403", ALWAYS), 5, ""),
+        "gone": (Fault(asked, "status:404", ALWAYS), 4, ""),
+    }
 
 
 def git_blob_sha1(data: bytes) -> str:

@@ -62,7 +62,7 @@ def strike_in_folder(
 
     `change` makes a mutation of the bytes of a file; every `batch` has others.
     """
-    copy, whole = folder / source.name, 0
+    copy, whole = folder / "struck" / source.name, 0
     shutil.copytree(source, copy)
     for name in names:
         data, chance = (source / name).read_bytes(), random.Random(f"{name} {count} {batch}")
