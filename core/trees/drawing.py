@@ -13,11 +13,11 @@ Figure = Literal["tree", "box"]
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 96, 84, 30, 13
 _RADIUS = 16
 
-_STYLE = (
-    "text{font:11px sans-serif;text-anchor:middle;fill:#222}"
-    ".action{font-size:10px;fill:#666;paint-order:stroke;stroke:#fff;stroke-width:3px}"
-    "line{stroke:#999}circle,rect{fill:#dce8f5;stroke:#4a78a8}"
-)
+# Attributes instead of a style sheet, which some viewers ignore, and which would reach other pictures of a notebook.
+_LABELS = 'font-family="sans-serif" font-size="11" text-anchor="middle" fill="#222"'
+_ACTIONS = 'font-family="sans-serif" font-size="10" text-anchor="start" fill="#666"'
+_STEPS = 'stroke="#999"'
+_VERTICES = 'fill="#dce8f5" stroke="#4a78a8"'
 
 
 class Shape(NamedTuple):
@@ -47,8 +47,8 @@ def draw(shapes: Sequence[Shape], figure: Figure) -> Drawing:
     parts = _boxes(shapes, spans) if figure == "box" else _circles(shapes, spans)
     body = "\n".join(parts)
     return Drawing(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">\n'
-        f"<style>{_STYLE}</style>\n{body}\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'style="background:#fff">\n{body}\n</svg>\n'
     )
 
 
@@ -73,33 +73,38 @@ def _circles(shapes: Sequence[Shape], spans: dict[tuple[int, ...], tuple[int, in
         path: (_MARGIN + _WIDTH * (start + count / 2), _MARGIN + _HEIGHT * (len(path) + 0.5))
         for path, (start, count) in spans.items()
     }
-    lines, labels, circles = [], [], []
+    lines, actions, circles, labels = [], [], [], []
     for shape in shapes:
         x, y = places[shape.path]
         circles.append(f'<circle cx="{x:g}" cy="{y:g}" r="{_RADIUS}"/>')
-        circles.extend(_text(shape.lines, x, y))
+        labels += [*_text(shape.lines[:1], x, y), *_text(shape.lines[1:], x, y + _RADIUS + _LINE / 2)]
         if shape.path:
             above_x, above_y = places[shape.path[:-1]]
             lines.append(f'<line x1="{above_x:g}" y1="{above_y:g}" x2="{x:g}" y2="{y:g}"/>')
-            labels.extend(_text([shape.action], (x + above_x) / 2, (y + above_y) / 2, "action"))
-    return [*lines, *labels, *circles]
+            # Nearer to the vertex below: there the lines of many children are further apart.
+            actions += _text([shape.action], x + (above_x - x) * 0.4 + 6, y + (above_y - y) * 0.4)
+    parts = ((_STEPS, lines), (_ACTIONS, actions), (_VERTICES, circles), (_LABELS, labels))
+    return [_group(*part) for part in parts]
 
 
 def _boxes(shapes: Sequence[Shape], spans: dict[tuple[int, ...], tuple[int, int]]) -> list[str]:
-    parts = []
+    boxes, labels = [], []
     for shape in shapes:
         start, count = spans[shape.path]
         x, y = _MARGIN + _WIDTH * start, _MARGIN + _HEIGHT * len(shape.path)
-        parts.append(f'<rect x="{x}" y="{y}" width="{_WIDTH * count}" height="{_HEIGHT}"/>')
-        lines = [*shape.lines, shape.action] if shape.action else shape.lines
-        parts.extend(_text(lines, x + _WIDTH * count / 2, y + _HEIGHT / 2 - _LINE * (len(lines) - 1) / 2))
-    return parts
+        boxes.append(f'<rect x="{x}" y="{y}" width="{_WIDTH * count}" height="{_HEIGHT}"/>')
+        lines = [f"action: {shape.action}", *shape.lines] if shape.action else shape.lines
+        labels += _text(lines, x + _WIDTH * count / 2, y + _HEIGHT / 2 - _LINE * (len(lines) - 1) / 2)
+    return [_group(_VERTICES, boxes), _group(_LABELS, labels)]
 
 
-def _text(lines: Sequence[str], x: float, y: float, kind: str = "") -> list[str]:
-    named = f' class="{kind}"' if kind else ""
+def _group(attributes: str, parts: Sequence[str]) -> str:
+    return "\n".join([f"<g {attributes}>", *parts, "</g>"])
+
+
+def _text(lines: Sequence[str], x: float, y: float) -> list[str]:
     return [
-        f'<text x="{x:g}" y="{y + 4 + _LINE * number:g}"{named}>{escape(line)}</text>'
+        f'<text x="{x:g}" y="{y + 4 + _LINE * number:g}">{escape(line)}</text>'
         for number, line in enumerate(lines)
         if line
     ]
