@@ -11,6 +11,7 @@ from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperie
 from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .core import __version__ as __version__
 from .core.buffers.base import ReplayBuffer as ReplayBuffer
+from .core.buffers.conditional import ConditionalUpdateResult as ConditionalUpdateResult
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
 from .core.buffers.hindsight import HindsightStrategy as HindsightStrategy

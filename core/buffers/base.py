@@ -19,12 +19,12 @@ from ..ray_session import imported_ray
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
+from .conditional import ConditionalUpdates
 from .pytrees import checked_batch_size
 from .queries import Queries
-from .writing import Writing
 
 
-class ReplayBuffer(Queries, Writing):
+class ReplayBuffer(Queries, ConditionalUpdates):
     """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
 
     Arguments, all by name:

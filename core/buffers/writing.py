@@ -284,7 +284,7 @@ class Writing(BufferParts):
         With `keys_to_update`, only those among the given entries. `clone` is accepted for compatibility with TorchRL:
         values are always copied.
         """
-        values = dict(_flat(input_dict_or_td))
+        values = dict(flat_entries(input_dict_or_td))
         if keys_to_update is not None:
             wanted = [_path(key) for key in keys_to_update]
             values = {key: value for key, value in values.items() if any(key[: len(part)] == part for part in wanted)}
@@ -292,7 +292,7 @@ class Writing(BufferParts):
 
     def _replace(self, key: Key, value: Any) -> None:
         """Replace or add an entry, or a nest of entries."""
-        values = dict(_flat(value, _path(key)))
+        values = dict(flat_entries(value, _path(key)))
         try:
             self._edit(values)
         except MissingKeyError:
@@ -350,13 +350,13 @@ def _like(leaf: torch.Tensor, value: Any, key: Key) -> torch.Tensor:
     return value
 
 
-def _flat(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     """Return the leaves of a tensordict or a nest of dicts with their keys."""
     if not (is_tensor_collection(nest) or isinstance(nest, Mapping)):
         return [(path, nest)]
     found = []
     for key, value in nest.items():
-        found += _flat(value, (*path, *((key,) if isinstance(key, str) else key)))
+        found += flat_entries(value, (*path, *((key,) if isinstance(key, str) else key)))
     return found
 
 

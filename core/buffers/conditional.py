@@ -1,0 +1,191 @@
+"""Updates of stored elements that apply only to elements that are still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SchemaError, UsageError
+from ..samplers.boundaries import Key, boundary_key
+from ..storages.tensor import TensorStorage
+from ..storages.write_log import Change
+from .pytrees import without_arrays
+from .writing import Writing, flat_entries
+
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalUpdateResult:
+    """What became of the records of an update, in their order; bool `[N]`.
+
+    `updated`: it was applied; without versions also where a later record of the same element replaced it.
+    `version_rejected`: the element is there, and its version, or that of another record of it, is newer; None for
+    updates without versions. All others are stale: the element was overwritten or never written.
+    """
+
+    updated: torch.Tensor
+    version_rejected: torch.Tensor | None = None
+
+    @property
+    def updated_count(self) -> int:
+        """How many records were written."""
+        return int(self.updated.sum())
+
+    @property
+    def version_rejected_count(self) -> int:
+        """How many records have too old a version."""
+        return 0 if self.version_rejected is None else int(self.version_rejected.sum())
+
+    @property
+    def stale_count(self) -> int:
+        """How many records are of elements that are no longer there."""
+        return len(self.updated) - self.updated_count - self.version_rejected_count
+
+
+class _Entry(NamedTuple):
+    """An entry of all valid elements, and new values for some of them, `[N, *feature]`."""
+
+    key: Key
+    leaf: torch.Tensor
+    values: torch.Tensor
+
+
+class ConditionalUpdates(Writing):
+    """Updates elements by the generation that a batch had them in."""
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+    ) -> ConditionalUpdateResult:
+        """Replace entries of those elements that were not overwritten since they were sampled.
+
+        `index` and `generation` are the `"index"` and `"index_generation"` of a batch, for N elements: int64 `[N]`, and
+        `[N, ndim]` indices for a storage of several dimensions. `patch` is a tensordict or a dict of entries, `[N,
+        *feature]`. With `version`, a number or one of each element, only elements whose entry `version_key` is not
+        above it are updated (with `require_newer`, is below it), and get it as their version, in the same write. Of
+        several records of an element the one with the highest version applies, the last of equal ones.
+
+        It needs a `TensorStorage`, and a writer with `track_generations=True`. Transforms are not used; generations and
+        the places of elements do not change, so that later updates of the same batch work.
+
+        All with nothing changed: SchemaError (a RuntimeError) for other parts and a storage that was never written;
+        MissingKeyError (a KeyError) for entries that are not stored; UsageError (a ValueError) for other numbers of
+        records, element types and shapes, and for a version without its key.
+        """
+        if (version_key is None) != (version is None):
+            raise UsageError("one of version_key and version was given, both or none are expected")
+        with self._guard:
+            storage = self._required_storage()
+            places, rows = self._places_of(index)
+            stamps = _numbers("generation", generation, len(rows))
+            entries = [self._entry_of(boundary_key(key), values, len(rows)) for key, values in flat_entries(patch)]
+            versions = None
+            if version_key is not None:
+                versions = self._versions(boundary_key(version_key), version, len(rows), entries)
+            now = self._writer.generations_of(torch.from_numpy(rows)).numpy()
+            live: Flags = (now == stamps) & (now >= 0) & (rows < storage.shape[0])
+            accepted = live.copy()
+            if versions is not None:
+                stored = versions.leaf[places].reshape(-1).numpy(force=True)[live]
+                new = versions.values.reshape(-1).numpy(force=True)
+                accepted[live] = new[live] > stored if require_newer else new[live] >= stored
+            winners = self._apply([*entries, *([versions] if versions else [])], places, rows, accepted, versions)
+            if versions is not None:
+                accepted = winners
+        rejected = None if versions is None else torch.from_numpy(live & ~accepted)
+        return ConditionalUpdateResult(torch.from_numpy(accepted), rejected)
+
+    def _required_storage(self) -> TensorStorage:
+        storage, writer = self._storage, self._writer
+        if not isinstance(storage, TensorStorage):
+            raise SchemaError(f"conditional updates need a TensorStorage, found a {type(storage).__name__}")
+        if not writer.tracks_generations:
+            raise SchemaError(
+                f"conditional updates need generations, which this {type(writer).__name__} does not track",
+                hint="make the writer with track_generations=True",
+            )
+        if not storage.initialized:
+            raise SchemaError("conditional updates are of stored elements, and nothing was ever written")
+        return storage
+
+    def _places_of(self, index: Any) -> tuple[Any, NDArray[np.int64]]:
+        """Return records as an index of valid elements, with any element in place of others, and their rows."""
+        ndim, shape = self._storage.ndim, tuple(self._storage.shape)
+        parts = [_numbers("index", part) for part in index] if isinstance(index, tuple) else None
+        given = np.stack(parts, -1) if parts else _numbers("index", index)
+        given = given.reshape(-1, ndim) if ndim > 1 or given.ndim > 1 else given.reshape(-1, 1)
+        if (given[:, 1:] < 0).any() or (given[:, 1:] >= np.array(shape[1:], np.int64)).any():
+            raise UsageError(f"the index has coordinates outside of the lanes {list(shape[1:])}")
+        rows = given[:, 0]
+        valid = np.where((rows >= 0) & (rows < shape[0]), rows, 0)
+        columns = [torch.from_numpy(valid), *(torch.from_numpy(given[:, dim].copy()) for dim in range(1, ndim))]
+        return tuple(columns), rows
+
+    def _entry_of(self, key: Key, given: Any, count: int) -> _Entry:
+        leaf = self._storage.editable(key)
+        feature = leaf.shape[self._storage.ndim :]
+        values = without_arrays(given)
+        if not isinstance(values, torch.Tensor) or values.dtype != leaf.dtype:
+            found = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+            raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, {leaf.dtype} is expected")
+        if values.numel() != count * feature.numel():
+            raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, {[count, *feature]} is expected")
+        return _Entry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
+
+    def _versions(self, key: Key, version: Any, count: int, entries: list[_Entry]) -> _Entry:
+        if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
+            raise UsageError(f"the version {'.'.join(key)!r} is in the patch, it is given apart")
+        leaf = self._storage.editable(key)
+        if leaf.shape[self._storage.ndim :].numel() != 1:
+            raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, one number each is expected")
+        if not isinstance(version, torch.Tensor):
+            version = torch.as_tensor(version, dtype=leaf.dtype)
+        if version.numel() == 1:
+            version = version.reshape(1).expand(count)
+        return self._entry_of(key, version, count)
+
+    def _apply(
+        self, entries: list[_Entry], places: Any, rows: NDArray[np.int64], accepted: Flags, versions: _Entry | None
+    ) -> Flags:
+        """Write the accepted records, one of each element; return which, bool `[N]`."""
+        found = np.zeros(len(accepted), np.bool_)
+        chosen = np.flatnonzero(accepted)
+        if not len(chosen):
+            return found
+        cells = np.ravel_multi_index([part.numpy()[chosen] for part in places], tuple(self._storage.shape))
+        rank = np.zeros(len(chosen)) if versions is None else versions.values.reshape(-1).numpy(force=True)[chosen]
+        order = np.lexsort((np.arange(len(chosen)), rank, cells))
+        last = np.append(cells[order][1:] != cells[order][:-1], True)
+        found[chosen[order[last]]] = True
+        winners = torch.from_numpy(np.flatnonzero(found))
+        where = tuple(part[winners] for part in places)
+        changed = torch.from_numpy(np.unique(rows[winners.numpy()]))
+        for entry in entries:
+            self._storage.keep(changed, entry.key)
+            entry.leaf[where] = entry.values[winners.to(entry.values.device)]
+            self._storage.put_back(entry.key, entry.leaf, where if len(where) > 1 else where[0])
+        self._storage.mark_changed(Change(changed, tuple(entry.key for entry in entries)))
+        return found
+
+
+def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int64]:
+    """Return whole numbers as an array, `[count]`; UsageError for anything else."""
+    found = torch.as_tensor(without_arrays(given)) if not isinstance(given, Mapping | str) else torch.empty(0)
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise UsageError(f"{name} is {found.dtype}, whole numbers are expected")
+    if count is not None and found.numel() != count:
+        raise UsageError(f"{name} has {found.numel()} numbers for {count} elements")
+    values = found.numpy(force=True).astype(np.int64)
+    return values if count is None else values.reshape(-1)
