@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,21 +51,29 @@ def state_of(dest: Path, *, parts: bool) -> str:
     return name
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory where there is such a place: a thousand saves wait for no disk there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        yield Path(place)
+
+
 @pytest.mark.parametrize("parts", [False, True], ids=["buffer", "storage"])
 @pytest.mark.parametrize("strikes", [6, pytest.param(None, marks=pytest.mark.slow)])
-def test_killed_anywhere_the_checkpoint_is_old_or_new(tmp_path: Path, parts: bool, strikes: int | None) -> None:
+def test_killed_anywhere_the_checkpoint_is_old_or_new(folder: Path, parts: bool, strikes: int | None) -> None:
     older, newer = (ensemble(sizes, float(name == "new")) for name, sizes in SIZES.items())
     old, new = ((one.storage if parts else one) for one in (older, newer))
     assert isinstance(old, StorageEnsemble) is parts
-    old.dumps(tmp_path / "older")
-    shutil.copytree(tmp_path / "older", tmp_path / "whole" / "saved")
-    status, operations = _forked(new.dumps, tmp_path / "whole", tmp_path / "whole" / "saved", None, 0)
+    old.dumps(folder / "older")
+    shutil.copytree(folder / "older", folder / "whole" / "saved")
+    status, operations = _forked(new.dumps, folder / "whole", folder / "whole" / "saved", None, 0)
     assert status == 0
     assert operations > 20
     seen = set()
     for at in {round((number + 1) * operations / (strikes or operations)) for number in range(strikes or operations)}:
-        out = tmp_path / str(at)
-        shutil.copytree(tmp_path / "older", out / "saved")
+        out = folder / str(at)
+        shutil.copytree(folder / "older", out / "saved")
         status, _ = _forked(new.dumps, out, out / "saved", _kill, at)
         assert os.WIFSIGNALED(status)
         seen.add(state_of(out / "saved", parts=parts))
