@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
-from ..errors import RbtoolError, SchemaError
+from ..errors import FormatError, RbtoolError, SchemaError
 from ..ray_session import imported_ray
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
@@ -149,6 +149,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
             self._restore_ahead(self.rotated_draws(list(draws)))
 
     def _load_saved(self, saved: SavedParts) -> None:
+        if "members" in saved.notes:
+            raise FormatError("a checkpoint of an ensemble was found, one of a single buffer is expected")
         if saved.transforms is not None:
             self._transform.load_state_dict(saved.transforms)
         if saved.writer is not None:

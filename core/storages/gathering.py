@@ -54,13 +54,13 @@ class Parts:
         """Whether all parts have as many rows."""
         return len(set(np.diff(self.stops, prepend=0).tolist())) == 1
 
-    def labels(self, sources: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return for each row the member and the source, one of each member; int64 `[size]`."""
+    def labels(self, sources: Numbers) -> tuple[Numbers, Numbers]:
+        """Return for each row the member and the source, one of each member; int64 `[size]`, in memory of their own."""
         if self._labels is None or self._labels[0] is not sources:
             counts = np.diff(self.stops, prepend=0)
             self._labels = sources, np.repeat(self.members, counts), np.repeat(sources[self.members], counts)
         _, ids, numbers = self._labels
-        return from_numpy(ids.copy()), from_numpy(numbers.copy())
+        return ids.copy(), numbers.copy()
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
         """Yield each member, and where its rows are in the batch."""

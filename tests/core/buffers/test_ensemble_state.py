@@ -331,3 +331,11 @@ def test_hooks_are_refused_when_they_are_registered_and_members_take_them(tmp_pa
     buffer[1].register_save_hook(lambda data, path: paths.append(path) or data)
     buffer.dumps(tmp_path / "saved")
     assert len(paths) == 1
+
+
+def test_the_checkpoint_of_an_ensemble_is_not_that_of_a_single_buffer(tmp_path: Path) -> None:
+    members = rings(4, 4)
+    ReplayBufferEnsemble(*members).dumps(tmp_path / "saved")
+    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, one of a single buffer is expected"):
+        members[0].loads(tmp_path / "saved")
+    assert len(members[0]) == 4
