@@ -232,7 +232,7 @@ class MCTSForest:
         assert self.node_map is not None
         vertices = grow(self.node_map, node, steps, max_depth=max_depth, compact=compact)
         return planted(
-            vertices, self.data_map, self.node_map, root.select(*self.observation_keys), self.observation_keys,
+            vertices, self.data_map, self.node_map, root.select(*self.observation_keys).clone(), self.observation_keys,
             self._specs(),
         )  # fmt: skip
 

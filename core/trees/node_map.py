@@ -30,6 +30,8 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
         self.hashes: list[int] = []
         """The hash of each step."""
         self._visits: list[int] = []
+        self._forward = True
+        """Whether each step leads to a node of a higher number, as without states that are met again."""
 
     def __len__(self) -> int:
         return len(self.branches)
@@ -38,6 +40,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
         self.query_module.truncate(0)
         for part in (self.branches, self.targets, self.hashes, self._visits):
             part.clear()
+        self._forward = True
 
     def contains(self, item: TensorDictBase) -> torch.Tensor:
         hashed = self.query_module.hashed(item)
@@ -54,6 +57,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
                 self.targets.append(target)
                 self.hashes.append(value)
                 self.branches[node].append(row)
+                self._forward &= target > node
 
     def __getitem__(self, item: TensorDictBase) -> TensorDictBase:
         hashed = self.query_module.hashed(item)
@@ -75,6 +79,8 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
 
     def acyclic_from(self, start: int) -> bool:
         """Whether no path from a node leads back to where it was."""
+        if self._forward:
+            return True
         active, done = {start}, set[int]()
         stack = [(start, iter(self.branches[start]))]
         while stack:

@@ -156,6 +156,19 @@ def test_the_maps_of_a_forest() -> None:
         forest.node_map[state(0)] = state(0)
 
 
+def test_a_cleared_node_map_is_empty() -> None:
+    nodes = forest_of([(0, 1, 1), (1, 1, 0)]).node_map
+    nodes.clear()
+    assert (len(nodes), nodes.contains(state(0)).item()) == (0, False)
+
+
+def test_a_tree_keeps_its_root_when_the_state_changes() -> None:
+    forest, root = forest_of([(0, 1, 1)], [(0, 2, 2)]), state(0)
+    tree = forest.get_tree(root)
+    root["observation"].fill_(9)
+    assert tree.node_observation.item() == 0
+
+
 def test_one_step_and_several_rollouts_at_once() -> None:
     forest, steps = MCTSForest(), rollout([(0, 1, 1), (1, 1, 2), (0, 2, 3), (3, 1, 4)])
     forest.add(steps[0])
