@@ -185,18 +185,18 @@ def convert(
     num_workers: NumWorkers = 0,
     engine: Annotated[
         EngineName,
-        typer.Option("--engine", help="Those processes are here, or on a Ray cluster with these folders."),
+        typer.Option("--engine", help="Where those processes are: here, or on a Ray cluster that shares the folders."),
     ] = EngineName.LOCAL,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run of those processes, same arguments.")
+        bool, typer.Option("--resume", help="Continue what those processes left when they were interrupted.")
     ] = False,
     source_format: FromFormat = None,
     raw: RawOptions,
 ) -> None:
     """Turn a dataset on this machine into TED.
 
-    Reads datasets of other libraries: HDF5, arrow and parquet; and datasets in TED and checkpoints, to put them into
-    another layout. DEST appears when it is complete, or not at all.
+    Reads datasets of other libraries, which rbtool list --formats names; and datasets in TED and checkpoints, to put
+    them into another layout. DEST appears when it is complete, or not at all.
     """
     from ..core.verbs.convert import convert as run
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hub_uploads import WRITER, UploadHub
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
@@ -26,6 +27,7 @@ def parts():
 
 VARIES = {
     r"xxh3-128:[0-9a-f]{32}": "DIGEST",  # the last bits of a simulation differ from processor to processor
+    r"@[0-9a-f]{40}\b": "@COMMIT",
     r"\d{4}-\d\d-\d\d": "DATE",
     r"\d+\.\d s\b": "SECONDS",
     r"(?<=episodes  )( ?)\d+(\.\d)? kB|(?<=datasets · )\d+ kB": r"\1SIZE",  # manifests hold paths and dates
@@ -59,10 +61,13 @@ def environment(forked, folder):
 @pytest.fixture(scope="module")
 def outputs(folder, environment):
     """What the commands of the README print when they are typed into one shell."""
-    script = "set -o pipefail\n" + "".join(f"{command}\necho '{END}' $?\n" for command, _ in parts())
-    done = subprocess.run(
-        ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    with UploadHub(folder / ".hub") as hub:
+        places = f"HF_ENDPOINT={hub.url} HF_TOKEN={WRITER} "
+        commands = [f"{places if 'hf://' in command else ''}{command}" for command, _ in parts()]
+        script = "set -o pipefail\n" + "".join(f"{command}\necho '{END}' $?\n" for command in commands)
+        done = subprocess.run(
+            ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
     return re.findall(rf"(.*?){END} (\d+)\n", done.stdout, re.DOTALL), done.stderr
 
 
@@ -82,7 +87,7 @@ def test_the_commands_say_nothing_unexpected(outputs):
 def test_every_verb_is_shown():
     commands = " ".join(command for command, _ in parts())
     shown = ("download", "convert", "preprocess", "checkpoint", "inspect", "stats", "export", "sample", "check", "demo")
-    for verb in ("list", *shown):
+    for verb in ("list", "upload", *shown):
         assert f"rbtool {verb} " in commands or f"rbtool {verb}" in commands.split("\n")
 
 

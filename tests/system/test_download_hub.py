@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hub_uploads import Fault, UploadHub
+from hub_uploads import WRITER, Fault, UploadHub
 from upload_machine import Uploader, files_of
 
 import rbtool
@@ -227,6 +227,15 @@ def test_a_fault_is_survived_or_named_and_the_next_run_completes(machine, hub, w
     assert machine.leftovers() == []
     if code == 5 and "resolve" in fault.match:
         assert len(hub.paths("/resolve/")) < len(files_of(walks))
+
+
+def test_a_private_repository_is_fetched_with_its_token(machine, hub, stored, walks):
+    hub.token = WRITER
+    for token in ("", "hf_readerreader"):
+        refused = machine.run("download", WHERE, HF_TOKEN=token)
+        assert (refused.returncode in (4, 5), "HF_TOKEN" in refused.stderr, stored.exists()) == (True, True, False)
+    machine.json("download", WHERE)
+    assert files_of(stored) == files_of(walks)
 
 
 def test_two_at_once_fetch_once(machine, hub, stored, walks):
