@@ -58,6 +58,8 @@ class RolloutFromModel:
         require_count("max_new_tokens", max_new_tokens, "tokens")
         if num_steps is not None:
             require_count("num_steps", num_steps, "rollouts")
+        if _configured(model, "is_encoder_decoder"):
+            raise UsageError(f"the {type(model).__name__} is an encoder with a decoder, a causal model is expected")
         if score_clip is not None and not score_clip > 0:
             raise UsageError(f"score_clip is {score_clip!r}, a number above 0 or None is expected")
         self.model = model
@@ -109,6 +111,10 @@ class RolloutFromModel:
                 input_ids=prompts.ids, attention_mask=prompts.real.long(), generation_config=config
             )
             made = getattr(made, "sequences", made)[:, prompts.width :]
+            if len(made) != len(prompts.ids):
+                raise UsageError(
+                    f"{len(made)} texts were generated for {len(prompts.ids)} prompts, one each is expected"
+                )
             text = right_padded(prompts, made, self.max_new_tokens, self.eos_token_ids, self.pad_token_id)
             places = text.new_places - 1  # the logits at a place are those of the token after it
             actions = text.ids.gather(1, text.new_places)

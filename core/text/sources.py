@@ -44,8 +44,8 @@ class RowsOnDisk(TextRows):
             raise DatasetNotFoundError(f"there is no folder {path}, which should hold a saved dataset")
         try:
             found = datasets.load_from_disk(os.fspath(path))
-        except (FileNotFoundError, ValueError) as error:
-            raise FormatError(f"{path} is not what save_to_disk of the datasets library writes: {error}") from error
+        except (FileNotFoundError, ValueError, IndexError) as error:  # IndexError for a split without files
+            raise FormatError(f"{path} has no rows that save_to_disk of the datasets library wrote: {error}") from error
         if isinstance(found, datasets.DatasetDict):
             _require_split(str(path), split, list(found))
             found = found[split]
@@ -81,9 +81,9 @@ class StoredRows(TextRows):
     def dataset(self, count: int) -> Any:
         import datasets
 
-        start, stop = int(self._rows[0]), int(self._rows[0]) + count  # the rows of a split follow each other
+        start = int(self._rows[0]) if count else 0  # the rows of a split follow each other
         with open_dataset(self._path) as reader:
-            return datasets.Dataset.from_dict(_columns(reader, start, stop))
+            return datasets.Dataset.from_dict(_columns(reader, start, start + count))
 
 
 def _columns(reader: StepReader, start: int, stop: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def rows_on_disk(path: Path, split: str) -> TextRows:
 def stored_rows(name: str, split: str, root: Path) -> TextRows:
     """Open a split of a dataset of a hub, which is downloaded unless it is stored."""
     found = download(SOURCE, name, root=root)
-    return StoredRows(Path(found.path), name, split)
+    return StoredRows(found.path, found.id, split)
 
 
 def _require_split(where: str, split: str, there: list[str]) -> None:

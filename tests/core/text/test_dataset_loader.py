@@ -160,7 +160,7 @@ def test_splits_and_folders_that_are_not_there(saved: Path, tmp_path: Path) -> N
     with pytest.raises(DatasetNotFoundError, match="no folder"):
         loader(tmp_path / "nothing", tmp_path).load()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(FormatError, match="not what save_to_disk"):
+    with pytest.raises(FormatError, match="has no rows that save_to_disk"):
         loader(tmp_path / "folder", tmp_path).load()
 
 
@@ -168,6 +168,12 @@ def test_a_split_of_which_no_text_fits_leaves_nothing(saved: Path, tmp_path: Pat
     with pytest.raises(UsageError, match="none of 50 texts of openai_summarize_tldr ends within 5 tokens"):
         loader(saved, tmp_path, max_length=5).load()
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "mine")
+    with pytest.raises(FormatError, match="mine has no rows that save_to_disk"):
+        loader(tmp_path / "mine", tmp_path, tokenizer_fn=TensorDictTokenizer).load()
 
 
 def test_a_failure_in_between_leaves_nothing(saved: Path, tmp_path: Path) -> None:

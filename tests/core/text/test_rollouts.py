@@ -228,6 +228,15 @@ def test_a_model_without_end_and_pad_tokens_needs_a_pad_token() -> None:
     assert made.rollout_from_data(batch_of())["next", "truncated"][:, -1].all()
 
 
+def test_models_and_settings_that_make_other_texts_are_refused() -> None:
+    with pytest.raises(UsageError, match="a causal model is expected"):
+        RolloutFromModel(tiny_model(is_encoder_decoder=True), tiny_model(), Scores())
+    several = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=STEPS, pad_token_id=PAD)
+    made = RolloutFromModel(tiny_model(), tiny_model(1), Scores(), max_new_tokens=STEPS)
+    with pytest.raises(UsageError, match="6 texts were generated for 3 prompts"):
+        made.generate(batch_of(), several)
+
+
 def empty_prompt(batch: PromptData) -> None:
     batch.prompt_rindex[1] = -1
 
