@@ -111,6 +111,7 @@ from .core.specs.renamed import NonTensorSpec as NonTensorSpec
 from .core.specs.renamed import OneHotDiscreteTensorSpec as OneHotDiscreteTensorSpec
 from .core.specs.renamed import UnboundedContinuousTensorSpec as UnboundedContinuousTensorSpec
 from .core.specs.renamed import UnboundedDiscreteTensorSpec as UnboundedDiscreteTensorSpec
+from .core.specs.spaces import space_from_spec as space_from_spec
 from .core.specs.spaces import spec_from_space as spec_from_space
 from .core.specs.stacked import Stacked as Stacked
 from .core.specs.stacked_composite import StackedComposite as StackedComposite

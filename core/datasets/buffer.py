@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -31,11 +32,12 @@ from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging
 from ..format.ted.reader import TedReader
-from ..opening import open_dataset
+from ..opening import open_dataset, open_steps
 from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
+from ..specs.composite import Composite
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
@@ -43,6 +45,7 @@ from ..transforms.base import divided
 from ..verbs.mixtures import open_mixture
 from ..verbs.results import given_options
 from ..writers.base import ImmutableDatasetWriter, Writer
+from .specs import dataset_specs
 from .storage import DatasetStorage, Mode
 from .streams.opening import open_stream, stream_sampler
 from .videos import with_frames
@@ -75,6 +78,15 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
             raise SchemaError(f"the rows of a {type(self.storage).__name__} are in no dataset on disk")
         folder: str = os.fspath(path)
         return folder
+
+    @cached_property
+    def specs(self) -> Composite:
+        """The spec of one row, with the values of the spaces that the source records.
+
+        See `dataset_specs`; transforms of the buffer are not looked at. SchemaError as `__fspath__` raises it.
+        """
+        with open_steps(os.fspath(self)) as reader:
+            return dataset_specs(reader)
 
     def preprocess(
         self,

@@ -25,15 +25,13 @@ from ..format.staging import Staging, mend, remove_dataset
 from ..opening import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
 from ..specs.base import TensorSpec
-from ..specs.bounded import BoundedContinuous
-from ..specs.composite import Composite
 from ..specs.spaces import spec_from_space
-from ..specs.unbounded import Unbounded
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..verbs.download import DownloadResult, download
 from ..verbs.listing import list_remote
 from .buffer import DatasetReplayBuffer
+from .specs import without_infinite_bounds
 from .storage import DatasetStorage
 from .videos import with_frames
 
@@ -315,7 +313,7 @@ def environment_metadata(path: Path) -> dict[str, Any]:
     document = _read(documents)
     document.setdefault("dataset_id", manifest.request.id)
     spaces: dict[str, TensorSpec | None] = {
-        f"{name}_space": _without_infinite_bounds(spec_from_space(manifest.spaces[name]))
+        f"{name}_space": without_infinite_bounds(spec_from_space(manifest.spaces[name]))
         if manifest.spaces.get(name)
         else None
         for name in ("observation", "action")
@@ -332,14 +330,3 @@ def _read(documents: Mapping[str, bytes]) -> dict[str, Any]:
     if isinstance(document.get("env_spec"), str):
         document["env_spec"] = parse_json(document["env_spec"], f"env_spec in {_SOURCE_DOCUMENT}")
     return document
-
-
-def _without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
-    """Make an Unbounded of what has no finite bound, in a nest too."""
-    if isinstance(spec, Composite):
-        for name, child in list(spec.items()):
-            if child is not None:
-                spec.set(name, _without_infinite_bounds(child))
-    elif isinstance(spec, BoundedContinuous) and bool((spec.space.low.isneginf() & spec.space.high.isposinf()).all()):
-        return Unbounded(spec.shape, spec.device, spec.dtype)
-    return spec

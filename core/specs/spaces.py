@@ -1,4 +1,4 @@
-"""Specs of the spaces of an environment, as a manifest or gymnasium has them."""
+"""Specs of the spaces of an environment, as a manifest or gymnasium has them, and gymnasium spaces of specs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from ..errors import FormatError, SchemaError, UsageError
+from ..ted.spaces import bound_array
 from .base import TensorSpec
-from .bounded import Bounded
+from .bounded import Bounded, BoxSpec
 from .categorical import Binary, Categorical
 from .composite import Composite
 from .multi_categorical import MultiCategorical
 from .non_tensor import NonTensor
+from .one_hot import MultiOneHot, OneHot
+from .stacked import LazyStack
+from .unbounded import Unbounded
 from .values import DeviceLike
 
 _PARTS = {
@@ -76,16 +80,8 @@ def _dtype(space: Mapping[str, Any], default: str) -> torch.dtype:
 
 def _box(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
     shape = _sizes(space["shape"])
-    low, high = (np.broadcast_to(_numbers(space[bound]), shape) for bound in ("low", "high"))
+    low, high = (np.broadcast_to(bound_array(space[bound]), shape) for bound in ("low", "high"))
     return Bounded(low, high, shape, device, _dtype(space, "float32"))
-
-
-def _numbers(bound: Any) -> np.ndarray[Any, Any]:
-    """Read a bound; lists of integers stay exact, the strings of strict JSON become the numbers they stand for."""
-    array = np.asarray(bound)
-    if array.dtype.kind in "US" or array.dtype == object:
-        array = np.vectorize(float, otypes=[np.float64])(np.asarray(bound, dtype=object))
-    return array
 
 
 def _discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
@@ -133,3 +129,68 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], DeviceLike | None], TensorSpec]] 
     "Text": lambda space, device: NonTensor((), device, example_data=""),
     "Tuple": _nest,
 }
+
+
+def space_from_spec(spec: TensorSpec) -> Any:
+    """Return the gymnasium space of the values that a spec holds; ImportError where gymnasium is not installed.
+
+    The space of a Composite is a Dict, of a Categorical a Discrete or, with a shape, a MultiDiscrete, of a
+    MultiCategorical a MultiDiscrete, of bits and one-hot rows a MultiBinary; that of numbers is a Box, and of data that
+    are text a Text. A Bounded of whole numbers without a shape is a Discrete that starts at its lower bound. A space
+    has no masks, nor the rule that one element of a row is set: it may hold more than the spec. SchemaError (a
+    RuntimeError) for specs of unknown sizes, of types that NumPy lacks, and for kinds of spec that no space is like.
+    """
+    from gymnasium import spaces
+
+    if isinstance(spec, LazyStack):
+        return spaces.Tuple([space_from_spec(one) for one in spec.specs])
+    if isinstance(spec, Composite):
+        entries = {str(name): entry for name, entry in spec.items() if entry is not None}
+        return spaces.Dict({name: space_from_spec(entry) for name, entry in entries.items()})
+    if -1 in spec.shape:
+        raise SchemaError(f"a spec of shape {list(spec.shape)} has no space: a size is unknown")
+    if isinstance(spec, NonTensor) and isinstance(spec.example_data, str) and not spec.batched:
+        return spaces.Text(_LONGEST_TEXT)
+    if isinstance(spec, Binary | OneHot | MultiOneHot):
+        return spaces.MultiBinary(list(spec.shape))
+    if isinstance(spec, Categorical):
+        dtype = _integers(spec)
+        if not spec.shape:
+            return spaces.Discrete(spec.n, dtype=dtype)
+        return spaces.MultiDiscrete(np.full(tuple(spec.shape), spec.n), dtype=dtype)
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.cpu().numpy(), dtype=_integers(spec))
+    if isinstance(spec, BoxSpec):
+        return _box_of(spec)
+    raise SchemaError(f"a {type(spec).__name__} has no space that is like it")
+
+
+_LONGEST_TEXT = 2**16
+
+
+def _numpy_type(spec: TensorSpec) -> Any:
+    name = str(spec.dtype).removeprefix("torch.")
+    if name == "bfloat16" or (spec.dtype is not None and spec.dtype.is_complex):
+        raise SchemaError(f"a spec of {name} has no space: gymnasium has no such numbers")
+    return np.dtype(name).type
+
+
+def _integers(spec: TensorSpec) -> Any:
+    found = _numpy_type(spec)
+    return found if np.issubdtype(found, np.integer) else np.int64
+
+
+def _box_of(spec: BoxSpec) -> Any:
+    from gymnasium import spaces
+
+    kind = _numpy_type(spec)
+    if isinstance(spec, Bounded) and spec.domain == "discrete" and not spec.shape and np.issubdtype(kind, np.integer):
+        start = int(spec.low)
+        return spaces.Discrete(int(spec.high) - start + 1, start=start, dtype=kind)
+    shape = tuple(spec.shape)
+    if kind is np.bool_:
+        return spaces.MultiBinary(list(shape))
+    low, high = spec.low.cpu().numpy(), spec.high.cpu().numpy()
+    if isinstance(spec, Unbounded) and np.issubdtype(kind, np.floating):
+        low, high = np.full(shape, -np.inf, kind), np.full(shape, np.inf, kind)
+    return spaces.Box(low.astype(kind), high.astype(kind), shape, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from .schema import (
     key_name,
     state_keys,
 )
+from .spaces import SpaceRule
 
 _Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -326,5 +327,15 @@ def _elements(field: Field, same: _Array) -> str:
 
 DATA_RULES: tuple[type[Rule], ...] = (
     SchemaRule, SingletonRule, DoneRule, ContinuityRule, AcrossRule, MidEpisodeFlagRule, NotFiniteRule, AllZeroRule,
-    ZeroVarianceRule,
+    ZeroVarianceRule, SpaceRule,
 )  # fmt: skip
+
+
+def data_rules(
+    fields: Sequence[Field], steps: int, spaces: Mapping[str, Any], *, unfinished: bool = False
+) -> list[Rule]:
+    """Make all rules about rows; `spaces` are those recorded, `unfinished` is that of MidEpisodeFlagRule."""
+    options: dict[type[Rule], dict[str, Any]] = {
+        MidEpisodeFlagRule: {"unfinished": unfinished}, SpaceRule: {"spaces": spaces},
+    }  # fmt: skip
+    return [rule(fields, steps, **options.get(rule, {})) for rule in DATA_RULES]

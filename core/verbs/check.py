@@ -31,7 +31,7 @@ from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..ted.episodes import EndReason
 from ..ted.findings import Finding, Rule
-from ..ted.rules import DATA_RULES, MidEpisodeFlagRule
+from ..ted.rules import DATA_RULES, data_rules
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .mixtures import open_mixture
@@ -262,7 +262,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
     steps = reader.manifest.steps
     try:
         rules = [
-            *_rules_of_rows(reader),
+            *data_rules(reader.fields, steps, reader.manifest.spaces, unfinished=_is_of_buffer(reader)),
             EpisodeTableRule(
                 reader.fields, steps, reader.episodes, return_field_of(reader.manifest), repeated=_as_converted(reader)
             ),
@@ -298,14 +298,6 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
 def _as_converted(reader: StepReader) -> bool:
     """Return whether no step of the provenance can have changed observations."""
     return {step.verb for step in reader.manifest.provenance} <= {"convert", "download"}
-
-
-def _rules_of_rows(reader: StepReader) -> Iterator[Rule]:
-    for rule in DATA_RULES:
-        if rule is MidEpisodeFlagRule:
-            yield MidEpisodeFlagRule(reader.fields, reader.manifest.steps, unfinished=_is_of_buffer(reader))
-        else:
-            yield rule(reader.fields, reader.manifest.steps)
 
 
 def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:

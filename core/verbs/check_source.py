@@ -15,7 +15,7 @@ from ..format.returns import Ingest
 from ..progress import Progress
 from ..ted.episodes import BoundaryCounts
 from ..ted.findings import Finding, Rows, Rule
-from ..ted.rules import DATA_RULES
+from ..ted.rules import data_rules
 from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
 
 _READS = "TED014", "opens"
@@ -84,7 +84,7 @@ class _Pass:
     def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:
         self.facts = reader.stated()
         fields = ted_fields(self.facts.fields)
-        self.rules: list[Rule] = [rule(fields, self.facts.steps) for rule in DATA_RULES]
+        self.rules: list[Rule] = data_rules(fields, self.facts.steps, self.facts.spaces)
         self.unread: dict[int, str] = {}
         self.feeder = feeder = _Feeder(self.rules, row_bytes(fields))
         ingest = Ingest(feeder, self.facts.fields)

@@ -13,12 +13,16 @@ from forked_scripts import Interpreter
 
 from rbtool.core.errors import FormatError
 from rbtool.core.format.documents import plain
+from rbtool.core.specs.base import TensorSpec
 from rbtool.core.specs.bounded import Bounded
 from rbtool.core.specs.categorical import Binary, Categorical
+from rbtool.core.specs.choice import Choice
 from rbtool.core.specs.composite import Composite
 from rbtool.core.specs.multi_categorical import MultiCategorical
 from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.spaces import spec_from_space
+from rbtool.core.specs.one_hot import MultiOneHot, OneHot
+from rbtool.core.specs.spaces import space_from_spec, spec_from_space
+from rbtool.core.specs.unbounded import Unbounded
 
 INF = float("inf")
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}
@@ -129,3 +133,54 @@ def test_specs_load_no_gymnasium(interpreter: Interpreter) -> None:
     code = "import sys, rbtool.core.specs; print([m for m in sys.modules if m.startswith(('gym', 'minari'))])"
     done = interpreter.run(code)
     assert done.stdout.strip() == "[]"
+
+
+MASK = torch.tensor([True, False, True])
+LIKE: list[TensorSpec] = [
+    Bounded(-1, [2.0, 3.0]), Bounded(-3, 5, (2,), dtype=torch.int16), Bounded(-3, 5, (), dtype=torch.int64),
+    Bounded(0, float("inf"), (3,), dtype=torch.float64), Unbounded((3,)), Unbounded((2,), dtype=torch.uint8),
+    Categorical(4), Categorical(3, dtype=torch.uint8), MultiCategorical([2, 5], remove_singleton=False), Binary(3),
+    Composite(a=Bounded(-1, 1, (2,)), b={"c": Categorical(3), "d": Binary(2)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LIKE, ids=lambda spec: type(spec).__name__)
+def test_the_space_of_a_spec_holds_the_same_values(spec: TensorSpec) -> None:
+    space = space_from_spec(spec)
+    space.seed(0)
+    for _ in range(10):
+        assert space.contains(_plain(spec.to_numpy(spec.rand())))
+        assert spec.is_in(spec.encode(space.sample()))
+    again = spec_from_space(space)
+    assert again == spec or isinstance(spec, Unbounded) or not spec.shape
+
+
+def _plain(value: Any) -> Any:
+    """Numbers without a shape as gymnasium has them."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value[()] if isinstance(value, np.ndarray) and not value.shape else value
+
+
+def test_spaces_that_hold_more_than_the_spec() -> None:
+    for spec in (Categorical(3, (2,), mask=MASK), OneHot(3), MultiOneHot([2, 3]), Unbounded((2,), dtype=torch.bool)):
+        space = space_from_spec(spec)
+        assert space.contains(np.asarray(spec.rand()).astype(space.dtype))
+    assert space_from_spec(NonTensor((), example_data="a")).contains("left")
+    stacked: Any = torch.stack([Bounded(0, 1, (2,)), Bounded(0, 1, (3,))])
+    assert [space.shape for space in space_from_spec(stacked).spaces] == [(2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (Unbounded((-1,)), "unknown"),
+        (Unbounded((1,), dtype=torch.complex64), "complex64"),
+        (Bounded(0, 1, (2,), dtype=torch.bfloat16), "bfloat16"),
+        (NonTensor((), example_data=3), "NonTensor"),
+        (Choice([Categorical(3)]), "Choice"),
+    ],
+)
+def test_specs_without_a_space_are_refused(spec: TensorSpec, says: str) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        space_from_spec(spec)

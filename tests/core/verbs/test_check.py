@@ -71,7 +71,7 @@ def walks(tmp_path: Path) -> Path:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 14, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 15, ())
     assert not result.failed("warn")
 
 
@@ -201,7 +201,7 @@ def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     result = rbtool.check(walks)
     assert {finding.rule for finding in result.findings} == {"TED011", "TED012"}
-    assert len(result.skipped) == 10
+    assert len(result.skipped) == 11
     assert result.failed()
 
 
@@ -222,7 +222,7 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     result = rbtool.check(tmp_path / "saved")
     whole = [("TED014", ())] if form == "h5" else [("TED012", ()), ("TED014", (3,))]
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
-    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 13) if form == "h5" else (2, 14, 0))
+    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 14) if form == "h5" else (2, 15, 0))
     assert result.failed()
 
 
