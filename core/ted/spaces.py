@@ -40,7 +40,7 @@ class _Watched:
         if outside.any():
             wrong = values[outside]
             self.least, self.largest = min(self.least, float(wrong.min())), max(self.largest, float(wrong.max()))
-            self.tally.add(rows, outside.reshape(len(rows), -1).any(1))
+            self.tally.add(rows, np.atleast_1d(outside.reshape(len(rows), -1).any(1)))
 
     @property
     def limits(self) -> str:

@@ -262,7 +262,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
     steps = reader.manifest.steps
     try:
         rules = [
-            *data_rules(reader.fields, steps, reader.manifest.spaces, unfinished=_is_of_buffer(reader)),
+            *data_rules(reader.fields, steps, _spaces(reader), unfinished=_is_of_buffer(reader)),
             EpisodeTableRule(
                 reader.fields, steps, reader.episodes, return_field_of(reader.manifest), repeated=_as_converted(reader)
             ),
@@ -298,6 +298,12 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
 def _as_converted(reader: StepReader) -> bool:
     """Return whether no step of the provenance can have changed observations."""
     return {step.verb for step in reader.manifest.provenance} <= {"convert", "download"}
+
+
+def _spaces(reader: StepReader) -> Mapping[str, Any]:
+    """Return the recorded spaces; none of rows that a function or an operation has made of those recorded."""
+    made = any(step.verb == "preprocess" for step in reader.manifest.provenance)
+    return {} if made else reader.manifest.spaces
 
 
 def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
