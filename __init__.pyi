@@ -74,6 +74,7 @@ from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
+from .core.samplers.consuming import ConsumingSampler as ConsumingSampler
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
 from .core.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .core.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import FormatError, RbtoolError, SchemaError
 from ..ray_session import imported_ray
+from ..samplers.consuming import ConsumingSampler
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
@@ -38,6 +39,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
     - `transform`: a `Transform`, one of TorchRL's, a module or any callable, applied to batches that are read (and to
       data that is written, if it has `inv`). `transform_factory` makes one, when a part is first needed.
     - `batch_size`: how many elements `sample()` and iteration return.
+    - `consume_after_n_samples`: how often each element is sampled; its slot is written again then, see
+      `ConsumingSampler`. `len` is the number of elements that can still be sampled.
     - `dim_extend`: the dimension of the user's data along which a storage of several dimensions grows, by default the
       last. In the storage it is dimension 0.
     - `checkpointer`: saves and loads the storage.
@@ -77,7 +80,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
                 "_writer": self._writer.state_dict(),
                 "_transforms": self._transform.state_dict(),
                 "_batch_size": self._batch_size,
-                "_consume_after_n_samples": None,
+                "_consume_after_n_samples": getattr(self._sampler, "max_sample_count", None),
                 "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
                 "_prefetch_state": {"version": 1, "capacity": self.batches_ahead, "queue": queue},
             }
@@ -151,6 +154,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
     def _load_saved(self, saved: SavedParts) -> None:
         if "members" in saved.notes:
             raise FormatError("a checkpoint of an ensemble was found, one of a single buffer is expected")
+        if saved.notes.get("consume_after_n_samples") is not None and not isinstance(self._sampler, ConsumingSampler):
+            raise SchemaError("the checkpoint is of a buffer that consumes its elements, which this one does not")
         if saved.transforms is not None:
             self._transform.load_state_dict(saved.transforms)
         if saved.writer is not None:

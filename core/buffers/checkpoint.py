@@ -2,7 +2,7 @@
 
     storage/  writer/  sampler/        written by the parts; no sampler/ for a sampler without state, no storage/ for a
                                        buffer without rows
-    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": null}, and "writer": false if the
+    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": …}, and "writer": false if the
                                        writer has no state
     rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
     transform.t                        the state of the transforms, tensors and numbers only
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..encodings.digests import DIGESTS, require_digests, write_digests
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
@@ -83,6 +83,7 @@ def write_buffer(
         buffer.writer.dumps(folder / "writer")
         buffer.sampler.dumps(folder / "sampler")
         metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
+        metadata["consume_after_n_samples"] = getattr(buffer.sampler, "max_sample_count", None)
         metadata |= buffer.folder_notes()
         if not any((folder / "writer").iterdir()):
             metadata[_WRITER] = False
@@ -159,8 +160,6 @@ class BufferFolder:
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, a number is expected")
-        if isinstance(metadata, dict) and metadata.get("consume_after_n_samples") is not None:
-            raise SchemaError(f"{self.path} is of a buffer that consumes its elements, which this one does not")
         if not (self.path / "writer").is_dir():
             raise CorruptDataError(f"{self.path} has no writer/: it was cut")
         self.batch_size: int | None = size

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
+from ..samplers.consuming import ConsumingSampler
 from ..samplers.uniform import RandomSampler
 from ..storages.base import Storage
 from ..storages.list_storage import ListStorage
@@ -18,12 +19,12 @@ from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
 from .concurrency import Prefetcher, Sharing
+from .consumption import check_consumption, consuming
 from .history import History
 from .locks import Guard, SharedGuard, call_at_fork
 from .pytrees import checked_batch_size, default_collate, without_arrays
 
 _NEWER = {
-    "consume_after_n_samples": None,
     "sample_unit": None,
     "service_backend": "direct",
     "service_backend_options": None,
@@ -66,6 +67,7 @@ class BufferParts(Sharing):
         delayed_init: bool | None = None,
         **newer: Any,
     ) -> None:
+        self._consumed_after = newer.pop("consume_after_n_samples", None)
         _refuse_newer(type(self).__name__, newer)
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
         self._batch_size = batch_size
@@ -132,6 +134,7 @@ class BufferParts(Sharing):
             factory = recipe["transform_factory"]
             transform = _composed(factory() if factory is not None else recipe["transform"])
             dim_extend = _checked_dim(recipe["dim_extend"], storage)
+            sampler = consuming(self._consumed_after, sampler)
             self._check_parts(storage, sampler, writer)
             writer.register_storage(storage)
             if recipe["checkpointer"] is not None:
@@ -168,6 +171,8 @@ class BufferParts(Sharing):
                 hint="take a RoundRobinWriter, or make whole trajectories the elements",
             )
         sampler.check_storage(storage)
+        if isinstance(sampler, ConsumingSampler):
+            check_consumption(writer, prefetches=self._prefetcher is not None, shared=self.shared)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
             raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
 
@@ -180,6 +185,8 @@ class BufferParts(Sharing):
             self._storage.attach(self._listener)
         self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
         self._room = sampler.capacity_for(self._storage)
+        if isinstance(self._writer, RoundRobinWriter):
+            self._writer.reuse = sampler.freed if isinstance(sampler, ConsumingSampler) else None
         self._set_generators(self._rng)
 
     def _introduce(self) -> None:

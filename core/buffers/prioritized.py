@@ -136,6 +136,10 @@ class _Prioritised(ReplayBuffer):
             raise WrongKindError("sampler and sampler_device were given: a sampler has a device already")
         if sampler is not None and not sync:
             raise UsageError("sampler and sync=False were given: with sync=False the learner makes its own sampler")
+        if arguments.get("consume_after_n_samples") is not None:
+            raise WrongKindError(
+                "consume_after_n_samples was given to a buffer with priorities, which consumes nothing"
+            )
         PrioritizedSampler(1, **priorities)  # checks the arguments before the parts are made
         self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
         self._sync = bool(sync)

@@ -36,7 +36,7 @@ class Reading(Batches):
         caller = sys._getframe(1)
         if caller.f_code.co_name == "__len__" and (loader := loader_counting(self, caller)) is not None:
             return number_of_batches(self, self._known_batch_size(), loader)
-        return len(self._storage)
+        return self._sampler.elements(self._storage)
 
     # Sampling --------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Reading(Batches):
             worker = get_worker_info()
             check_use(self, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
             serve(fetcher)
-        return _Epoch(partial(self._deliver, size))
+        return _Epoch(partial(self._deliver, size), ended=self._sampler.exhausted)
 
     def next(self) -> Any:
         """Return the next batch, without a device, or None once at the end of an epoch."""
@@ -207,9 +207,9 @@ def is_single(index: Any) -> bool:
 class _Epoch(Iterator[Any]):
     """Yields batches until the last one of an epoch; one that failed may succeed with the next call."""
 
-    def __init__(self, deliver: Callable[[], tuple[Draw, Any]]) -> None:
+    def __init__(self, deliver: Callable[[], tuple[Draw, Any]], *, ended: bool) -> None:
         self._deliver = deliver
-        self._ended = False
+        self._ended = ended
 
     def __next__(self) -> Any:
         if self._ended:

@@ -194,6 +194,15 @@ class Sampler(metaclass=_Samplers):
         """Read what `write_state` wrote; DatasetNotFoundError and FormatError for a folder without a state."""
         return read_values(folder) if self.state_dict() else {}
 
+    def elements(self, storage: Storage) -> int:
+        """Return how many elements of a storage can be drawn."""
+        return len(storage)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no element will be drawn until others are written; False if elements are not consumed."""
+        return False
+
     @property
     def default_priority(self) -> float:
         """Priority of an element whose priority was never set."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import FormatError, SchemaError
@@ -45,6 +47,9 @@ class RoundRobinWriter(Writer):
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
         self._prepared: Generations | None = None  # installed when the storage has taken the data
+        self.reuse: Callable[[int], NDArray[np.int64]] | None = None
+        """Returns up to so many rows to write before those at the cursor; set by a buffer."""
+        self._cursor_after: int | None = None
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
         """Give the storage generations if they are tracked: new ones, or those of a state that was loaded before."""
@@ -54,22 +59,42 @@ class RoundRobinWriter(Writer):
 
     # Writing ---------------------------------------------------------------------------------------
 
-    def place(self, data: Any, count: int, capacity: int) -> range:
-        """Return the rows from the cursor on."""
+    def place(self, data: Any, count: int, capacity: int) -> range | torch.Tensor:
+        """Return the rows from the cursor on, after those that are written again first."""
         start = self.cursor % capacity
         if self.tracks_generations:
             self._prepared = self._generations_for(capacity)
+        self._cursor_after = None
+        if self.reuse is not None and len(freed := self.reuse(count)):
+            return self._behind(freed, start, count - len(freed), capacity)
         return range(start, start + count)
+
+    def _behind(self, freed: NDArray[np.int64], start: int, count: int, capacity: int) -> torch.Tensor:
+        """Return the freed rows, and `count` others from a row on."""
+        ahead = (start + np.arange(count + len(freed))) % capacity
+        others = ahead[~np.isin(ahead, freed)][:count]
+        if len(others) < count:  # more elements than there are rows
+            others = ahead[:count]
+        self._cursor_after = (int(others[-1]) + 1) % capacity if count else start
+        return torch.from_numpy(np.concatenate([freed, others]))
 
     def place_one(self, data: Any, capacity: int) -> int:
         """Return the row at the cursor."""
         if self.tracks_generations:
             self._prepared = self._generations_for(capacity)
+        self._cursor_after = None
+        if self.reuse is not None and len(freed := self.reuse(1)):
+            self._cursor_after = self.cursor
+            return int(freed[0])
         return self.cursor % capacity
 
     def on_written(self, rows: Any, capacity: int) -> None:
         """Move the cursor behind the rows."""
-        self.cursor = ((rows if isinstance(rows, int) else int(rows[-1])) + 1) % capacity
+        if self._cursor_after is not None:
+            self.cursor, self._cursor_after = self._cursor_after, None
+            self.storage.log.go_on_at(self.cursor % capacity)
+        else:
+            self.cursor = ((rows if isinstance(rows, int) else int(rows[-1])) + 1) % capacity
         if self._prepared is not None:
             self._install(self._prepared)
 
@@ -87,6 +112,10 @@ class RoundRobinWriter(Writer):
         if generations is not None:
             self._install(generations)
         return self._written(place if isinstance(place, int) else place.clone(), count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generator, and what a buffer has set."""
+        return super().__getstate__() | {"reuse": None}
 
     def on_rotate(self, row: int) -> None:
         """Move the generations along with the rows."""
