@@ -1,10 +1,11 @@
-"""Kills an upload to a hub, or a download from one, at each of its requests or changes of files, and runs it again.
+"""Kills an upload to a hub, a download or a stream from one, at each request or change of files, and runs it again.
 
-    python hub_transfers.py WORK upload|download requests|operations [--every K]
+    python hub_transfers.py WORK upload|download|stream requests|operations [--every K]
 
 WORK holds the dataset `walks`. After the kill the hub has the whole dataset in a commit or no commit of it, the machine
-has the whole dataset or none of it; the next run completes, and sends or fetches only what was not there. Prints how
-many requests or operations were struck.
+has the whole dataset or none of it; the next run completes, and sends or fetches only what was not there. A stream
+gives the batches of the dataset on this disk, from a cache that was struck, too. Prints how many requests or operations
+were struck.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 
 from hub_uploads import WRITER, UploadHub
 from runner import _forked, _kill
+from streaming import batches_of
 from upload_machine import files_of
 
 import rbtool
@@ -46,15 +48,18 @@ class Trial:
         shutil.copytree(work / "walks", self.out / "walks")
         self.expected = files_of(self.out / "walks")
         self.stored = self.out / "store/hf/me/walks"
-        if verb == "download":
+        if verb != "upload":
             files = {path: (self.out / "walks" / path).read_bytes() for path in self.expected}
             hub.create("me/walks")
             hub.push("me/walks", files)
+        self.batches = batches_of(str(self.out / "walks"), window=2) if verb == "stream" else None
 
     def transfer(self, _: Path | None = None) -> None:
         """Upload or download, with a store of its own."""
         if self.verb == "upload":
             rbtool.upload(self.out / "walks", WHERE, root=self.out / "store")
+        elif self.verb == "stream":
+            assert batches_of(WHERE, root=str(self.out / "store"), window=2) == self.batches
         else:
             rbtool.download(WHERE, root=self.out / "store")
 
@@ -102,6 +107,8 @@ class Trial:
         self.hub.forget()
         assert os.waitstatus_to_exitcode(_forked(self.transfer, self.out, self.stored, None, 0)[0]) == 0
         self.require_whole_or_nothing()
+        if self.verb == "stream":
+            return
         assert not {path.split("/")[3] for path in self.hub.sent()} & there
         if self.verb == "upload":
             assert self._commits() == max(commits, 2)
@@ -137,7 +144,7 @@ def main() -> None:
     """Strike everywhere and print how often."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
-    parser.add_argument("verb", choices=["upload", "download"])
+    parser.add_argument("verb", choices=["upload", "download", "stream"])
     parser.add_argument("where", choices=["requests", "operations"])
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()

@@ -22,7 +22,8 @@ def struck(work: Path, *words: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("verb", "where", "every", "least"), [("upload", "requests", 25, 4), ("download", "operations", 199, 3)]
+    ("verb", "where", "every", "least"),
+    [("upload", "requests", 25, 4), ("download", "operations", 199, 3), ("stream", "operations", 199, 3)],
 )
 def test_a_few_kills(tmp_path, verb, where, every, least):
     assert struck(tmp_path, verb, where, "--every", str(every)) >= least
@@ -36,6 +37,7 @@ def test_a_few_kills(tmp_path, verb, where, every, least):
         ("upload", "operations", 1, 3),
         ("download", "requests", 1, 25),
         ("download", "operations", 5, 100),
+        ("stream", "operations", 7, 90),
     ],
 )
 def test_kills_everywhere(tmp_path, verb, where, every, least):
