@@ -40,6 +40,8 @@ class Batches(BufferParts):
             rows = made.received() if isinstance(made, Made) else made
             return draw, self._changed(rows, draw) if self._transform.draws else rows
         except BaseException:
+            if not (self._sampler.has_epochs or draw.parts):  # older ones, of other sizes, may never be asked for
+                kept.clear()
             draw.size = size
             kept.append(draw)
             raise

@@ -235,6 +235,15 @@ def ask(buffer: Any, size: int) -> Any:
             return buffer.sample(size)
 
 
+def test_without_epochs_the_last_failure_alone_is_kept() -> None:
+    buffer = ring(RandomSampler(), batch_size=None, transform=InPlace(Faults(FAILS_AT_ONCE)))
+    buffer.append_transform(lambda batch: batch["there is none"])
+    for size in range(1, 20):
+        with contextlib.suppress(OSError, KeyError):
+            buffer.sample(size)
+    assert len(buffer.state_dict()["_prefetch_state"]["queue"]) == 1
+
+
 def test_what_is_removed_is_not_delivered() -> None:
     buffer = ring(SamplerWithoutReplacement())
     failing_reads(buffer, Faults(FAILS_AT_ONCE))
