@@ -12,7 +12,8 @@ from ...core.errors import RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import parse_json
-from ...core.format.reader import Reader, refuse_damaged
+from ...core.format.parts import PartsReader
+from ...core.format.reader import refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.ted.episodes import Final
@@ -20,8 +21,9 @@ from ...core.ted.schema import REWARD, row_bytes, ted_fields
 from .fields import NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED, EndFlags, FeatureColumn
 from .images import column_images
 from .info import IMAGE, VIDEO, DatasetInfo, looks_like_lerobot, read_info
-from .metadata import FrameEpisode
+from .metadata import FrameEpisode, read_episodes
 from .rows import RowsFile, numbers_of
+from .runs import runs_of
 from .survey import DatasetSurvey, FoundDataset
 from .videos import EpisodeVideos, kept_contents
 
@@ -32,7 +34,7 @@ _DOCUMENT_BYTES = 4 << 20
 _METADATA = frozenset({".json", ".jsonl", ".parquet"})
 
 
-class LerobotReader(Reader):
+class LerobotReader(PartsReader):
     """The folder of a dataset of LeRobot, v2.0, v2.1 or v3.0, as `codebase_version` in `meta/info.json` states.
 
     Rows are those of the Parquet files in `data`; an episode is the rows of one `episode_index`, and `frame_index`
@@ -142,6 +144,13 @@ class LerobotReader(Reader):
     def take_survey(self, state: FoundDataset) -> None:
         """Take over what the files hold."""
         self._state = state
+
+    def shard_starts(self) -> list[int]:
+        """The first episodes of the runs that a stream reads."""
+        entries = list(read_episodes(self._info).values())
+        paths = {path for entry in entries for path in (entry.data, *(one.path for one in entry.videos.values()))}
+        sizes = {path: (self.path / path).stat().st_size for path in paths if (self.path / path).is_file()}
+        return [run[0].number for run in runs_of(entries, sizes) if run]
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise what is wrong with the first of these episodes that cannot be read."""

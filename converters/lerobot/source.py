@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile
 from ...core.remote.fetch import fetch_files
 from ...core.remote.hub import Hub, hub_endpoint
 from .info import INFO, read_info
-from .metadata import EpisodeEntry, read_episodes
+from .metadata import read_episodes
+from .runs import paths_of, runs_of
 
 OWNER = "lerobot"
 """The organisation whose repositories are listed."""
 _METADATA, _VIDEO = "meta/", ".mp4"
-SHARD_BYTES = 64 << 20
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILES = re.compile(r"(meta|data|videos?|images)/.*\.(json|jsonl|parquet|mp4)", re.ASCII)
 _EPISODE = re.compile(r".*/episode_(\d{1,9})\.(?:parquet|mp4)", re.ASCII)
@@ -93,9 +93,10 @@ class LerobotSource(Source):
         self.fetch(metadata, folder)
         entries = list(read_episodes(read_info(folder)).values())
         known = {file.path: file for file in dataset.files}
+        sizes = {file.path: file.known_size for file in dataset.files}
         found: list[RemoteShard] = []
-        for run in _runs(entries, known):
-            paths = dict.fromkeys(path for entry in run for path in _paths_of(entry, known))
+        for run in runs_of(entries, sizes):
+            paths = dict.fromkeys(path for entry in run for path in paths_of(entry, sizes))
             files = (*metadata, *(known[path] for path in paths))
             found.append(RemoteShard(files, ",".join(str(entry.number) for entry in run)))
         return found
@@ -117,25 +118,6 @@ class LerobotSource(Source):
         """Close the connections, if there are any."""
         if "hub" in self.__dict__:
             self.hub.close()
-
-
-def _runs(entries: Sequence[EpisodeEntry], known: Mapping[str, RemoteFile]) -> Iterator[list[EpisodeEntry]]:
-    """Divide episodes into those of one shard each."""
-    run: list[EpisodeEntry] = []
-    files: set[str] = set()
-    for entry in entries:
-        size = sum(known[path].known_size for path in files)
-        if run and entry.data != run[-1].data and size >= SHARD_BYTES:
-            yield run
-            run, files = [], set()
-        run.append(entry)
-        files.update(_paths_of(entry, known))
-    yield run
-
-
-def _paths_of(entry: EpisodeEntry, known: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the files of an episode that the repository has."""
-    return [path for path in (entry.data, *(place.path for place in entry.videos.values())) if path in known]
 
 
 def _episode_of(path: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .lookers import EpisodeLookers
+from .pieces import pieces_of
 from .rows import EpisodeUnpickler, load_episode, read_rows
 from .shards import (
     EpisodeArchives,
@@ -44,7 +46,8 @@ _OUTCOME_ROWS = 1 << 12
 class ShardSurvey:
     """What a pass over all shards found.
 
-    `damaged` are the episodes that cannot be read, `problems` what is missing: shards, or the end of one.
+    `headers` are the archives and the positions in them at which episodes begin. `damaged` are the episodes that cannot
+    be read, `problems` what is missing: shards, or the end of one.
     """
 
     fields: tuple[tuple[Field, Timing], ...]
@@ -56,6 +59,7 @@ class ShardSurvey:
     notes: tuple[str, ...]
     last: LastStep
     last_steps: LastSteps
+    headers: tuple[tuple[int, int], ...]
 
     def is_observed(self, one: FoundEpisode) -> bool:
         """Whether the last step of an episode is the observation after it."""
@@ -141,11 +145,13 @@ class OpenXReader(PartsReader):
         episodes: dict[int, FoundEpisode] = {}
         damaged: dict[int, RbtoolError] = {}
         problems: list[RbtoolError] = [*missing_shards(self.path, self._shards.all)]
+        headers: list[tuple[int, int]] = []
         number = 0
         with EpisodeLookers(self._shards.all, self.survey_workers, images=self._images) as lookers:
             for place in range(len(self._shards.all)):
                 try:
                     for member, look in lookers.looks(place):
+                        headers.append((place, member.header))
                         try:
                             episodes[number] = survey.take(look(), place, member)
                         except CutError:
@@ -179,6 +185,7 @@ class OpenXReader(PartsReader):
             tuple(notes),
             last,
             survey.last,
+            tuple(headers),
         )
 
     def _notes(self, survey: EpisodeSurvey, episodes: Mapping[int, FoundEpisode], skipped: int) -> Iterator[str]:
@@ -203,6 +210,12 @@ class OpenXReader(PartsReader):
     def take_survey(self, state: ShardSurvey) -> None:
         """Take over what the shards hold."""
         self._found = state
+
+    def shard_starts(self) -> list[int]:
+        """The first episodes of the parts of archives that a stream reads."""
+        sizes = [shard.path.stat().st_size for shard in self._shards.all]
+        parts = [(place, start) for place, size in enumerate(sizes) for start, _ in pieces_of(size)]
+        return [bisect.bisect_left(self._all.headers, part) for part in parts]
 
     def evidence(self) -> Mapping[str, int]:
         """What is counted of last steps."""

@@ -333,7 +333,9 @@ def load_dataset(
     parts: dict[str, Any] = {"sampler": sampler, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
-        parts["sampler"] = stream_sampler(sampler, mode=mode, split_trajs=split_trajs, verify=verify)
+        parts["sampler"] = stream_sampler(
+            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
+        )
         storage = open_stream(dataset, root, cache_size, given_options("download", options), skip_bad=skip_bad)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:

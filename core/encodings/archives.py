@@ -38,11 +38,15 @@ class CutError(CorruptDataError):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A file in an archive: its name, where its bytes begin once all is unpacked, and how many there are."""
+    """A file in an archive: its name, where its bytes begin once all is unpacked, and how many there are.
+
+    `header` is where its headers begin, -1 where it has none.
+    """
 
     name: str
     start: int
     size: int
+    header: int = -1
 
 
 def begins_as_archive(path: Path) -> bool:
@@ -98,8 +102,10 @@ class Archive(Closing):
         members before the cut, for one that ends too early; CorruptDataError for one that is damaged.
         """
         position, long_name, long_size = 0, "", -1
+        begin = -1
         for _ in range(_MOST_MEMBERS):
             block = self.read(position, _BLOCK)
+            begin = position if begin < 0 else begin
             position += _BLOCK
             if not any(block):
                 self._require_end()
@@ -120,7 +126,8 @@ class Archive(Closing):
                 name, long_name, long_size = long_name or header.name, "", -1
                 self._refuse_odd(header, name, size)
                 if header.isreg():
-                    yield ArchiveMember(name, position, size)
+                    yield ArchiveMember(name, position, size, begin)
+                begin = -1
             position += -(-size // _BLOCK) * _BLOCK
         raise self._damaged(f"it has more than {_MOST_MEMBERS:,} members")
 

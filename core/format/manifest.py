@@ -136,6 +136,8 @@ VIDEOS = f"{HIDDEN}/videos/"
 SOURCE_DOCUMENTS = f"{HIDDEN}/source/"
 """Prefix of the paths of the source's own metadata files."""
 ENV_METADATA = "env_metadata.json"
+SHARDS_DOCUMENT = "shards.json"
+"""The document with the first episodes of the shards in which a stream reads the source."""
 
 Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest

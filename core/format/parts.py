@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from .reader import Reader
@@ -12,11 +12,18 @@ from .reader import Reader
 class PartsReader(Reader, ABC):
     """A reader of a source of which a stream reads one part after the other.
 
-    A subclass may implement `evidence` and `settled`, with `settled_names`.
+    A subclass may implement `shard_starts`, `evidence` and `settled`, with `settled_names`.
     """
 
     settled_names: ClassVar[frozenset[str]] = frozenset()
     """Names of the options whose default, `auto`, is decided by all episodes: parts of a dataset could differ."""
+
+    def shard_starts(self) -> Sequence[int] | None:
+        """Return the first episode of each part in which a stream of the source reads it; None where it has none.
+
+        Called after the survey; the numbers ascend, and need not be those of episodes.
+        """
+        return None
 
     def evidence(self) -> Mapping[str, int]:
         """Return counts that decide about the options of `settled_names`; those of several parts are added up."""

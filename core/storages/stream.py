@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -32,7 +32,8 @@ class OpenShard(NamedTuple):
     """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64.
 
     `episode` is added to the numbers of its episodes, where those of several shards are the same. `left_out` has a
-    sentence on each part of it that cannot be read, which is left out.
+    sentence on each part of it that cannot be read, which is left out. `decode` makes the batch of rows, such as the
+    frames of videos that are kept next to them.
     """
 
     storage: Storage
@@ -40,6 +41,7 @@ class OpenShard(NamedTuple):
     lengths: Numbers
     episode: int = 0
     left_out: tuple[str, ...] = ()
+    decode: Callable[[TensorDictBase], TensorDictBase] | None = None
 
     @classmethod
     def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:
@@ -247,7 +249,7 @@ def _read(shard: OpenShard, rows: Numbers) -> TensorDictBase:
     found: TensorDictBase = shard.storage.get(torch.from_numpy(rows + shard.first))
     if shard.episode and _EPISODE in found.keys():  # noqa: SIM118  # not a dict
         found.set(_EPISODE, found.get(_EPISODE) + shard.episode)
-    return found
+    return found if shard.decode is None else shard.decode(found)
 
 
 def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:

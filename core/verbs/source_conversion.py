@@ -21,11 +21,12 @@ from ..format.digest import digest_text
 from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes, select_episodes
 from ..format.locate import require_apart
-from ..format.manifest import ENV_METADATA, HIDDEN, Layout, Manifest, Request
+from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
 from ..format.overlapped import OverlappedBuilder
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
+from ..format.parts import PartsReader
 from ..format.reader import Reader
 from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
@@ -282,6 +283,9 @@ class SourceConversion:
         documents = dict(self.facts.documents)
         if self.facts.env_metadata is not None:
             documents[ENV_METADATA] = env_metadata_bytes(self.facts.env_metadata)
+        starts = self.reader.shard_starts() if isinstance(self.reader, PartsReader) else None
+        if starts:
+            documents[SHARDS_DOCUMENT] = dump_json(starts).encode()
         if self.inputs is not None and len(self.inputs) > _FEW_INPUTS:
             documents[_CHECKSUMS] = dump_json(self.inputs, indent=1).encode()
         return Origin(

@@ -2,7 +2,8 @@
 
     python streaming.py '[{"dataset": "hf://org/name", "root": "/tmp/root"}, …]'
 
-prints, for each, the steps of its batches and a digest of all their entries, or the error.
+prints, for each, the steps of its batches and a digest of all their other entries, or the error. With `download` the
+dataset of a source is downloaded first, and read from this disk.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import rbtool
-from rbtool.converters.lerobot import source
+from rbtool.converters.lerobot import runs
+from rbtool.converters.openx import pieces
 from rbtool.core.datasets.streams import ted_shards
 
-ted_shards.SHARD_BYTES, source.SHARD_BYTES = 4000, 1
+ted_shards.SHARD_BYTES, runs.SHARD_BYTES, pieces.PIECE_BYTES = 4000, 1, 4096
 SLICES = {"num_slices": 2, "strict_length": False}
 
 
@@ -56,7 +58,9 @@ def batches_of(
     for batch in itertools.islice(buffer, limit):
         found.append(batch["index"].flatten().tolist())
         episodes |= set(batch["episode"].flatten().tolist())
-        for key, value in sorted(batch.items(True, True), key=lambda item: str(item[0])):
+        for key, value in sorted(batch.exclude("index").items(True, True), key=lambda item: str(item[0])):
+            if (lengths := batch.get(_length_key(key), None)) is not None:
+                value = value[:, : lengths.max()]  # texts are as wide as the widest of their shards
             hasher.update(f"{key} {value.dtype} {list(value.shape)}".encode() + value.contiguous().numpy().tobytes())
     return {
         "steps": found,
@@ -64,6 +68,10 @@ def batches_of(
         "digest": hasher.hexdigest(),
         "shards": len(buffer.storage.shards),
     }
+
+
+def _length_key(key: Any) -> Any:
+    return f"{key}_length" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_length")
 
 
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:
@@ -79,6 +87,8 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(KeyError):
         asked["root"] = str(asked["root"])
     try:
+        if (options := asked.pop("download", None)) is not None:
+            asked["dataset"] = str(rbtool.download(*asked["dataset"].split(":"), **options).path)
         return batches_of(**asked)
     except rbtool.RbtoolError as error:
         return {"error": type(error).__name__, "message": str(error), "hint": error.hint}

@@ -19,6 +19,7 @@ from .ted_shards import LocalShards
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
 _CACHE_SIZE = 8 << 30
+_VARIABLE = "RBTOOL_CACHE_SIZE"
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kMGT]?)i?B?", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -34,18 +35,29 @@ def open_stream(
     """Open a dataset as a storage of shards: `hf://OWNER/NAME[@REVISION]`, `source:id[@REVISION]` or a path.
 
     What is stored is read where it is. Shards of a remote are kept below the storage root, in at most `cache_size`
-    bytes (8 GiB); `options` are those of the source's reader. With `skip_bad` episodes and shards that cannot be read
-    are left out. UsageError for an address or a size without sense.
+    bytes (`RBTOOL_CACHE_SIZE`, else 8 GiB); `options` are those of the source's reader. With `skip_bad` episodes and
+    shards that cannot be read are left out. UsageError for an address or a size without sense.
     """
-    limit = _CACHE_SIZE if cache_size is None else bytes_of_size(cache_size)
+    limit = _limit(cache_size)
     files = _opened(os.fspath(dataset), root, options, skip_bad)
     return StreamStorage(files if isinstance(files, LocalShards) else cached(files, limit, skip_bad=skip_bad))
 
 
 def cached(files: HubShards | SourceShards, limit: int | str | None, *, skip_bad: bool) -> CachedShards:
     """Keep shards of a remote in their folder below the storage root, in at most `limit` bytes (8 GiB)."""
-    size = _CACHE_SIZE if limit is None else bytes_of_size(limit)
-    return CachedShards(files, files.folder / ("sound" if skip_bad else "shards"), size, skip_bad=skip_bad)
+    folder = files.folder / ("sound" if skip_bad else "shards")
+    return CachedShards(files, folder, _limit(limit), skip_bad=skip_bad)
+
+
+def _limit(given: int | str | None) -> int:
+    """Return how many bytes shards may take: as given, else as the environment states, else 8 GiB."""
+    if given is not None:
+        return bytes_of_size(given)
+    stated = os.environ.get(_VARIABLE)
+    try:
+        return bytes_of_size(stated) if stated else _CACHE_SIZE
+    except UsageError as error:
+        raise UsageError(f"{_VARIABLE} is {stated!r}, which is no size", hint=error.hint) from error
 
 
 def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:

@@ -28,13 +28,13 @@ from ...format.parts import PartsReader
 from ...format.reader import Reader
 from ...format.sources import RemoteFile, RemoteShard, Source, safe_id
 from ...format.ted.reader import TedReader
-from ...format.videos import refuse_videos
 from ...opening import open_dataset
 from ...progress import Silent
 from ...storages.stream import OpenShard
 from ...verbs.check_source import sound_episodes
 from ...verbs.results import PICKLED
 from ...verbs.source_conversion import SourceConversion, facts_of
+from ..videos import with_frames
 from .cache import ShardFiles
 from .ted_shards import storage_of
 
@@ -54,7 +54,8 @@ class SourceShards(ShardFiles):
     What an option `auto` means for the whole dataset is decided by its first shards. With `skip_bad`
     episodes that cannot be read are left out. `make` makes the source, where it is not the one of that name.
 
-    Videos are decoded. UsageError without the trust that pickles need, and what the source and the reader raise.
+    Videos are kept by default, as in a download, and decoded where rows are read. UsageError without the trust that
+    pickles need, and what the source and the reader raise.
     """
 
     def __init__(
@@ -63,8 +64,6 @@ class SourceShards(ShardFiles):
     ) -> None:  # fmt: skip
         self.skip_bad, self._make = skip_bad, make or source_class(source)
         self.name, self.id, self.options = source, safe_id(dataset_id), dict(options)
-        if "images" in reader_class(source).option_names:
-            self.options.setdefault("images", "decode")  # videos that are kept are of several shards
         self._process, self._guard = os.getpid(), threading.Lock()
         if self.source.pickled:
             require_trust(Path(self.id), self.options.get("trust_pickle"), PICKLED)
@@ -245,9 +244,8 @@ class SourceShards(ShardFiles):
         if not (folder / _DATASET).is_dir():
             return OpenShard.nothing(left_out)
         with open_dataset(folder / _DATASET) as reader:
-            refuse_videos(reader, "a stream of shards")
-            first = self._first_episode(number, reader)
-            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out)
+            first, frames = self._first_episode(number, reader), with_frames(reader, None)
+            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out, frames)
 
     def _first_episode(self, number: int, reader: TedReader | PackedReader) -> int:
         """Return what is added to the numbers of episodes that begin at 0 in each shard."""

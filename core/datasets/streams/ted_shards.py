@@ -11,26 +11,30 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 
 from ...errors import FormatError
-from ...format.manifest import Manifest
+from ...format.documents import decode, parse_json
+from ...format.manifest import SHARDS_DOCUMENT, Manifest
 from ...format.packed.reader import PackedReader
 from ...format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from ...format.ted.reader import TedReader
 from ...format.ted.tree import leaf_path
-from ...format.videos import refuse_videos
 from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
 from ...storages.stream import OpenShard, StreamShards
 from ...ted.schema import row_bytes
 from ..storage import DatasetStorage
+from ..videos import with_frames
 
 Numbers: TypeAlias = NDArray[np.int64]
 Range: TypeAlias = tuple[int, int]
+Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
 SHARD_BYTES = 64 << 20
 """Bytes of rows that a shard has, unless one episode has more."""
+_LARGEST_BYTES = 8 * SHARD_BYTES
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,10 @@ class EpisodeShards:
 
     @classmethod
     def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
-        """Cut a dataset into shards of `SHARD_BYTES`, each with the episode that reaches beyond.
+        """Cut a dataset into the shards of the stream that it was made from, else into `SHARD_BYTES`.
 
-        UsageError for one with videos that are kept, which are in no shard.
+        The latter have the episode that reaches beyond. Those of a source are taken unless they are much larger.
         """
-        refuse_videos(reader, "a stream of shards")
         lengths = reader.episodes.length.astype(np.int64)
         ends = np.cumsum(lengths) * max(1, row_bytes(reader.fields))
         bounds, begin = [0], 0
@@ -58,7 +61,10 @@ class EpisodeShards:
             stop = int(np.searchsorted(ends, begin + SHARD_BYTES, side="left")) + 1
             bounds.append(min(max(stop, bounds[-1] + 1), len(lengths)))
             begin = int(ends[bounds[-1] - 1])
-        return cls(lengths, np.array(bounds, np.int64))
+        found = cls(lengths, np.array(bounds, np.int64))
+        stated = _stated_bounds(reader)
+        own = found if stated is None else cls(lengths, stated)
+        return own if max(own.rows, default=0) * row_bytes(reader.fields) <= _LARGEST_BYTES else found
 
     @functools.cached_property
     def starts(self) -> Numbers:
@@ -70,10 +76,22 @@ class EpisodeShards:
         """How many steps each shard has."""
         return list(map(int, np.diff(self.starts)))
 
-    def open(self, storage: Storage, number: int) -> OpenShard:
+    def open(self, storage: Storage, number: int, decode: Decode | None = None) -> OpenShard:
         """Return a shard whose rows are in a storage of the whole dataset."""
         first, stop = self.bounds[number : number + 2]
-        return OpenShard(storage, int(self.starts[number]), self.lengths[first:stop])
+        return OpenShard(storage, int(self.starts[number]), self.lengths[first:stop], decode=decode)
+
+
+def _stated_bounds(reader: TedReader | PackedReader) -> Numbers | None:
+    """Return the bounds of the shards of the source, which are stated by numbers of episodes; None without."""
+    numbers = reader.episodes.episode
+    if not reader.manifest.request.source or (np.diff(numbers) <= 0).any():
+        return None
+    document = reader.documents().get(SHARDS_DOCUMENT)
+    if document is None:
+        return None
+    starts = np.array(decode(tuple[int, ...], parse_json(document, SHARDS_DOCUMENT), SHARDS_DOCUMENT), np.int64)
+    return np.concatenate([[0], np.searchsorted(numbers, starts[1:]), [len(numbers)]]).astype(np.int64)
 
 
 def storage_of(reader: TedReader | PackedReader) -> Storage:
@@ -90,6 +108,7 @@ class LocalShards(StreamShards):
         with open_dataset(self.path) as reader:
             self._shards = EpisodeShards.of(reader)
             self._storage = storage_of(reader)
+            self._decode = with_frames(reader, None)
             self.identity = reader.manifest.content_digest
         self.rows = self._shards.rows
 
@@ -98,7 +117,7 @@ class LocalShards(StreamShards):
 
     def take(self, number: int) -> OpenShard:
         """Return a shard."""
-        return self._shards.open(self._storage, number)
+        return self._shards.open(self._storage, number, self._decode)
 
 
 # Files ----------------------------------------------------------------------------------------------
@@ -118,6 +137,8 @@ def row_files(manifest: Manifest, schema: Callable[[], bytes]) -> set[str]:
 def row_ranges(reader: TedReader | PackedReader, first: int, stop: int) -> dict[str, Range]:
     """Return the bytes of each file that hold the rows of the episodes `[first, stop)` of the table."""
     table = reader.episodes
+    if first == stop:
+        return {}
     steps = int(table.start[first]), int(table.start[stop - 1] + table.length[stop - 1])
     if isinstance(reader, TedReader):
         sized = (field for field in reader.fields if field.row_bytes)

@@ -70,6 +70,16 @@ def test_rows_of_any_order_have_their_frames(source: Path, kept: Path) -> None:
     assert_right(buffer[3], source, 3)
 
 
+@pytest.mark.parametrize("slices", [False, True])
+def test_batches_of_a_stream_have_their_frames(source: Path, kept: Path, slices: bool) -> None:
+    sampler = rbtool.StreamSliceSampler(slice_len=3) if slices else rbtool.StreamSampler()
+    steps = 0
+    for batch in rbtool.load_dataset(kept, 6, streaming=True, sampler=sampler, seed=0):
+        assert_right(batch.exclude(("next", "truncated")), source, batch["index"].flatten().numpy())
+        steps += len(batch)
+    assert steps == (9 if slices else STEPS)
+
+
 def test_kept_and_decoded_datasets_give_equal_batches(source: Path, kept: Path, tmp_path: Path) -> None:
     decoded = rbtool.convert(source, tmp_path / "decoded", images="decode").path
     one, other = (rbtool.load_dataset(path, 5, seed=3) for path in (kept, decoded))
@@ -236,7 +246,6 @@ def test_two_cameras_and_files_of_several_sizes(tmp_path: Path) -> None:
 SAVED = {
     "one file": lambda kept, out: rbtool.checkpoint.save(kept, out / "c.h5", form="h5"),
     "torchrl": lambda kept, out: rbtool.checkpoint.save(kept, out / "c", form="flat", for_library="torchrl"),
-    "stream": lambda kept, out: rbtool.load_dataset(kept, streaming=True),
     "export": lambda kept, out: rbtool.export(kept, out / "c.npz", to="npz"),
 }
 

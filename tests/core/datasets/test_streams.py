@@ -155,6 +155,15 @@ def test_the_cache_stays_within_its_size(environment: dict[str, str], tmp_path: 
     assert 0 < bytes_below(tmp_path / "root") <= 400_000
 
 
+def test_the_environment_states_the_size_of_the_cache(environment: dict[str, str], tmp_path: Path) -> None:
+    asked = {"dataset": "hf://org/ted", "window": 1}
+    found = in_process(environment | {"RBTOOL_CACHE_SIZE": "400kB"}, asked)
+    assert "error" not in found[0]
+    assert 0 < bytes_below(tmp_path / "root") <= 400_000
+    refused = in_process(environment | {"RBTOOL_CACHE_SIZE": "much"}, asked)[0]
+    assert (refused["error"], "RBTOOL_CACHE_SIZE" in refused["message"] + refused["hint"]) == ("UsageError", True)
+
+
 def test_a_cache_that_cannot_hold_a_window_is_refused(environment: dict[str, str]) -> None:
     found = in_process(environment, {"dataset": "hf://org/ted", "window": 6, "cache_size": "100kB"})[0]
     assert found["error"] == "UsageError"
