@@ -121,6 +121,7 @@ def download(
     fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that was uploaded
     to the Hugging Face hub, which comes as it is.
     """
+    from ..core.remote.catalogue import substitution_text
     from ..core.verbs.download import download as run
 
     with out.progress() as progress:
@@ -131,7 +132,7 @@ def download(
             progress=progress, **raw,
         )  # fmt: skip
     if out.quiet and result.resolved == "words":  # with -q no note has named it
-        out.warn(f"no dataset is called {result.asked}: {result.id} was taken")
+        out.warn(f"{substitution_text(result.asked, result.id)} (disable with --exact-id)")
     _show_fetch(out, result)
     show_published(out, result)
 

@@ -136,8 +136,9 @@ READER_OPTIONS = (
     ),
     ReaderOption(
         "rlds-last", str, "HOW",
-        "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else) or "
-        "step. By default, auto, the actions and rewards of all last steps decide.",
+        "What the last step of an RLDS episode is: observation (what follows the step before it, and nothing else), "
+        "flagged (that where the episode ends with is_last) or step. By default, auto, the actions and rewards of all "
+        "last steps decide.",
     ),
 )  # fmt: skip
 

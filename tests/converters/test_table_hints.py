@@ -69,17 +69,17 @@ def test_hdf5_after_a_user_block_is_read(tmp_path: Path) -> None:
 
 def test_a_map_without_the_name_of_the_format_has_a_hint_to_it(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a", {"obs": np.arange(5.0), "traj": np.zeros(5, int)})
-    with pytest.raises(FormatError, match="in no format") as raised:
+    with pytest.raises(FormatError, match="unknown format") as raised:
         rbtool.convert(path, tmp_path / "out", map=["observation=obs"], ends="-")
     assert raised.value.hint.startswith("add --from table")
-    with pytest.raises(FormatError, match="in no format") as raised:
+    with pytest.raises(FormatError, match="unknown format") as raised:
         rbtool.convert(path, tmp_path / "out", episode_key="traj")
     assert raised.value.hint.startswith("add --from table")
     for look in (rbtool.inspect, rbtool.check):
         with pytest.raises(UsageError, match="in no format") as wrong:
             look(path, map=["observation=obs"], ends="-")
         assert wrong.value.hint == "add --from table"
-    with pytest.raises(FormatError, match="in no format") as raised:
+    with pytest.raises(FormatError, match="unknown format") as raised:
         rbtool.convert(path, tmp_path / "out")
     assert "--map observation=obs" in raised.value.hint
 

@@ -2,10 +2,11 @@
 
     python forked_commands.py SOCKET
 
-`folder_of_commands` starts such a process, once, and returns a folder to put in front of PATH with `rbtool`, and `ask`,
-which runs `asking.py` with every warning an error. A command sends its words, folder, variables and streams to the
-process and ends with the code that comes back. Use the real command where a test needs signals, a terminal or closed
-streams, or looks at what is imported, and when. A fresh process takes up to 6 s, a forked one 0.1 s.
+`folder_of_commands` starts such a process, once, and returns a folder to put in front of PATH with `rbtool`, `stream`,
+which runs `streaming.py`, and `ask`, which runs `asking.py` with every warning an error. A command sends its words,
+folder, variables and streams to the process and ends with the code that comes back. Use the real command where a test
+needs signals, a terminal or closed streams, or looks at what is imported, and when. A fresh process takes up to 6 s, a
+forked one 0.1 s.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MODULES = (
 )  # fmt: skip
 _FRESH = ("huggingface_hub", "minari")
 """What reads the variables when it is imported: each command imports it."""
-_COMMANDS = {"rbtool": "rbtool.cli.app", "ask": "asking"}
+_COMMANDS = {"rbtool": "rbtool.cli.app", "ask": "asking", "stream": "streaming"}
 _CLIENT = """#!{python} -ISE
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:

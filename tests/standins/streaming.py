@@ -15,8 +15,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from forked_commands import folder_of_commands
 
 import rbtool
 from rbtool.converters.lerobot import runs
@@ -75,8 +76,8 @@ def _length_key(key: Any) -> Any:
 
 
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:
-    """Take the batches of several streams in a process with these variables."""
-    command = [sys.executable, str(Path(__file__)), json.dumps(asked)]
+    """Take the batches of several streams in a process with these variables, which is forked from a ready one."""
+    command = [str(folder_of_commands() / "stream"), json.dumps(asked)]
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout)
@@ -94,5 +95,10 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": type(error).__name__, "message": str(error), "hint": error.hint}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the answers to the first argument."""
     print(json.dumps([_answer(asked) for asked in json.loads(sys.argv[1])]))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from damage import mutated
+from mutations import mutated
 from PIL import Image
 
 from rbtool.core.encodings.images import ImageForm, decode_image, image_form, is_image, require_images

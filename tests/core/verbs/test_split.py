@@ -387,7 +387,7 @@ def test_what_makes_no_sense_is_refused(walks, tmp_path):
             rbtool.split(walks, tmp_path / "s", **halves, **arguments)
     with pytest.raises(rbtool.UsageError, match="overlap"):
         rbtool.split(walks, walks / "parts", **halves)
-    with pytest.raises(rbtool.FormatError, match="is no dataset"):
+    with pytest.raises(rbtool.FormatError, match="is not a dataset"):
         rbtool.split(tmp_path, tmp_path.parent / "s", **halves)
 
 
