@@ -59,10 +59,10 @@ class Faults:
 
     def __init__(self, seed: int, error: type[BaseException] = OSError) -> None:
         self.chances, self.error, self.count = torch.Generator().manual_seed(seed), error, 0
-        self.failed = False
+        self.failed = self.over = False
 
     def __call__(self) -> None:
-        self.failed = not self.failed and bool(torch.rand(1, generator=self.chances) < 0.4)
+        self.failed = not self.failed and not self.over and bool(torch.rand(1, generator=self.chances) < 0.4)
         if self.failed:
             self.count += 1
             raise self.error("the storage does not answer")
@@ -310,15 +310,18 @@ def test_an_ensemble_loses_no_step_of_its_members(
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     found = [ask(buffer, 6) for _ in range(24)]
+    faults.over = True
+    if exact:  # a part that is kept waits until a batch has room for it
+        found += [ask(buffer, 6) for _ in range(40)]
     for number in range(2):
         own = [row for batch in found for row in batch[batch["source_id"] == number]["index", "index"].tolist()]
         members[number].storage.__dict__.pop("get", None)
         episodes = members[number].storage[torch.tensor(own)]["episode"].tolist()
         drawn_of = episodes if sampler == "slices" else own
         each = len(set(drawn_of))
-        if exact:  # a part that is kept waits until a batch has room for it
+        if exact:
             often = torch.tensor(drawn_of).bincount()
-            assert often.max() - often[often > 0].min() <= 2
+            assert often.max() - often[often > 0].min() <= 1
             continue
         whole = drawn_of[: len(drawn_of) // each * each]
         assert all(len(set(whole[start : start + each])) == each for start in range(0, len(whole), each))
