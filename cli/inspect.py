@@ -15,6 +15,7 @@ from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import ensemble_lines, mixture_lines, parts_lines
 from .options import Dataset, FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
+from .provenance import step_lines
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     yield from folded(title, width, len(_INDENT))
     counts = {name: getattr(result.ends, name) for name in result.ends.__slots__}
     yield from folded(_titled("ends", ends(counts)), width, _TITLE)
-    if apart := not_following(counts, n_step=any(field.key == _STEPS_TO_NEXT for field in result.fields)):
+    if apart := _steps_ahead(result.fields) or not_following(counts):
         yield from folded(_titled("next", apart), width, _TITLE)
     if apart := without_final(counts):
         yield from folded(_titled("final", f"{apart}: the source has no observation after it"), width, _TITLE)
@@ -51,8 +52,18 @@ def summary_lines(result: InspectResult, width: int | None = None) -> Iterator[l
     yield from Table(list(_field_rows(result.fields)), frozenset({3, 4, 6}), frozenset({5, 6}), _TITLE).lines(width)
     for problem in result.problems:
         yield from folded([Styled(f"{'damaged':<{_TITLE}}", "red"), problem], width, _TITLE)
-    for line in (*_spaces(result), *_remarks(result), *_origin(result)):
+    for line in (*_spaces(result), *_remarks(result)):
         yield from folded(line, width, _TITLE)
+    yield from _origin(result, width)
+
+
+def _steps_ahead(fields: Iterable[FieldView]) -> str:
+    """Return how far ahead `next` is in n-step data; "" for other data."""
+    ahead = next((field for field in fields if field.key == _STEPS_TO_NEXT), None)
+    if ahead is None:
+        return ""
+    most = "several steps" if ahead.max is None else f"up to {counted(int(ahead.max), 'step')}"
+    return f"n-step data: next.observation is {most} ahead"
 
 
 def _layouts(result: InspectResult) -> str:
@@ -124,23 +135,15 @@ def _remarks(result: InspectResult) -> Iterator[list[Cell]]:
         yield _titled("note", note)
 
 
-def _origin(result: InspectResult) -> Iterator[list[Cell]]:
+def _origin(result: InspectResult, width: int | None) -> Iterator[list[Cell]]:
     for step in result.provenance:
-        what = f"{step.verb} {_arguments(step.arguments)}".rstrip()
-        yield _titled("made", f"{what} · {step.time[:10]} · rbtool {step.version}")
+        yield from step_lines(step, _titled("made", "")[0], _TITLE, width)
     for transfer in result.transfers:
         other = "" if transfer.content_digest == result.content_digest else " · of other contents"
-        yield _titled(transfer.verb, f"{transfer.address}@{transfer.commit[:7]} · {transfer.time[:10]}{other}")
+        text = f"{transfer.address}@{transfer.commit[:7]} · {transfer.time[:10]}{other}"
+        yield from folded(_titled(transfer.verb, text), width, _TITLE)
     if result.content_digest:
-        yield _titled("digest", result.content_digest)
-
-
-def _arguments(arguments: Mapping[str, Any]) -> str:
-    shown = {name: value for name, value in arguments.items() if value not in (None, False, "", {}, [])}
-    if operations := shown.pop("operations", None):  # in full under --json, with the constants that were measured
-        shown.pop("constants", None)
-        shown = {", ".join(dict.fromkeys(str(part["name"]) for part in operations)): True, **shown}
-    return " ".join(name if value is True else f"{name}={value}" for name, value in shown.items())
+        yield from folded(_titled("digest", result.content_digest), width, _TITLE)
 
 
 _NOT_SHOWN = frozenset({"type", "dtype", "charset", "n", "nvec"})

@@ -326,11 +326,10 @@ def ends(boundary: Mapping[str, int]) -> str:
     return " · ".join(found) or "none"
 
 
-def not_following(boundary: Mapping[str, int], *, n_step: bool = False) -> str:
+def not_following(boundary: Mapping[str, int]) -> str:
     """Format the number of episodes whose `next` is not the row that follows; "" for none."""
     count = boundary.get(_EXPLICIT, 0)
-    ahead = "n steps ahead (steps_to_next_obs), " if n_step else ""
-    return f"{ahead}in {counted(count, 'episode')} not the row that follows" if count else ""
+    return f"differs from the following row in {counted(count, 'episode')}" if count else ""
 
 
 def without_final(boundary: Mapping[str, int]) -> str:

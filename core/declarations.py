@@ -81,6 +81,11 @@ def default_layout(name: str) -> Literal["ted", "packed"]:
     return next((one.layout for one in declared() if one.name == name), "ted")
 
 
+def title_of(name: str) -> str:
+    """The title of the format of that name, and the name itself for the format of another package."""
+    return next((one.title for one in declared() if one.name == name and one.title), name)
+
+
 def packed_by_default() -> str:
     """The names of the formats whose datasets have the layout `packed`, for help."""
     return ", ".join(one.name for one in declared() if one.layout == "packed")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .declarations import title_of
 from .encodings.flat import CutFlatReader, FlatReader
 from .encodings.h5_reader import H5Reader
 from .encodings.layout import STORAGE
@@ -245,7 +246,7 @@ def open_dataset(path: Path) -> TedReader | PackedReader:
         form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
         if form is not None:
             raise UsageError(
-                f"{path} is a raw {form} dataset, one in TED is expected",
+                f"a TED dataset is needed; {path} is {title_of(form)}",
                 hint=f"convert it first: rbtool convert {quoted} DEST",
             )
     elif not is_ours(path) and not (path / HIDDEN).is_dir():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..declarations import title_of
 from ..encodings.digests import DIGESTS, require_digests
 from ..encodings.flat import STORAGE_METADATA
 from ..encodings.layout import ENSEMBLE_FILE
@@ -48,7 +49,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
         raise _unknown(path)
     if not raw:
         raise UsageError(
-            f"{path} is a raw {form} dataset; this needs a dataset in TED",
+            f"a TED dataset is needed; {path} is {title_of(form)}",
             hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DEST",
         )
     return False
@@ -73,7 +74,7 @@ def _refuse_part_of_raw(path: Path) -> None:
     refuse_empty(path)
     if (found := dataset_around(path)) is not None:
         hint = f"name the folder of the dataset: {shlex.quote(str(found[1]))}"
-        raise UsageError(f"{path} is a file of a raw {found[0]} dataset, not all of it", hint=hint)
+        raise UsageError(f"{path} is one file of a {title_of(found[0])} dataset, not all of it", hint=hint)
 
 
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:

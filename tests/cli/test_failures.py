@@ -36,13 +36,18 @@ FAILING = [
     ("rbtool inspct x", 2, "UsageError", "no such command 'inspct'. Did you mean 'inspect'?"),
     ("rbtool export cartpole x", 2, "UsageError", "--to is missing: minari, h5, npz, parquet, rlds or lerobot"),
     ("rbtool checkpoint save cartpole x", 2, "UsageError", "--as is missing: ted, flat, nested or h5"),
-    ("rbtool stats minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
-    ("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5", 2, "UsageError", "is a file of a raw minari dataset"),
+    ("rbtool stats minari/tuple/trunc-v0", 2, "UsageError", "a TED dataset is needed; minari/tuple/trunc-v0 is Minari"),
+    ("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5", 2, "UsageError", "is one file of a Minari dataset"),
     ("rbtool checkpoint sav", 2, "UsageError", "no such command 'sav'. Did you mean 'save'?"),
     ("rbtool convert x", 2, "UsageError", "missing argument 'DEST'"),
     ("rbtool sample --rot x", 2, "UsageError", "no such option: --rot. Did you mean --root?"),
     ("rbtool inspect x --episode two", 2, "UsageError", "'--episode': 'two' is not a whole number"),
-    ("rbtool sample minari/tuple/trunc-v0", 2, "UsageError", "is a raw minari dataset"),
+    (
+        "rbtool sample minari/tuple/trunc-v0",
+        2,
+        "UsageError",
+        "a TED dataset is needed; minari/tuple/trunc-v0 is Minari",
+    ),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
 ]
 

@@ -153,7 +153,7 @@ def test_the_checkpoint_of_a_buffer(walks: Path, tmp_path: Path) -> None:
 
 
 def test_a_raw_dataset_is_to_be_converted() -> None:
-    with pytest.raises(UsageError, match="raw minari dataset") as caught:
+    with pytest.raises(UsageError, match=r"a TED dataset is needed; .* is Minari") as caught:
         load_dataset(DATA / "tuple" / "trunc-v0")
     assert "rbtool convert" in caught.value.hint
 

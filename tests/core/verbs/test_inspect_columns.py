@@ -113,7 +113,7 @@ def test_inspect_and_check_read_a_table_by_name(tmp_path: Path) -> None:
 
 def test_a_file_of_a_raw_dataset_is_no_table(tmp_path: Path) -> None:
     data = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0" / "data" / "main_data.hdf5"
-    with pytest.raises(UsageError, match="is a file of a raw minari dataset"):
+    with pytest.raises(UsageError, match="is one file of a Minari dataset"):
         rbtool.inspect(data)
 
 

@@ -99,7 +99,7 @@ def test_a_table_holds_no_steps(place: Path, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["sample", "export"])
 def test_a_raw_dataset_is_to_be_converted(place: Path, verb: str) -> None:
-    with pytest.raises(rbtool.UsageError, match="is a raw minari dataset") as refused:
+    with pytest.raises(rbtool.UsageError, match=r"a TED dataset is needed; .* is Minari") as refused:
         of(place / "minari", verb)
     assert refused.value.hint == f"convert it first: rbtool convert {place / 'minari'} DEST"
 

@@ -1,0 +1,86 @@
+"""`inspect` shows how a dataset was made: every step, and every operation with its parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rbtool
+from rbtool.cli.inspect import summary_lines
+from rbtool.cli.provenance import step_lines
+from rbtool.core.format.manifest import Provenance
+from rbtool.core.testing.datasets import write_walks
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walks")
+    write_walks(folder / "walks", [(10, "terminated"), (4, "truncated")])
+    return folder
+
+
+def _shown(lines: Any) -> list[str]:
+    return ["".join(getattr(cell, "text", cell) for cell in line).rstrip() for line in lines]
+
+
+def _made(arguments: dict[str, Any], width: int | None = None) -> list[str]:
+    step = Provenance("preprocess", arguments, "0.1.0", {}, "2026-11-20T10:00:00+00:00")
+    return _shown(step_lines(step, f"{'made':<9}", 9, width))
+
+
+def test_operations_are_shown_with_all_parameters_and_measured_constants(walks: Path) -> None:
+    options = {"filter": ["length > 5"], "n-step": 3, "gamma": 0.5, "clip-reward": "-1:1", "normalize": ["action"]}
+    rbtool.preprocess(walks / "walks", dest=walks / "made", operations=options, num_workers=0)
+    result = rbtool.inspect(walks / "made")
+    measured = result.provenance[-1].arguments["constants"][0][0]
+    loc, scale = (" ".join(f"{value:.4g}" for value in measured[name]) for name in ("loc", "scale"))
+    shown = _shown(summary_lines(result))
+    start = next(n for n, line in enumerate(shown) if line.startswith("made     preprocess "))
+    assert shown[start].startswith("made     preprocess chunk_size=")
+    assert shown[start + 1 : -1] == [
+        "         filter       condition='length > 5'",
+        "         n-step       n=3 gamma=0.5",
+        "         clip-reward  low=-1.0 high=1.0",
+        "         normalize    key=action method=mean-std",
+        f"                      action: loc [{loc}] · scale [{scale}]",
+    ]
+    assert "next     n-step data: next.observation is up to 3 steps ahead" in shown
+
+
+def test_every_kind_of_argument_is_one_word() -> None:
+    given = {
+        "seed": 0, "none": None, "off": False, "on": True, "path": "my data", "parts": {"train": 0.8, "test": 0.2},
+        "map": ["observation=a,b", "reward=r"], "keys": ["a", "b"], "empty": [],
+    }  # fmt: skip
+    (line,) = _made(given)
+    words = "seed=0 on path='my data' parts=train=0.8,test=0.2 map='observation=a,b reward=r' keys=a,b"
+    assert line == f"made     preprocess {words} · 2026-11-20 · rbtool 0.1.0"
+
+
+def test_constants_belong_to_the_normalizations_that_were_measured() -> None:
+    operations = [
+        {"name": "normalize", "key": "a", "constants": [{"key": "a", "loc": [1.0], "scale": [2.0]}]},
+        {"name": "normalize", "key": "b"},
+    ]
+    measured = [[{"key": "b", "loc": [3.0] * 20, "scale": [4.0] * 20}]]
+    lines = _made({"operations": operations, "constants": measured})
+    assert lines[1:] == [
+        "         normalize  key=a",
+        "                    a: loc [1] · scale [2]",
+        "         normalize  key=b",
+        "                    b: loc [ 3.000  3.000  3.000 … of 20] · scale [ 4.000  4.000  4.000 … of 20]",
+    ]
+
+
+@pytest.mark.parametrize("operations", ["cast", [1], [{"nam": "cast"}], {}])
+def test_operations_that_another_tool_recorded_do_not_stop_the_summary(operations: Any) -> None:
+    assert len(_made({"operations": operations, "constants": 5})) == 1
+
+
+def test_no_line_is_wider_than_the_screen() -> None:
+    operations = [{"name": "where", "condition": "reward > 0 and not truncated and observation[3] < 0.5 or done"}]
+    lines = _made({"operations": operations, "chunk_size": 4096, "num_frames": 1_000_000}, 60)
+    assert max(map(len, lines)) <= 60
+    assert "observation[3] < 0.5" in " ".join(" ".join(lines).split())
