@@ -28,7 +28,7 @@ FLOORS = (
     {"encodings"},
     {"remote", "stats"},
     {"format"},
-    {"ray_session", "ted"},
+    {"charts", "ray_session", "ted"},
     {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
@@ -39,8 +39,8 @@ VERSION = "rbtool.core.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.opening", "rbtool.core.remote",
-    "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
+    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.opening",
+    "rbtool.core.remote", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}

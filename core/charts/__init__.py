@@ -1,0 +1,7 @@
+"""Charts: what to draw as plain data, drawn by matplotlib as inline SVG text or as a file; the one place that draws.
+
+from rbtool.core.charts.figure import inline_svg
+from rbtool.core.charts.marks import Histogram, Labels
+
+svg = inline_svg(Histogram(counts, edges, Labels(title="Length", x="steps", y="episodes")))
+"""

@@ -1,0 +1,295 @@
+"""Charts drawn by matplotlib: as SVG text for a page, and as files.
+
+The same numbers give the same bytes. Settings of the user's matplotlib have no influence, and its state is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+from .marks import Array, Bars, Chart, Heatmap, Histogram, Lines, description, shortened, shown
+from .svg import file_svg, page_svg
+from .traces import reduced
+
+
+class Colour(NamedTuple):
+    """A colour on a light page and on a dark one."""
+
+    light: str
+    dark: str
+
+
+COLOURS: Mapping[str, Colour] = MappingProxyType(
+    {
+        "ink": Colour("#1f2328", "#e6edf3"),
+        "muted": Colour("#59636e", "#9da7b1"),
+        "grid": Colour("#d9dee3", "#30363d"),
+        "paper": Colour("#ffffff", "#0d1117"),
+        "1": Colour("#0969da", "#58a6ff"),
+        "2": Colour("#bc4c00", "#f0883e"),
+        "3": Colour("#1a7f37", "#3fb950"),
+        "4": Colour("#8250df", "#bc8cff"),
+        "5": Colour("#bf3989", "#f778ba"),
+        "6": Colour("#7a6400", "#d4b72c"),
+        "above": Colour("#0a6adb", "#59a7ff"),
+        "below": Colour("#bd4d01", "#f1893f"),
+    }
+)
+"""The colours of charts, which a page sets as `--chart-NAME`. Each name has values of its own."""
+
+SUFFIXES = (".svg", ".png", ".pdf")
+"""The files that charts can be saved to."""
+
+_SERIES = tuple(name for name in COLOURS if name.isdigit())
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))  # for those who do not see colours, and for paper
+_IN_PAGE = {
+    colour.light: f"var(--chart-{name}, {'Canvas' if name == 'paper' else 'currentColor'})"
+    for name, colour in COLOURS.items()
+}
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rbtool",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor", "axes.labelcolor"), COLOURS["muted"].light),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), COLOURS["grid"].light),
+    **dict.fromkeys(("axes.titlecolor", "text.color", "legend.labelcolor"), COLOURS["ink"].light),
+}
+_DOTS = 2  # dots of a PNG for each unit of size
+_LONGEST = 36  # characters of a name at an axis or in a legend
+_FEW = 60  # bins, points: so many can be distinguished
+_WIDTH, _HEIGHT, _ROW = 560, 240, 22
+_HUGE = 150  # powers of ten on an axis before it is scaled: matplotlib computes with squares
+
+
+def style_sheet() -> str:
+    """Return the CSS that sets the colours of charts, for light and dark pages as the system has it."""
+
+    def rule(shades: dict[str, str]) -> str:
+        return ":root{" + "".join(f"--chart-{name}:{shade};" for name, shade in shades.items()) + "}"
+
+    light, dark = ({name: getattr(colour, page) for name, colour in COLOURS.items()} for page in ("light", "dark"))
+    return f"{rule(light)}\n@media (prefers-color-scheme:dark){{{rule(dark)}}}\n.chart{{max-width:100%;height:auto}}\n"
+
+
+def inline_svg(chart: Chart, *, name: str = "", width: int = _WIDTH, height: int | None = None) -> str:
+    """Draw a chart as an `<svg>` element for a page, with text as text, a title and a description.
+
+    Colours are `var(--chart-…)`: see `COLOURS` and `style_sheet`. `name` begins all ids; by default it depends on what
+    is drawn, so that different charts have different ones. `height` is by default that which the chart needs.
+
+    Raises UsageError where matplotlib is not installed.
+    """
+    drawn = _drawn([chart], "svg", "", width, [height or _height(chart)])
+    name = name or f"chart-{hashlib.sha256(drawn).hexdigest()[:12]}"
+    return page_svg(drawn, re.sub(r"[^\w-]", "-", name), chart.labels.title, description(chart), _IN_PAGE)
+
+
+def file_bytes(charts: Sequence[Chart], suffix: str, *, title: str = "", width: int = 800) -> bytes:
+    """Draw charts below each other as the content of a file; `suffix` is one of `SUFFIXES`.
+
+    Raises UsageError for another suffix and where matplotlib is not installed.
+    """
+    if suffix not in SUFFIXES:
+        raise UsageError(f"charts are saved as {', '.join(SUFFIXES)}, and {suffix or 'no suffix'} is given")
+    drawn = _drawn(charts, suffix[1:], title, width, [_height(chart) for chart in charts])
+    if suffix != ".svg":
+        return drawn
+    words = [f"{chart.labels.title}: {description(chart)}" for chart in charts]
+    return file_svg(drawn, title or charts[0].labels.title, ". ".join(words))
+
+
+def _height(chart: Chart) -> int:
+    if isinstance(chart, Bars):
+        return 70 + _ROW * max(1, len(chart.names))
+    return 130 + _ROW * max(1, len(chart.row_names)) if isinstance(chart, Heatmap) else _HEIGHT
+
+
+def _drawn(charts: Sequence[Chart], form: str, title: str, width: int, heights: Sequence[int]) -> bytes:
+    """Return the file that matplotlib writes; sizes are in CSS pixels, as in SVG."""
+    with _matplotlib() as figure_class:
+        size = (width / 72, (sum(heights) + (30 if title else 0)) / 72)
+        figure = figure_class(figsize=size, layout="constrained", facecolor=COLOURS["paper"].light)
+        figure.patch.set_visible(form != "svg" or bool(title))
+        if title:
+            figure.suptitle(shortened(title, width // 8), x=0.01, ha="left", fontsize=13)
+        for axes, chart in zip(
+            figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)[:, 0], charts, strict=True
+        ):
+            axes.set_facecolor("none")
+            axes.set_title(shortened(chart.labels.title, width // 7))
+            axes.set_xlabel(shortened(chart.labels.x, width // 8))
+            axes.set_ylabel(shortened(chart.labels.y, 40))
+            _DRAW[type(chart)](axes, chart, width)
+        file = io.BytesIO()
+        nothing = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+        figure.savefig(file, format=form, dpi=72 * _DOTS if form == "png" else 72, metadata=nothing)
+    return file.getvalue()
+
+
+@contextmanager
+def _matplotlib() -> Iterator[Callable[..., Any]]:
+    """Yield the class of figures, with our settings and no others; its warnings are of fonts that lack a letter."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            f"charts need matplotlib, which is not installed here ({error})", hint="pip install 'rbtool[plot]'"
+        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain: Any = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
+        with matplotlib.rc_context(plain | _SETTINGS):
+            yield Figure
+
+
+def _draw_lines(axes: Any, chart: Lines, width: int) -> None:
+    _grid(axes)
+    series = [reduced(one, width) for one in chart.series]
+    x_power, y_power = _power(*(one.x for one in series)), _power(*(one.y for one in series))
+    seen = False
+    for place, one in enumerate(series):
+        finite = np.isfinite(one.y)
+        x, y = one.x / 10.0**x_power, np.where(finite, one.y, np.nan) / 10.0**y_power
+        style = {
+            "color": COLOURS[_SERIES[place % len(_SERIES)]].light,
+            "linestyle": _DASHES[place // len(_SERIES) % len(_DASHES)],
+        }
+        seen |= bool(finite.any())
+        axes.plot(x, y, linewidth=1.3, label=shortened(one.name, _LONGEST), **style)
+        alone = finite & ~np.r_[False, finite[:-1]] & ~np.r_[finite[1:], False]
+        dots = finite if len(x) <= _FEW else alone
+        axes.plot(x[dots], y[dots], linestyle="none", marker="o", markersize=2.5, color=style["color"])
+    _scale(axes.xaxis, x_power)
+    _scale(axes.yaxis, y_power)
+    if not seen:
+        _nothing(axes)
+    elif len(series) > 1:
+        columns = max(1, width // 150)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0)
+        axes.set_title(axes.get_title(loc="left"), pad=6 + 14 * math.ceil(len(series) / columns))
+
+
+def _draw_histogram(axes: Any, chart: Histogram, width: int) -> None:
+    _grid(axes, "y")
+    if not chart.counts.sum():
+        _nothing(axes)
+        return
+    power = _power(chart.edges)
+    edges = chart.edges / 10.0**power
+    if edges[0] == edges[-1]:  # a bin of one value has no width
+        half = max(abs(edges[0]), 1.0) / 2
+        edges = np.linspace(edges[0] - half, edges[0] + half, len(edges))
+    line = COLOURS["paper"].light if len(chart.counts) <= _FEW else "none"
+    axes.bar(
+        edges[:-1], chart.counts, np.diff(edges), align="edge", color=COLOURS["1"].light, edgecolor=line, linewidth=0.8
+    )
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    _scale(axes.xaxis, power)
+
+
+def _draw_bars(axes: Any, chart: Bars, width: int) -> None:
+    _grid(axes, "x")
+    power = _power(chart.values)
+    values = np.where(np.isfinite(chart.values), chart.values, np.nan) / 10.0**power
+    if not np.isfinite(values).any():
+        _nothing(axes)
+        return
+    places = np.arange(len(values))
+    colours = [COLOURS["below" if value < 0 else "above"].light for value in values]
+    axes.barh(places, values, color=colours, height=0.7)
+    for place, value in zip(places, values, strict=True):
+        end = value if np.isfinite(value) else 0.0
+        label = axes.annotate(
+            shown(chart.values[place]), (end, place), (-3 if end < 0 else 3, 0), textcoords="offset points",
+            ha="right" if end < 0 else "left", va="center", fontsize=9,
+        )  # fmt: skip
+        label.set_in_layout(False)
+    axes.margins(x=0.12)
+    axes.set_yticks(places, [shortened(name, _LONGEST) for name in chart.names])
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    _scale(axes.xaxis, power)
+
+
+def _draw_heatmap(axes: Any, chart: Heatmap, width: int) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Rectangle
+
+    finite = np.isfinite(chart.matrix)
+    if not chart.matrix.size:
+        _nothing(axes)
+        return
+    top = chart.limit or float(np.abs(chart.matrix[finite]).max(initial=0.0)) or 1.0
+    strength = np.clip(np.where(finite, chart.matrix, 0.0) / top, -1, 1)
+    cells = [(row, column) for row in range(chart.matrix.shape[0]) for column in range(chart.matrix.shape[1])]
+    colours = [
+        to_rgba(COLOURS["below" if strength[cell] < 0 else "above"].light, round(abs(float(strength[cell])), 3))
+        for cell in cells
+    ]
+    shapes = [Rectangle((column - 0.5, row - 0.5), 1, 1) for row, column in cells]
+    axes.add_collection(
+        PatchCollection(shapes, facecolor=colours, edgecolor=COLOURS["grid"].light, linewidth=0.5, antialiased=False)
+    )
+    rows, columns = chart.matrix.shape
+    if columns * 44 <= width - 8 * _LONGEST // 2:
+        for cell in cells:
+            ink = COLOURS["paper" if abs(strength[cell]) > 0.6 else "ink"].light
+            axes.text(cell[1], cell[0], shown(chart.matrix[cell]), ha="center", va="center",
+                      color=ink, fontsize=8)  # fmt: skip
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.set_xticks(range(columns), [shortened(name, _LONGEST // 2) for name in chart.column_names], rotation=45,
+                    ha="right", rotation_mode="anchor")  # fmt: skip
+    axes.set_yticks(range(rows), [shortened(name, _LONGEST) for name in chart.row_names])
+    axes.spines[:].set_visible(False)
+
+
+_DRAW: Mapping[type, Callable[[Any, Any, int], None]] = {
+    Lines: _draw_lines, Histogram: _draw_histogram, Bars: _draw_bars, Heatmap: _draw_heatmap,
+}  # fmt: skip
+
+
+def _grid(axes: Any, which: str = "both") -> None:
+    axes.grid(axis=which, linewidth=0.6)
+
+
+def _nothing(axes: Any) -> None:
+    """Write that there is nothing to draw."""
+    axes.set(xticks=[], yticks=[])
+    axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color=COLOURS["muted"].light)
+
+
+def _power(*values: Array) -> int:
+    """Return the power of ten that numbers are divided by before they are drawn: 0 but for huge ones."""
+    top = max((float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in values), default=0.0)
+    exponent = math.floor(math.log10(top)) if top else 0
+    return exponent if exponent > _HUGE else 0
+
+
+def _scale(axis: Any, power: int) -> None:
+    """Name the ticks of an axis whose numbers were divided by a power of ten."""
+    if power:
+        axis.set_major_formatter(lambda value, _: f"{value:.3g}e{power}" if value else "0")

@@ -1,0 +1,208 @@
+"""What a chart shows: numbers and words, without how they are drawn.
+
+NaN and infinite numbers have no place on an axis: they are gaps in a line, missing bars, and empty cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import UsageError
+from ..progress import clean
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_LONGEST = 60  # characters of a name in a description
+_HUGE = 1e307
+_NAMED = 12  # series or bars that a description names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """The words of a chart. `x` and `y` name the axes; `description` is for those who do not see it, made if empty."""
+
+    title: str
+    x: str = ""
+    y: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line: `x` and `y`, float64 [N], `x` in ascending order."""
+
+    name: str
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        x, y = (np.asarray(values, np.float64) for values in (self.x, self.y))
+        if x.ndim != 1 or x.shape != y.shape:
+            raise UsageError(f"a line needs as many x as y, and has the shapes {x.shape} and {y.shape}")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One line for each of `series`."""
+
+    series: Sequence[Series]
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values are in each bin: `counts` [N] of the bins between `edges` [N + 1], which are finite."""
+
+    counts: Array
+    edges: Array
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        counts, edges = np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
+        if counts.ndim != 1 or edges.ndim != 1 or len(edges) != (len(counts) + 1 if len(counts) else len(edges)):
+            raise UsageError(f"{len(counts)} bins have {len(counts) + 1} edges, and {edges.size} are given")
+        if not np.isfinite(edges).all() or (edges[1:] < edges[:-1]).any() or not np.isfinite(counts).all():
+            raise UsageError("the edges of bins are finite and in ascending order, and their counts finite")
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "edges", edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A bar of length `values[i]` for each of `names`; from zero, to either side."""
+
+    names: Sequence[str]
+    values: Array
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values, np.float64)
+        if values.shape != (len(self.names),):
+            raise UsageError(f"{len(self.names)} names have values of the shape {values.shape}")
+        object.__setattr__(self, "values", values)
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """`matrix` [R, C] as coloured cells; one colour for numbers above zero, one for those below.
+
+    `limit` is the magnitude of the full colour, by default the greatest there is.
+    """
+
+    matrix: Array
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    labels: Labels
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        matrix = np.asarray(self.matrix, np.float64)
+        if matrix.shape != (len(self.row_names), len(self.column_names)):
+            names = f"{len(self.row_names)} by {len(self.column_names)}"
+            raise UsageError(f"the names are of {names} cells, and the matrix has the shape {matrix.shape}")
+        object.__setattr__(self, "matrix", matrix)
+
+
+Chart: TypeAlias = Lines | Histogram | Bars | Heatmap
+
+
+def histogram_of(values: Array, labels: Labels, bins: int = 20) -> Histogram:
+    """Count the finite ones of `values` (any shape) in equal bins, as `np.histogram` does.
+
+    Whole numbers of a small range have a bin each, around the number; equal values have one bin of width 1. No values
+    have no bins.
+    """
+    flat = np.asarray(values).reshape(-1)
+    flat = flat.astype(np.uint8) if flat.dtype.kind == "b" else flat
+    finite = flat[np.isfinite(flat)]
+    if not len(finite):
+        return Histogram(np.zeros(0), np.zeros(0), labels)
+    low, high = finite.min(), finite.max()
+    if flat.dtype.kind in "iub" and int(high) - int(low) < bins:
+        edges = np.arange(int(low), int(high) + 2) - 0.5
+        return Histogram(np.bincount((finite - low).astype(np.int64)), edges, labels)
+    if low == high:
+        value = float(low)
+        return Histogram(np.array([len(finite)]), np.array([value - 0.5, value + 0.5]), labels)
+    # Values are scaled by a power of two, which changes none of their digits: a range can overflow float64.
+    finite = finite.astype(np.float64)
+    power = 2 if max(abs(float(low)), abs(float(high))) > _HUGE else 0
+    scaled = np.ldexp(finite, -power)
+    try:
+        counts, edges = np.histogram(scaled, bins=bins)
+    except ValueError:  # there are fewer numbers between the extremes than bins
+        counts, edges = np.array([len(scaled)]), np.array([scaled.min(), scaled.max()])
+    return Histogram(counts, np.ldexp(edges, power), labels)
+
+
+def description(chart: Chart) -> str:
+    """Describe a chart in words and numbers, for those who do not see it."""
+    if chart.labels.description:
+        return chart.labels.description
+    if isinstance(chart, Histogram):
+        return _of_histogram(chart)
+    if isinstance(chart, Lines):
+        return _listed(f"{shortened(one.name, _LONGEST)}: {_range(one.y)}" for one in chart.series)
+    if isinstance(chart, Bars):
+        return _listed(
+            f"{shortened(name, _LONGEST)}: {shown(value)}"
+            for name, value in zip(chart.names, chart.values, strict=True)
+        )
+    rows, columns = chart.matrix.shape
+    return f"{rows} rows by {columns} columns; {_range(chart.matrix)}"
+
+
+def _of_histogram(chart: Histogram) -> str:
+    if not chart.counts.sum():
+        return "no values"
+    top = int(chart.counts.argmax())
+    sums = f"{_counted(int(chart.counts.sum()), 'value')} in {_counted(len(chart.counts), 'bin')}"
+    first, last, low, high = (shown(chart.edges[place]) for place in (0, -1, top, top + 1))
+    return f"{sums} from {first} to {last}; most, {shown(chart.counts[top])}, are from {low} to {high}"
+
+
+def _range(values: Array) -> str:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return "no values"
+    apart = values.size - finite.size
+    note = f", {apart:,} not finite" if apart else ""
+    return f"{_counted(finite.size, 'value')} from {shown(finite.min())} to {shown(finite.max())}{note}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    every = list(parts)
+    more = f"; and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return "; ".join(every[:_NAMED]) + more if every else "no values"
+
+
+def shown(value: float) -> str:
+    """Format a number to four digits, whole numbers in full."""
+    if np.isnan(value):
+        return "NaN"
+    return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else f"{value:.4g}"
+
+
+def readable(text: str) -> str:
+    """Return text that every format of a chart can hold: control characters and what UTF-8 cannot hold are escaped."""
+    kept = clean(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return kept.replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
+
+
+def shortened(text: str, most: int) -> str:
+    """Cut a readable name in its middle to at most so many characters."""
+    text = readable(text)
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
