@@ -195,7 +195,10 @@ class Spread:
 def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Count values in equal bins. Values are scaled, because the width of a bin can overflow float64."""
     scaled = np.ldexp(finite, -int(np.frexp(np.abs(finite).max())[1]))
-    return np.histogram(scaled, bins=_BINS)[0]
+    try:
+        return np.histogram(scaled, bins=_BINS)[0]
+    except ValueError:  # numbers that differ in their last digits leave no room for ten bins: as if they were equal
+        return np.histogram(scaled, bins=_BINS, range=(scaled.min() - 0.5, scaled.max() + 0.5))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

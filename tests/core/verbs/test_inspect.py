@@ -115,6 +115,12 @@ def test_returns_of_any_size_are_summarised(size: float) -> None:
     assert (found.min, found.max, found.histogram) == (-size, size, (1, 0, 0, 0, 0, 0, 0, 1, 0, 1))
 
 
+def test_returns_that_differ_in_the_last_digit_have_a_histogram() -> None:
+    found = Spread.of(np.array([0.3, 0.1 + 0.2]))
+    assert found is not None
+    assert sum(found.histogram) == 2
+
+
 @pytest.mark.parametrize("how", ["cut", "longer", "gone"])
 def test_a_file_of_another_size_than_the_manifest_says_is_named(walks: Path, how: str) -> None:
     file = walks / "observation.memmap"
