@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...core.errors import DatasetNotFoundError, RbtoolError
 from ...core.format import fs
@@ -14,22 +17,14 @@ from ...core.format.digest import open_regular
 from ...core.format.sources import Advance, Ids, LocalCache, Note, RemoteDataset, RemoteFile, RemoteShard, Source
 from ...core.remote.hub_source import HubFolderSource
 from ...core.remote.transport import read_range
-from .pieces import fetch_piece, pieces_of
+from .pieces import Fetch, fetch_piece, pieces_of
 from .shards import is_empty_archive, lacking_shards, ordered_shards, require_one_dataset, shards_at
 
 REPOSITORY = "jxu124/OpenX-Embodiment"
 """The repository on the hub."""
 _READ = 4 << 20
+_Write: TypeAlias = Callable[[memoryview, int], None]
 _NUMBER = re.compile(r"(\d{1,15})\D*", re.ASCII)
-
-
-def _shards(dataset: RemoteDataset) -> list[RemoteShard]:
-    """Return the archives in the order of their numbers, large ones in parts."""
-    files, found = {file.path: file for file in dataset.files}, list[RemoteShard]()
-    for one in ordered_shards(map(Path, files)):
-        file = files[str(one.path)]
-        found += [RemoteShard((file,), span=span) for span in pieces_of(file.known_size)]
-    return found
 
 
 def _number_of(name: str) -> int | None:
@@ -37,21 +32,23 @@ def _number_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-class OpenXSource(HubFolderSource):
-    """The repository `jxu124/OpenX-Embodiment`: ids are its folders with tar archives, like `bridge`.
-
-    The loader script of the repository is neither fetched nor run.
-    """
+class _ArchiveSource(Source):
+    """Datasets of numbered tar archives; large ones are fetched in parts."""
 
     name = "openx"
-    repository = REPOSITORY
-    suffixes = (".tar",)
     pickled = True
-    local_cache = LocalCache("openx", "OPENX_DATASET_DIR", "~/openx")
+
+    @abstractmethod
+    def reading(self, file: RemoteFile) -> AbstractContextManager[Fetch]:
+        """Open an archive: a function that fetches the bytes from `start` to `stop`."""
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return the archives; those of more than 64 MiB in parts, which are fetched by range."""
-        return _shards(dataset)
+        """Return the archives in the order of their numbers; those of more than 64 MiB in parts."""
+        files, found = {file.path: file for file in dataset.files}, list[RemoteShard]()
+        for one in ordered_shards(map(Path, files)):
+            file = files[str(one.path)]
+            found += [RemoteShard((file,), span=span) for span in pieces_of(file.known_size)]
+        return found
 
     def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
         """Return an error if archives between the others are missing."""
@@ -68,22 +65,36 @@ class OpenXSource(HubFolderSource):
         if span == (0, file.size):
             self.fetch([file], folder)
             return not is_empty_archive(folder / file.path)
+        with self.reading(file) as fetch:
+            return fetch_piece(fetch, file.known_size, span, folder / file.path, f"{self.remote}: {file.path}")
 
-        def fetch(start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
+
+class OpenXSource(_ArchiveSource, HubFolderSource):
+    """The repository `jxu124/OpenX-Embodiment`: ids are its folders with tar archives, like `bridge`.
+
+    The loader script of the repository is neither fetched nor run.
+    """
+
+    repository = REPOSITORY
+    suffixes = (".tar",)
+    local_cache = LocalCache("openx", "OPENX_DATASET_DIR", "~/openx")
+
+    @contextlib.contextmanager
+    def reading(self, file: RemoteFile) -> Iterator[Fetch]:
+        """Fetch from the hub."""
+
+        def fetch(start: int, stop: int, write: _Write) -> None:
             read_range(self.hub, file.addresses[0], start, stop, write, what=file.path)
 
-        return fetch_piece(fetch, file.known_size, span, folder / file.path, f"{self.remote}: {file.path}")
+        yield fetch
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
         """The id, which the shards need not bear."""
         return {"id": dataset_id}
 
 
-class OpenXFolder(Source):
+class OpenXFolder(_ArchiveSource):
     """The archives in `<folder>/<id>`, as a source of streams."""
-
-    name = "openx"
-    pickled = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -110,37 +121,21 @@ class OpenXFolder(Source):
             files.append(RemoteFile(one.path.name, state.st_size, None, (str(one.path),), str(state.st_mtime_ns)))
         return RemoteDataset(dataset_id, str(folder), None, tuple(files))
 
-    def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return the archives, large ones in parts."""
-        return _shards(dataset)
-
-    def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
-        """Return an error if archives between the others are missing."""
-        return lacking_shards(dataset.address, ordered_shards(map(Path, dataset.paths)))
-
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
         """Link to the archives."""
         for file in files:
             fs.link_to(Path(file.addresses[0]), folder / file.path)
 
-    def episode_number(self, text: Mapping[str, str]) -> int | None:
-        """Return the number that the name of its file ends in."""
-        return _number_of(text.get("file", ""))
-
-    def fetch_part(self, shard: RemoteShard, folder: Path) -> bool:
-        """Copy the episodes that begin in a part of an archive; link to one in one part."""
-        [file], span = shard.files, shard.span
-        assert span is not None
-        if span == (0, file.size):
-            self.fetch([file], folder)
-            return not is_empty_archive(folder / file.path)
+    @contextlib.contextmanager
+    def reading(self, file: RemoteFile) -> Iterator[Fetch]:
+        """Read from the disk."""
         descriptor = open_regular(Path(file.addresses[0]))
 
-        def fetch(start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
+        def fetch(start: int, stop: int, write: _Write) -> None:
             for position in range(start, stop, _READ):
                 write(memoryview(os.pread(descriptor, min(_READ, stop - position), position)), position)
 
         try:
-            return fetch_piece(fetch, file.known_size, span, folder / file.path, file.addresses[0])
+            yield fetch
         finally:
             os.close(descriptor)

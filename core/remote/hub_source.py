@@ -1,7 +1,8 @@
-"""Sources whose datasets are folders or files of one repository on a Hugging Face hub."""
+"""Sources on a Hugging Face hub: of the folders of one repository, and of any repository."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +25,74 @@ from .fetch import fetch_files
 from .hub import Hub, HubFile, hub_endpoint
 
 
-class HubFolderSource(Source):
-    """The datasets in one dataset repository of the hub that the environment names (`HF_ENDPOINT`, `HF_TOKEN`).
+class HubSource(Source):
+    """Datasets on the hub that the environment names (`HF_ENDPOINT`, `HF_TOKEN`)."""
+
+    @property
+    @abstractmethod
+    def listed(self) -> str:
+        """What the datasets are listed from: an owner or a repository."""
+
+    @property
+    def remote(self) -> str:
+        """The address of what is listed."""
+        return f"hf://{self.listed}"
+
+    @property
+    def key(self) -> str:
+        """The address of what is listed, with the host of the hub."""
+        return f"{hub_endpoint()}/{self.listed}"
+
+    @cached_property
+    def hub(self) -> Hub:
+        """The connections to the hub."""
+        return Hub()
+
+    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
+        """Bring the files to `folder`, a few at a time."""
+        fetch_files(files, folder, self.hub, progress=progress, note=note)
+
+    def on_close(self) -> None:
+        """Close the connections, if there are any."""
+        if "hub" in self.__dict__:
+            self.hub.close()
+
+
+class HubRepositorySource(HubSource):
+    """Any dataset repository, by its `OWNER/NAME`, which is taken as it is; those of one owner are listed.
+
+    A subclass sets `name` and `owner`, and implements `look_up` with `described`.
+    """
+
+    open_ended = True
+    owner: ClassVar[str]
+    """The organisation whose repositories are listed."""
+
+    @property
+    def listed(self) -> str:
+        """The owner."""
+        return self.owner
+
+    def list_ids(self) -> Ids:
+        """List the repositories of the owner."""
+        return Ids(tuple(one.name for one in self.hub.repositories(self.owner)))
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, str]:
+        """The id, which the files do not state."""
+        return {"id": dataset_id}
+
+    def described(self, dataset_id: str, repository: str, commit: str, files: Iterable[HubFile]) -> RemoteDataset:
+        """Describe a dataset that is made of these files of a repository."""
+        remote = (
+            RemoteFile(file.path, file.size, file.checksum, (self.hub.address(repository, commit, file.path),))
+            for file in files
+        )
+        ordered = tuple(sorted(remote, key=lambda file: file.path))
+        return RemoteDataset(dataset_id, f"hf://{repository}@{commit}", commit, ordered)
+
+
+class HubFolderSource(HubSource):
+    """The datasets in one dataset repository.
 
     A subclass sets `name`, `repository` and `suffixes`. By default every folder that has files of these suffixes in it
     is a dataset of those files, without those in folders inside it. Its id is its path below `folder`, and names that
@@ -43,19 +110,9 @@ class HubFolderSource(Source):
     """The ends of the names of data files, in lower case."""
 
     @property
-    def remote(self) -> str:
-        """The repository's address."""
-        return f"hf://{self.repository}"
-
-    @property
-    def key(self) -> str:
-        """The repository's address, with the host of the hub."""
-        return f"{hub_endpoint()}/{self.repository}"
-
-    @cached_property
-    def hub(self) -> Hub:
-        """The connections to the hub."""
-        return Hub()
+    def listed(self) -> str:
+        """The repository."""
+        return self.repository
 
     def datasets_among(self, files: Sequence[HubFile]) -> Mapping[str, Sequence[HubFile]]:
         """Return the ids of all datasets, each with its files, by a listing of the whole repository."""
@@ -111,15 +168,6 @@ class HubFolderSource(Source):
         )  # fmt: skip
         where = f"{self.remote}@{commit}" + (f"/{parent}" if parent else "")
         return RemoteDataset(dataset_id, where, commit, tuple(sorted(remote, key=lambda file: file.path)))
-
-    def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`, a few at a time."""
-        fetch_files(files, folder, self.hub, progress=progress, note=note)
-
-    def on_close(self) -> None:
-        """Close the connections, if there are any."""
-        if "hub" in self.__dict__:
-            self.hub.close()
 
     def _all(self) -> Mapping[str, Sequence[HubFile]]:
         """All datasets at the newest commit; DatasetNotFoundError for a repository without any."""
