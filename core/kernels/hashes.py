@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .rows import collector_paused
+from .rows import compiled_module
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 _LEAST = 1024
-
-
-@functools.cache
-def _compiled() -> ModuleType | None:
-    try:
-        with collector_paused():
-            from . import compiled_hashes
-    except ImportError:
-        return None
-    return compiled_hashes
 
 
 def siphash(rows: Bytes, key: bytes) -> Numbers:
@@ -35,7 +24,7 @@ def siphash(rows: Bytes, key: bytes) -> Numbers:
     """
     words = np.frombuffer(key, "<u8").astype(np.uint64)
     rows = np.ascontiguousarray(rows)
-    compiled = _compiled()
+    compiled = compiled_module("compiled_hashes")
     if compiled is None:
         return _plain_siphash(rows, words)
     hashes = np.empty(len(rows), np.uint64)
@@ -86,7 +75,7 @@ def project(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[n
     A matrix product of BLAS adds in an order that depends on the machine and on the number of rows.
     """
     projected = np.zeros((len(rows), matrix.shape[1]))
-    compiled = _compiled()
+    compiled = compiled_module("compiled_hashes")
     if compiled is not None:
         compiled.project_rows(np.ascontiguousarray(rows), np.ascontiguousarray(matrix), projected)
         return projected
@@ -221,7 +210,7 @@ def _address(array: NDArray[Any]) -> int:
 
 def key_table(width: int) -> KeyTable:
     """Make the compiled kind where numba can be imported, else the plain one."""
-    compiled = _compiled()
+    compiled = compiled_module("compiled_hashes")
     return PlainTable(width) if compiled is None else CompiledTable(width, compiled)
 
 

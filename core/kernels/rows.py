@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -116,23 +117,23 @@ class CompiledRows(PlainRows):
 
 def fastest_rows(arrays: Sequence[Array]) -> PlainRows:
     """Make the compiled kind where numba can be imported, which takes half a second the first time, else the plain."""
-    compiled = _compiled()
+    compiled = compiled_loops()
     return PlainRows(arrays) if compiled is None else CompiledRows(arrays, compiled)
 
 
 def compiled_loops() -> ModuleType | None:
-    """Import the compiled loops, which takes half a second the first time; None without numba."""
-    return _compiled()
+    """Import the compiled loops over rows; None without numba."""
+    return compiled_module("compiled")
 
 
 @functools.cache
-def _compiled() -> ModuleType | None:
+def compiled_module(name: str) -> ModuleType | None:
+    """Import one of the compiled modules of this package, which takes half a second at first; None without numba."""
     try:
         with collector_paused():
-            from . import compiled
+            return importlib.import_module(f".{name}", __package__)
     except ImportError:
         return None
-    return compiled
 
 
 def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
@@ -342,7 +343,7 @@ def _coarse_episodes(starts: Numbers) -> tuple[int, Numbers]:
 
 def fastest_records(places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int) -> PlainRecords:
     """Make the compiled kind where numba can be imported, as `fastest_rows` does."""
-    compiled = _compiled()
+    compiled = compiled_loops()
     if compiled is None:
         return PlainRecords(places, columns, after_bytes)
     return CompiledRecords(places, columns, after_bytes, compiled)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from abc import ABC, abstractmethod
-from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
-from .rows import collector_paused
+from .rows import compiled_module
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -148,7 +146,7 @@ def priority_tree(
     UsageError (a ValueError) for a capacity below 1 and for a `dtype` other than float32 and float64.
     """
     place = torch.device("cpu" if device is None else device)
-    compiled = _compiled() if place.type == "cpu" else None
+    compiled = compiled_module("compiled_trees") if place.type == "cpu" else None
     kind = TorchTree if compiled is None else compiled.CompiledTree
     tree: PriorityTree = kind(capacity, dtype, place)
     return tree
@@ -159,7 +157,7 @@ class Forest:
 
     def __init__(self, count: int) -> None:
         self._trees: list[PriorityTree | None] = [None] * count
-        self._loops = _compiled()
+        self._loops = compiled_module("compiled_trees")
         self._places = np.zeros((count, 0 if self._loops is None else self._loops.PLACE), np.int64)
 
     def plant(self, number: int, tree: PriorityTree) -> bool:
@@ -183,16 +181,6 @@ class Forest:
         index, weights = np.empty(len(fractions), np.int64), np.empty(len(fractions))
         done = self._loops.draw_parts(fractions, numbers, stops, self._places, by_batch, index, weights)
         return (index, weights) if done else None
-
-
-@functools.cache
-def _compiled() -> ModuleType | None:
-    try:
-        with collector_paused():
-            from . import compiled_trees
-    except ImportError:
-        return None
-    return compiled_trees
 
 
 # Children of a node. Every level costs a fixed number of calls, on an accelerator as many launches: few and wide ones

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.kernels import compiled_hashes, hashes
 from rbtool.core.kernels.hashes import CompiledTable, KeyTable, PlainTable, key_table, project, siphash
+from rbtool.core.kernels.rows import compiled_module
 
 KEY = bytes(range(16))
 
@@ -89,9 +90,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setitem(sys.modules, "numba", None)
         monkeypatch.delitem(sys.modules, "rbtool.core.kernels.compiled_hashes", raising=False)
         monkeypatch.delattr("rbtool.core.kernels.compiled_hashes", raising=False)
-    hashes._compiled.cache_clear()
+    compiled_module.cache_clear()
     yield request.param
-    hashes._compiled.cache_clear()
+    compiled_module.cache_clear()
 
 
 TABLES: dict[str, Callable[[int], KeyTable]] = {
@@ -137,7 +138,7 @@ def test_both_kinds_project_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     rows, matrix = random.normal(size=(20, 70)), random.normal(size=(70, 5))
     compiled = project(rows, matrix)
-    monkeypatch.setattr(hashes, "_compiled", lambda: None)
+    monkeypatch.setattr(hashes, "compiled_module", lambda name: None)
     assert (project(rows, matrix) == compiled).all()
 
 

@@ -83,7 +83,7 @@ def test_rows_are_written(make: Callable[..., PlainRows], start: int, count: int
 
 
 def test_without_numba_rows_are_moved_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "_compiled", lambda: None)
+    monkeypatch.setattr(rows_module, "compiled_loops", lambda: None)
     assert type(fastest_rows(arrays())) is PlainRows
 
 

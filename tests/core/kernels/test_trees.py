@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rbtool.core.errors import RbtoolError
-from rbtool.core.kernels import trees
 from rbtool.core.kernels.compiled_trees import CompiledTree
-from rbtool.core.kernels.trees import PriorityTree, TorchTree, priority_tree
+from rbtool.core.kernels.rows import compiled_module
+from rbtool.core.kernels.trees import Forest, PriorityTree, TorchTree, priority_tree
 
 Make = Callable[..., PriorityTree]
 
@@ -339,9 +339,9 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, "rbtool.core.kernels.compiled_trees", raising=False)
     monkeypatch.delattr("rbtool.core.kernels.compiled_trees", raising=False)
-    trees._compiled.cache_clear()
+    compiled_module.cache_clear()
     yield
-    trees._compiled.cache_clear()
+    compiled_module.cache_clear()
 
 
 def test_the_compiled_kind_is_taken_on_the_cpu() -> None:
@@ -368,7 +368,7 @@ def test_torch_does_it_on_an_accelerator() -> None:
 
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
-    forest, planted = trees.Forest(5), [CompiledTree(capacity) for capacity in (3, 40, 5000)]
+    forest, planted = Forest(5), [CompiledTree(capacity) for capacity in (3, 40, 5000)]
     for number, tree in zip((4, 0, 2), planted, strict=True):
         tree.load(torch.from_numpy(whole_numbers(tree.capacity, number, 0.3) + (number == 4)))
         assert forest.plant(number, tree)
@@ -384,7 +384,7 @@ def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
 
 
 def test_a_forest_draws_from_no_tree_without_weights_and_takes_none_of_another_kind() -> None:
-    forest, tree = trees.Forest(1), CompiledTree(3)
+    forest, tree = Forest(1), CompiledTree(3)
     assert not forest.plant(0, TorchTree(3))
     assert forest.plant(0, tree)
     arguments = np.zeros(4), np.array([0]), np.array([4])
