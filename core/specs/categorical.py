@@ -23,6 +23,7 @@ from .values import (
     as_shape,
     combinations,
     draw_categories,
+    mask_over,
     nearest_categories,
 )
 
@@ -108,18 +109,9 @@ class Categorical(CategoriesSpec):
 
     def update_mask(self, mask: torch.Tensor | None) -> None:
         """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
-        if mask is None:
-            self._mask = None
-            return
-        found = torch.as_tensor(mask, dtype=torch.bool, device=self._device)
-        try:
-            wide = found.expand(*concrete(self._shape), self.n)
-        except RuntimeError:
-            expected = [*self._shape, self.n]
-            raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {expected}") from None
-        if not bool(found.any(-1).all()):
-            raise UsageError("the mask leaves an element without a legal category")
-        self._mask = wide.clone(memory_format=torch.contiguous_format)
+        if mask is not None:
+            mask = mask_over(mask, (*concrete(self._shape), self.n), (self.n,), self._device)
+        self._mask = mask
 
     @property
     def space(self) -> Box:

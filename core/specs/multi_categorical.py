@@ -21,6 +21,7 @@ from .values import (
     as_shape,
     combinations,
     draw_categories,
+    mask_over,
     small_integers,
 )
 
@@ -108,17 +109,10 @@ class MultiCategorical(CategoriesSpec):
             self._allowed = None
             return
         counts, lead = self._row(), concrete(self._shape)[:-1]
-        found = torch.as_tensor(mask, dtype=torch.bool, device=self._device)
-        try:
-            wide = found.expand(*lead, sum(counts))
-        except RuntimeError:
-            expected = [*lead, sum(counts)]
-            raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {expected}") from None
+        wide = mask_over(mask, (*lead, sum(counts)), counts, self._device)
         allowed = torch.zeros(*lead, len(counts), max(counts), dtype=torch.bool, device=self._device)
         for column, part in enumerate(wide.split(counts, -1)):
             allowed[..., column, : counts[column]] = part
-        if not bool(allowed.any(-1).all()):
-            raise UsageError("the mask leaves an element without a legal category")
         self._allowed = allowed if self._nvec.dim() else allowed.squeeze(-2)
 
     # Values ----------------------------------------------------------------------------------------

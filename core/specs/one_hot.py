@@ -28,6 +28,7 @@ from .values import (
     as_shape,
     combinations,
     encoded,
+    mask_over,
     small_integers,
     to_array,
 )
@@ -94,17 +95,8 @@ class _OneHotSpec(LeafSpec):
 
     def update_mask(self, mask: torch.Tensor | None) -> None:
         """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
-        if mask is None:
-            self._mask = None
-            return
-        found = torch.as_tensor(mask, dtype=torch.bool, device=self._device)
-        try:
-            wide = found.expand(concrete(self._shape))
-        except RuntimeError:
-            raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {list(self._shape)}") from None
-        if not all(bool(column.any(-1).all()) for column in wide.split(self._counts, -1)):
-            raise UsageError("the mask leaves an element without a legal category")
-        self._mask = wide.clone(memory_format=torch.contiguous_format)
+        shape = concrete(self._shape)
+        self._mask = None if mask is None else mask_over(mask, shape, self._counts, self._device)
 
     # Values ----------------------------------------------------------------------------------------
 

@@ -313,6 +313,24 @@ def draw_categories(
     return _looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))
 
 
+def mask_over(
+    mask: torch.Tensor, shape: Sequence[int], counts: Sequence[int], device: torch.device | None
+) -> torch.Tensor:
+    """Return a mask of legal categories as a bool tensor of its own, of this shape.
+
+    `counts` are the categories of each column; those of all columns are along the last dimension. UsageError for a
+    mask that does not broadcast to the shape, and for one without a legal category in a column.
+    """
+    found = torch.as_tensor(mask, dtype=torch.bool, device=device)
+    try:
+        wide = found.expand(*shape)
+    except RuntimeError:
+        raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {list(shape)}") from None
+    if not all(bool(column.any(-1).all()) for column in wide.split(list(counts), -1)):
+        raise UsageError("the mask leaves an element without a legal category")
+    return wide.clone(memory_format=torch.contiguous_format)
+
+
 def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
     """Return which elements are the number of an existing, allowed category; bool."""
     counts, allowed = counts.to(value.device), None if allowed is None else allowed.to(value.device)
