@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from d4rl_files import flat, random_episodes, write
+from dataset_bytes import bytes_below
 
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
@@ -17,18 +17,6 @@ from rbtool.core.format.reader import Reader
 
 REAL = sorted((Path(__file__).parents[1] / "data" / "d4rl").glob("*.hdf5"))
 HORIZONS = {"kitchen_like_no_timeouts": 280, "hopper_random_v0": 1000}
-
-
-def bytes_below(folder: Path) -> dict[str, Any]:
-    """Every file with its bytes; the manifest without the time at which it was written."""
-    found: dict[str, Any] = {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
-    manifest = json.loads(found.pop(".rbtool/manifest.json"))
-    del manifest["manifest_digest"]
-    for step in manifest["provenance"]:
-        del step["time"]
-    return found | {"manifest": manifest}
 
 
 def both_ways(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> list[dict[str, Any]]:
