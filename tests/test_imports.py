@@ -18,6 +18,7 @@ FLOORS = (
     {"loading", "text"},
     {"datasets"},
     {"verbs"},
+    {"report"},
     {"preprocess"},
     {"buffers", "trees"},
     {"transforms", "checkpointers", "maps", "samplers", "writers"},
@@ -40,7 +41,7 @@ REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
     "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.opening",
-    "rbtool.core.remote", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
+    "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}

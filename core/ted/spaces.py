@@ -63,13 +63,7 @@ class SpaceRule(Rule):
 
     def __init__(self, fields: Sequence[Field], steps: int, *, spaces: Mapping[str, Any] | None = None) -> None:
         super().__init__(fields, steps)
-        leaves = {key: space for name, space in (spaces or {}).items() for key, space in _leaves(space, (name,))}
-        self._watched = [
-            _Watched(field, *bounds)
-            for field in fields
-            if (space := leaves.get(field.key[field.key[0] == NEXT :])) is not None
-            and (bounds := _bounds(space, field)) is not None
-        ]
+        self._watched = [_Watched(field, low, high) for field, low, high in bounded_fields(fields, spaces or {})]
 
     def see(self, rows: Rows) -> None:
         for watched in self._watched:
@@ -82,6 +76,19 @@ class SpaceRule(Rule):
             text += f": values outside it are from {one.least:g} to {one.largest:g}"
             found += self.report_first("warning", text, one.tally)
         return found
+
+
+def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, _Array, _Array]]:
+    """Yield the fields that a recorded space limits, with the least and the largest legal value of each.
+
+    A bound is a number, or an array of the shape of a row.
+    """
+    leaves = {key: space for name, space in spaces.items() for key, space in _leaves(space, (name,))}
+    for field in fields:
+        space = leaves.get(field.key[field.key[0] == NEXT :])
+        bounds = None if space is None else _bounds(space, field)
+        if bounds is not None:
+            yield field, *bounds
 
 
 def _leaves(space: Any, key: Key) -> Iterator[tuple[Key, Mapping[str, Any]]]:
