@@ -60,9 +60,7 @@ def _fractions(text: str) -> Sequence[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(
-            f"--quantiles is {text!r}, numbers from 0 to 1 with commas between them are expected"
-        ) from None
+        raise UsageError(f"--quantiles is {text!r}, expected numbers from 0 to 1 with commas between them") from None
 
 
 def stats_lines(result: StatsResult, width: int | None = None) -> list[list[Cell]]:

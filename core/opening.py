@@ -233,7 +233,7 @@ def refuse_several(path: Path) -> None:
     refuse_mixture(path)
     if (path / PARTS_FILE).is_file() and not has_manifest(path):
         parts = ", ".join(sorted(part.name for part in path.iterdir() if has_manifest(part)))
-        raise UsageError(f"{path} holds the parts of a split, one of them is expected: {parts}")
+        raise UsageError(f"{path} holds the parts of a split, expected one of them: {parts}")
 
 
 def open_dataset(path: Path) -> TedReader | PackedReader:
@@ -259,7 +259,7 @@ def open_dataset(path: Path) -> TedReader | PackedReader:
         return reader
     with reader:
         raise UsageError(
-            f"{path} is a checkpoint in the layout {reader.manifest.layout}, a dataset is expected",
+            f"{path} is a checkpoint in the layout {reader.manifest.layout}, expected a dataset",
             hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
         )
 

@@ -32,9 +32,9 @@ def leaves(td: TensorDictBase) -> Iterator[tuple[tuple[str, ...], Any]]:
 def require_steps(data: Any) -> None:
     """Raise SchemaError (a RuntimeError) unless `data` is a tensordict with at least a dimension of time."""
     if not isinstance(data, TensorDictBase):
-        raise SchemaError(f"a tensordict of steps is expected, found a {type(data).__name__}")
+        raise SchemaError(f"expected a tensordict of steps, found a {type(data).__name__}")
     if not data.ndim:
-        raise SchemaError("the tensordict has no batch dimension, one of time is expected")
+        raise SchemaError("the tensordict has no batch dimension, expected one of time")
 
 
 def step_ends(
@@ -65,7 +65,7 @@ def _per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
         value = value.squeeze(-1)
     if value.shape != td.batch_size:
         expected = [*td.batch_size, 1]
-        raise SchemaError(f"{'.'.join(key)} is {list(value.shape)}, one value a step is expected: {expected}")
+        raise SchemaError(f"{'.'.join(key)} is {list(value.shape)}, expected one value a step: {expected}")
     return value
 
 

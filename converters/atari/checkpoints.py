@@ -120,7 +120,7 @@ def look_at(files: CheckpointFiles) -> Checkpoint:
             if odd.any():
                 at = int(odd.argmax())
                 raise FormatError(
-                    f"{files.paths[TERMINAL]}: terminal is {flags[at]} in row {start + at:,}, 0 or 1 is expected"
+                    f"{files.paths[TERMINAL]}: terminal is {flags[at]} in row {start + at:,}, expected 0 or 1"
                 )
             terminal.append(start + np.flatnonzero(flags))
             quiet[start:stop] = flags == 0
@@ -141,7 +141,7 @@ def _counts(files: CheckpointFiles, rows: int) -> tuple[int | None, tuple[int, .
     if ADD_COUNT in files.paths:
         found = _whole_numbers(files.paths[ADD_COUNT])
         if len(found) != 1 or found[0] < 0:
-            raise FormatError(f"{files.paths[ADD_COUNT]} is {found[:5]}, one number from 0 is expected")
+            raise FormatError(f"{files.paths[ADD_COUNT]} is {found[:5]}, expected one number from 0")
         count = found[0]
     if INVALID_RANGE not in files.paths:
         return count, None
@@ -155,7 +155,7 @@ def _counts(files: CheckpointFiles, rows: int) -> tuple[int | None, tuple[int, .
 def _whole_numbers(path: Path) -> list[int]:
     with GzipArray(path) as array:
         if array.header.stored.kind not in "iu":
-            raise FormatError(f"{path} has elements of type {array.header.stored}, whole numbers are expected")
+            raise FormatError(f"{path} has elements of type {array.header.stored}, expected whole numbers")
         found = array.whole(_MOST_INVALID).reshape(-1)
         array.verify()
     return [int(number) for number in found]
@@ -189,14 +189,14 @@ class CheckpointRows(Closing):
         for name, (dtype, shape) in forms.items():
             path = self._files.paths[name]
             if dtype.hasobject or dtype.kind not in "biuf" or 0 in shape[1:]:
-                raise FormatError(f"{path} has rows of {dtype} {list(shape[1:])}, numbers are expected")
+                raise FormatError(f"{path} has rows of {dtype} {list(shape[1:])}, expected numbers")
             try:
                 dtype_name(dtype)
             except SchemaError as error:
                 raise FormatError(f"{path}: {error}") from error
             if not shape or (len(shape) < 3 if name == OBSERVATION else len(shape) > 1):
                 expected = "[rows, height, width]" if name == OBSERVATION else "[rows]"
-                raise FormatError(f"{path} has the shape {list(shape)}, {expected} is expected")
+                raise FormatError(f"{path} has the shape {list(shape)}, expected {expected}")
         return counts[OBSERVATION]
 
     def read(self, name: str, start: int, stop: int) -> Array:

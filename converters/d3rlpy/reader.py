@@ -94,7 +94,7 @@ class D3rlpyReader(ColumnReader):
         rewards = self._array(f"{_REWARDS}_{number}")
         flag = self._value(f"{_TERMINATED}_{number}")
         if np.size(flag) != 1 or np.asarray(flag).dtype.kind not in "biuf" or np.ravel(flag)[0] not in (0, 1):
-            raise FormatError(f"{self.path}: {_TERMINATED}_{number} is {str(flag)[:40]}, one flag is expected")
+            raise FormatError(f"{self.path}: {_TERMINATED}_{number} is {str(flag)[:40]}, expected one flag")
         terminated = bool(np.ravel(flag)[0])
         return ColumnEpisode(len(rewards), terminated=terminated, truncated=not terminated)
 
@@ -114,7 +114,7 @@ class D3rlpyReader(ColumnReader):
             key, role, timing = _PLACES.get(name, (("info", safe_part(name)), "info", "step"))
             key = (*key, part[1:]) if part else key
             if key[0] == REWARD[0] and (part or int(np.prod(shape)) != 1):
-                raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
+                raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, expected one number")
             field = Field(key, dtype, () if key == REWARD else shape, role)
             yield EpisodeColumn(field, timing, partial(self._read, name, part, field))
 

@@ -108,7 +108,7 @@ def find_boundaries(
     determined, or a flag is neither 0 nor 1.
     """
     if horizon is not None and horizon < 1:
-        raise UsageError(f"--horizon is {horizon}, a number of steps above 0 is expected")
+        raise UsageError(f"--horizon is {horizon}, expected a number of steps above 0")
     if horizon is not None and file.has_timeouts:
         raise UsageError(
             f"{file.path} has timeouts, which mark where episodes reach their time limit", hint="leave out --horizon"

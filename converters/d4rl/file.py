@@ -227,7 +227,7 @@ class D4rlFile:
         odd = (rows != 0) & (rows != 1)
         if odd.any():
             at = int(odd.argmax())
-            raise FormatError(f"{self.path}: {name} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
+            raise FormatError(f"{self.path}: {name} is {rows[at]} in row {start + at:,}, expected 0 or 1")
         flags: Array = rows != 0
         return flags
 
@@ -289,7 +289,7 @@ class D4rlFile:
             column = self._columns.get(name)
             if column is not None and math.prod(column.shape[1:]) != 1:
                 raise FormatError(
-                    f"{self.path}: {name!r} has rows of shape {list(column.shape[1:])}, one number is expected"
+                    f"{self.path}: {name!r} has rows of shape {list(column.shape[1:])}, expected one number"
                 )
         if not self.has_next:
             return

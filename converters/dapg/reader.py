@@ -142,7 +142,7 @@ class DapgReader(ColumnReader):
             return
         key, role, timing = _PLACES.get(name, (("info", safe_part(name)), "info", "step"))
         if key == REWARD and int(np.prod(shape)) != 1:
-            raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, one number is expected")
+            raise FormatError(f"{self.path}: rewards have rows of shape {list(shape)}, expected one number")
         field = Field(key, dtype, () if key == REWARD else shape, role)
         after = self._after(field) if timing == "state" else None
         self.columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))

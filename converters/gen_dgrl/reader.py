@@ -176,15 +176,13 @@ class GenDgrlReader(Reader):
         for name in _NAMES:
             array, rows = arrays[name], steps + (name == "observations")
             if not array.shape or array.shape[0] != rows:
-                raise FormatError(
-                    f"{what}: {name} have {len(array):,} rows, {rows:,} are expected for {steps:,} rewards"
-                )
+                raise FormatError(f"{what}: {name} have {len(array):,} rows, expected {rows:,} for {steps:,} rewards")
             width = array.shape[1:]
             if name in ("rewards", "dones") and width not in ((), (1,)):
-                raise FormatError(f"{what}: {name} have the shape {list(array.shape)}, a value a step is expected")
+                raise FormatError(f"{what}: {name} have the shape {list(array.shape)}, expected a value a step")
             form = array.dtype.newbyteorder("="), () if name in ("rewards", "dones") else width
             if array.dtype.kind not in "biuf":
-                raise FormatError(f"{what}: {name} are {array.dtype}, numbers are expected")
+                raise FormatError(f"{what}: {name} are {array.dtype}, expected numbers")
             if steps and name != "dones" and forms.setdefault(name, form) != form:
                 raise FormatError(f"{what}: {name} are {form[0]} {list(form[1])}, in other episodes "
                                   f"{forms[name][0]} {list(forms[name][1])}")  # fmt: skip
@@ -201,7 +199,7 @@ class GenDgrlReader(Reader):
         head = self._archive.read(member.start, min(member.size, _HEAD))
         header = read_header(_Head(head, member.size), what)
         if not header.stored.hasobject or header.shape:
-            raise FormatError(f"{what} is an array of {header.stored}, a pickled dictionary is expected")
+            raise FormatError(f"{what} is an array of {header.stored}, expected a pickled dictionary")
         body = MemberFile(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
         try:
             found = self._reader().load(cast(BinaryIO, body), member.size - header.size)
@@ -323,7 +321,7 @@ def _opened(path: Path) -> Archive | EpisodeFolder:
     elif path.is_file() and begins_as_archive(path):
         return Archive(path)
     raise FormatError(
-        f"{path} has no episodes: a .tar.xz or a tar of .npy files is expected, or the folder of an unpacked one"
+        f"{path} has no episodes, expected a .tar.xz or a tar of .npy files, or the folder of an unpacked one"
     )
 
 

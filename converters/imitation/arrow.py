@@ -93,7 +93,7 @@ class FolderTrajectories(Trajectories):
         for part in self._parts:
             if part.names != names or not names >= set(REQUIRED):
                 raise FormatError(
-                    f"{part.path} has the columns {', '.join(sorted(part.names))}; {', '.join(REQUIRED)} are expected"
+                    f"{part.path} has the columns {', '.join(sorted(part.names))}, expected {', '.join(REQUIRED)}"
                 )
         self._names = [name for name in (OBS, ACTS, REWS) if name in names]
         known = {*REQUIRED, REWS, INFOS}
@@ -127,12 +127,10 @@ class FolderTrajectories(Trajectories):
             steps = len(arrays[ACTS])
             if len(arrays[OBS]) != steps + 1 or (REWS in arrays and len(arrays[REWS]) != steps):
                 counts = ", ".join(f"{len(array):,} {name}" for name, array in arrays.items())
-                raise FormatError(f"{self.path}: trajectory {number} has {counts}, a row more of {OBS} is expected")
+                raise FormatError(f"{self.path}: trajectory {number} has {counts}, expected a row more of {OBS}")
             flag = row.column(TERMINAL)[0].as_py()
             if not isinstance(flag, bool):
-                raise FormatError(
-                    f"{self.path}: terminal of trajectory {number} is {flag!r}, true or false is expected"
-                )
+                raise FormatError(f"{self.path}: terminal of trajectory {number} is {flag!r}, expected true or false")
             self.lengths.append(steps)
             self.terminal.append(flag)
             limits.append(_limit_of(row.column(INFOS)) if has_infos else "unknown")

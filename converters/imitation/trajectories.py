@@ -54,7 +54,7 @@ def field_of(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) 
     except (SchemaError, TypeError) as error:
         raise FormatError(f"{path}: {name!r} has elements of type {dtype}, which are no numbers") from error
     if name == REWS and tuple(shape):
-        raise FormatError(f"{path}: rews have rows of shape {list(shape)}, one number is expected")
+        raise FormatError(f"{path}: rews have rows of shape {list(shape)}, expected one number")
     return Field(key, element, tuple(shape), role), timing
 
 

@@ -167,7 +167,7 @@ def _add_numbers(found: FeatureColumns, info: DatasetInfo, feature: Feature, sto
         return
     if name == "next.reward":
         if int(np.prod(feature.shape, dtype=np.int64)) != 1:
-            raise FormatError(f"{info.root}: {name} has the shape {list(feature.shape)}, one number is expected")
+            raise FormatError(f"{info.root}: {name} has the shape {list(feature.shape)}, expected one number")
         found.columns.append(_column(feature, REWARD, "reward", "result", dtype, ()))
         return
     key = _key_of(name)

@@ -111,7 +111,7 @@ def read_info(root: Path) -> DatasetInfo:
     require_content(path, "it states what the dataset has")
     content = parse_json(read_regular(path), str(path))
     if not isinstance(content, dict):
-        raise FormatError(f"{path} is {type(content).__name__}, an object is expected")
+        raise FormatError(f"{path} is {type(content).__name__}, expected an object")
     version = content.get("codebase_version")
     if version not in VERSIONS:
         raise FormatError(
@@ -123,7 +123,7 @@ def read_info(root: Path) -> DatasetInfo:
         raise FormatError(f"{path} has no features")
     fps = content.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1e6:
-        raise FormatError(f"{path}: fps is {fps!r}, a number of frames a second is expected")
+        raise FormatError(f"{path}: fps is {fps!r}, expected a number of frames a second")
     return DatasetInfo(
         root=root,
         version=version,
@@ -139,7 +139,7 @@ def read_info(root: Path) -> DatasetInfo:
 
 def _count(path: Path, name: str, value: Any) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise FormatError(f"{path}: {name} is {value!r}, a number from 0 is expected")
+        raise FormatError(f"{path}: {name} is {value!r}, expected a number from 0")
     return value
 
 
@@ -149,9 +149,9 @@ def _feature(path: Path, name: str, entry: Any) -> Feature:
     shape = entry.get("shape", [])
     sizes: list[Any] = shape if isinstance(shape, list) else [None]
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < _LARGEST for size in sizes):
-        raise FormatError(f"{path}: the feature {name!r} has the shape {shape!r}, a list of sizes is expected")
+        raise FormatError(f"{path}: the feature {name!r} has the shape {shape!r}, expected a list of sizes")
     if len(sizes) > _MOST_DIMENSIONS:
-        raise FormatError(f"{path}: the feature {name!r} has {len(sizes)} dimensions, at most 8 are expected")
+        raise FormatError(f"{path}: the feature {name!r} has {len(sizes)} dimensions, expected at most 8")
     names = entry.get("names")
     named = tuple(names) if isinstance(names, list) and all(isinstance(one, str) for one in names) else ()
     about = entry.get("info") if isinstance(entry.get("info"), dict) else entry.get("video_info")
@@ -164,7 +164,7 @@ def _template(path: Path, name: str, value: Any) -> str:
     try:
         parts = list(string.Formatter().parse(value))
     except (TypeError, ValueError):
-        raise FormatError(f"{path}: {name} is {value!r}, the template of a path is expected") from None
+        raise FormatError(f"{path}: {name} is {value!r}, expected the template of a path") from None
     for _, field, form, conversion in parts:
         if field is not None and (field not in _FIELDS or conversion or not _is_width(form)):
             raise FormatError(f"{path}: {name} has {{{field}}}, which is not known; {', '.join(sorted(_FIELDS))} are")

@@ -139,14 +139,14 @@ def _shared_video(info: DatasetInfo, place: str, row: Mapping[str, Any], name: s
     numbers = {f"{what}_index": _number(place, row, f"videos/{name}/{what}_index") for what in ("chunk", "file")}
     start = row.get(f"videos/{name}/from_timestamp")
     if isinstance(start, bool) or not isinstance(start, int | float) or not 0 <= start < 1e9:
-        raise FormatError(f"{place}: videos/{name}/from_timestamp is {start!r}, a time in seconds is expected")
+        raise FormatError(f"{place}: videos/{name}/from_timestamp is {start!r}, expected a time in seconds")
     return VideoPlace(info.video_file(video_key=name, **numbers), float(start))
 
 
 def _number(place: str, row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 48:
-        raise FormatError(f"{place}: {name} is {value!r}, a number from 0 is expected")
+        raise FormatError(f"{place}: {name} is {value!r}, expected a number from 0")
     return value
 
 
@@ -157,7 +157,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             place = f"{path}, line {number}"
             row = parse_json(line, place)
             if not isinstance(row, dict):
-                raise FormatError(f"{place} is {type(row).__name__}, an object is expected")
+                raise FormatError(f"{place} is {type(row).__name__}, expected an object")
             yield place, row
 
 

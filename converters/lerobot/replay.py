@@ -155,7 +155,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
 def _sampler(sampler: Any, num_slices: int | None, slice_len: int | None, *, strict_length: bool) -> Any:
     if num_slices is not None and slice_len is not None:
-        raise UsageError(f"num_slices={num_slices} and slice_len={slice_len} were given, one of them is expected")
+        raise UsageError(f"num_slices={num_slices} and slice_len={slice_len} were given, expected one of them")
     if num_slices is None and slice_len is None:
         return sampler
     if sampler is not None:

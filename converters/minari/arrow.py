@@ -96,7 +96,7 @@ class _ArrowEpisode(StoredEpisode):
         steps = self.attributes().get(("total_steps",), self._rows - 1)
         if steps != self._rows - 1:
             raise FormatError(
-                f"{self._what} has {self._rows} observations for {steps} steps, one more than steps is expected"
+                f"{self._what} has {self._rows} observations for {steps} steps, expected one more than steps"
             )
         found: dict[ColumnPath, StoredColumn] = {}
         with reading(self._what, self._file, pa.ArrowException):
@@ -131,7 +131,7 @@ class _ArrowEpisode(StoredEpisode):
         path = self._folder / METADATA_FILE
         document = load_json(path) if path.is_file() else {}
         if not isinstance(document, dict):
-            raise FormatError(f"{path} holds a JSON {type(document).__name__}, an object is expected")
+            raise FormatError(f"{path} holds a JSON {type(document).__name__}, expected an object")
         return dict(_flat(document))
 
     def _leaf(self, path: ColumnPath, start: int, stop: int) -> pa.Array:

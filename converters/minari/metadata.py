@@ -103,21 +103,21 @@ def _read(path: Path) -> tuple[bytes, Mapping[str, Any]]:
     raw = read_regular(path)
     document = parse_json(raw, str(path))
     if not isinstance(document, dict):
-        raise FormatError(f"{path} holds a JSON {type(document).__name__}, an object is expected")
+        raise FormatError(f"{path} holds a JSON {type(document).__name__}, expected an object")
     return raw, document
 
 
 def _text(document: Mapping[str, Any], name: str, default: str) -> str:
     value = document.get(name, default)
     if not isinstance(value, str) or not value:
-        raise FormatError(f"{name} in metadata.json is {value!r}, a name is expected")
+        raise FormatError(f"{name} in metadata.json is {value!r}, expected a name")
     return value
 
 
 def _count(document: Mapping[str, Any], name: str) -> int | None:
     value = document.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise FormatError(f"{name} in metadata.json is {value!r}, a number of them is expected")
+        raise FormatError(f"{name} in metadata.json is {value!r}, expected a number of them")
     return value
 
 
@@ -175,7 +175,7 @@ def _listed(raw: bytes, origin: str) -> list[Any]:
     if not isinstance(listed, list):
         raise FormatError(f"{origin} has no list of datasets")
     if len(listed) > _INDEX_NAMES:
-        raise FormatError(f"{origin} lists {len(listed):,} datasets, {_INDEX_NAMES:,} at most are expected")
+        raise FormatError(f"{origin} lists {len(listed):,} datasets, expected {_INDEX_NAMES:,} at most")
     return listed
 
 

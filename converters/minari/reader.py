@@ -207,7 +207,7 @@ class SourceColumns:
         if odd.size:
             raise FormatError(
                 f"episode {number} has {values[odd[0]].item()} for {column_name(path)!r} of step {start + odd[0]}, "
-                "0 or 1 is expected"
+                "expected 0 or 1"
             )
         return values.astype(bool)
 

@@ -315,7 +315,7 @@ class MinariSource(Source):
         named = _NAMED.fullmatch(address)
         if named is None:
             raise UsageError(
-                f"{_REMOTE} is {address!r}; hf://ORGANISATION or gcp://BUCKET is expected",
+                f"{_REMOTE} is {address!r}, expected hf://ORGANISATION or gcp://BUCKET",
                 hint=f"unset it for {_DEFAULT}",
             )
         return _KINDS[named["kind"]](named["name"])

@@ -156,7 +156,7 @@ class RequiredColumns:
             if want.more and rows != steps + 1:
                 raise FormatError(
                     f"episode {number} has {rows} rows of {column_name(want.path)!r} for {steps} steps, "
-                    f"{steps + 1} are expected: the one after the last step too"
+                    f"expected {steps + 1}: the one after the last step too"
                 )
         return steps
 

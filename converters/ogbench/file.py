@@ -123,7 +123,7 @@ class OgbenchFile(Closing):
             raise FormatError(f"{self.path}: its columns have different numbers of rows ({listed})")
         shape = self._file.form(TERMINALS)[1]
         if math.prod(shape[1:]) != 1:
-            raise FormatError(f"{self.path}: {TERMINALS!r} has rows of shape {list(shape[1:])}, one number is expected")
+            raise FormatError(f"{self.path}: {TERMINALS!r} has rows of shape {list(shape[1:])}, expected one number")
         if not shape[0]:
             raise FormatError(f"{self.path} has no steps: its columns are empty")
 
@@ -187,7 +187,7 @@ class OgbenchFile(Closing):
         odd = (rows != 0) & (rows != 1)
         if odd.any():
             at = int(odd.argmax())
-            raise FormatError(f"{self.path}: {TERMINALS} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
+            raise FormatError(f"{self.path}: {TERMINALS} is {rows[at]} in row {start + at:,}, expected 0 or 1")
         return rows
 
 

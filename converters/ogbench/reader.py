@@ -71,7 +71,7 @@ class OgbenchReader(Reader):
             files = [files[0], _validation_of(files[0])]
         reward = self.options.get("reward")
         if reward not in (None, _ZERO):
-            raise UsageError(f"--reward is {reward!r}, zero is expected: OGBench's files have no rewards")
+            raise UsageError(f"--reward is {reward!r}, expected zero: OGBench's files have no rewards")
         self._zeros = reward == _ZERO
         self._files = opened(files, trusted=bool(self.options.get("trust_pickle")))
         self._all = _trajectories(self._files)

@@ -81,7 +81,7 @@ class Encoding:
         inputs = [one for one in file.attributes if one.name not in left]
         label = next(one for one in file.attributes if one.name == chosen)
         if label.categories is None:
-            raise FormatError(f"{file.path}: the label {chosen!r} has numbers, categories are expected")
+            raise FormatError(f"{file.path}: the label {chosen!r} has numbers, expected categories")
         self.rows = self.left_out = 0
         self._used = [*inputs, label]
         occurs = {one.name: np.zeros(len(one.categories or ()) + 1, bool) for one in self._used}
@@ -104,7 +104,7 @@ class Encoding:
         if moments is None:
             return Categories.of(one, occurs)
         if moments.nan[0] or moments.infinite[0]:
-            raise FormatError(f"{path}: {one.name!r} is missing or infinite in some rows, a number is expected")
+            raise FormatError(f"{path}: {one.name!r} is missing or infinite in some rows, expected a number")
         return Scaled(one, float(moments.mean[0]), float(moments.std[0]))
 
     def _width(self, column: Categories | Scaled) -> int:

@@ -54,7 +54,7 @@ class OpenmlReader(Reader):
         self._description = description_in(read_regular(self.path / DESCRIPTION), str(self.path / DESCRIPTION))
         found = sorted(self.path.glob("*.arff"))
         if len(found) != 1:
-            raise FormatError(f"{self.path} has {len(found)} ARFF files, one is expected")
+            raise FormatError(f"{self.path} has {len(found)} ARFF files, expected one")
         self._file = ArffFile(found[0])
         self._encoding: Encoding | None = None
         self._blocks: Iterator[tuple[Array, Array]] = iter(())

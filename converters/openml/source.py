@@ -49,7 +49,7 @@ class OpenmlSource(HttpSource):
         named = os.environ.get(_URL) or _DEFAULT
         if not _ADDRESS.fullmatch(named):
             raise UsageError(
-                f"{_URL} has {re.sub('//[^/]*@', '//…@', named)!r}; a base URL like {_DEFAULT} is expected",
+                f"{_URL} has {re.sub('//[^/]*@', '//…@', named)!r}, expected a base URL like {_DEFAULT}",
                 hint=f"unset it for {_DEFAULT}",
             )
         return named.rstrip("/")
@@ -94,7 +94,7 @@ class OpenmlSource(HttpSource):
             )
         md5 = found.get("md5_checksum")
         if md5 is not None and not (isinstance(md5, str) and _MD5.fullmatch(md5.lower())):
-            raise FormatError(f"{where} states the md5 {md5!r}, 32 hexadecimal digits are expected")
+            raise FormatError(f"{where} states the md5 {md5!r}, expected 32 hexadecimal digits")
         places = (
             [f"{self.remote}/data/v1/download/{quote(str(found['file_id']), safe='')}"] if "file_id" in found else []
         )

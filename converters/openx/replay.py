@@ -107,7 +107,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         if split_trajs:
             raise SplitTrajectoriesError("split_trajs is not supported", hint="slice_len=N makes batches of slices")
         if num_slices is not None and slice_len is not None:
-            raise UsageError("num_slices and slice_len were both given, one of them is expected")
+            raise UsageError("num_slices and slice_len were both given, expected one of them")
         if sliced and sampler is not None:
             raise UsageError("a sampler was given, and num_slices or slice_len, which make one")
         self._require_consistent(shuffle, pad, replacement, sampler)
@@ -175,7 +175,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
 def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
     """Return whether it is a stream: unless it is to be downloaded."""
     if streaming and download:
-        raise UsageError("streaming and download were both asked for, one of them is expected")
+        raise UsageError("streaming and download were both asked for, expected one of them")
     return download is None if streaming is None else bool(streaming)
 
 

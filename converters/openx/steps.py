@@ -116,7 +116,7 @@ class Episode:
     def __init__(self, reader: PickleReader, found: Value, what: str) -> None:
         steps = found.get("steps") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(steps, PickledList) or len(steps.shape) != 1:
-            raise FormatError(f"{what} is no episode: a dictionary with a list of steps is expected")
+            raise FormatError(f"{what} is no episode, expected a dictionary with a list of steps")
         self.what = what
         self.length = len(steps)
         self.others = {name: value for name, value in found.items() if name != "steps"}
@@ -193,7 +193,7 @@ def numbers(values: Sequence[Any], dtype: str, shape: tuple[int, ...], what: str
     """Return values of one leaf as `[n, *shape]`; FormatError where the type or the shape does not hold them."""
     rows = np.array(values) if not shape else np.stack([np.asarray(value) for value in values])
     if rows.shape != (len(values), *shape):
-        raise FormatError(f"{what}: values have the shape {list(rows.shape[1:])}, {list(shape)} is expected")
+        raise FormatError(f"{what}: values have the shape {list(rows.shape[1:])}, expected {list(shape)}")
     if rows.dtype.name == dtype:
         return rows
     with np.errstate(over="ignore", invalid="ignore"):

@@ -205,7 +205,7 @@ class EpisodeSurvey:
             raise FormatError(f"{look.what}: its steps have no action" + _why(self.dropped, ACTION))
         if REWARD in self.columns and self.columns[REWARD].form.shape not in ((), (1,)):
             self.columns.clear()
-            raise FormatError(f"{look.what}: rewards have a shape, a number a step is expected")
+            raise FormatError(f"{look.what}: rewards have a shape, expected a number a step")
 
     def _require_alike(self, look: Look) -> None:
         what = look.what

@@ -292,7 +292,7 @@ class StepColumn:
                     ) from error
             if len(data) != expected:
                 raise record.damaged(
-                    self.leaf.name, f"step {start + row:,} has {len(data):,} bytes, {expected:,} are expected"
+                    self.leaf.name, f"step {start + row:,} has {len(data):,} bytes, expected {expected:,}"
                 )
             made[row] = np.frombuffer(data, self.leaf.numpy).reshape(self.leaf.shape)
         return made

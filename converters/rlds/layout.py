@@ -91,7 +91,7 @@ def layout_at(path: Path) -> VersionLayout:
     """
     found = sorted(_versions(path, _DEPTH))
     if not found:
-        raise FormatError(f"{path} has no dataset: a folder with {FEATURES} and shards is expected")
+        raise FormatError(f"{path} has no dataset, expected a folder with {FEATURES} and shards")
     if len(found) > 1:
         names = ", ".join(str(folder.relative_to(path)) for folder in found[:5]) + (", …" if len(found) > 5 else "")
         raise FormatError(f"{path} has {len(found)} datasets ({names})", hint=f"name one of them: {found[-1]}")
@@ -165,7 +165,7 @@ def _stated(folder: Path) -> VersionLayout:
 def _text(node: Mapping[str, Any], name: str, path: Path) -> str:
     value = node.get(name)
     if not isinstance(value, str) or not value or not is_inside(value) or "/" in value:
-        raise FormatError(f"{path}: {name} is {str(value)[:80]!r}, a plain name is expected")
+        raise FormatError(f"{path}: {name} is {str(value)[:80]!r}, expected a plain name")
     return value
 
 

@@ -100,7 +100,7 @@ def _text(example: Example, leaf: Leaf) -> str | None:
         raise CorruptDataError("it is no text" if leaf.kind == "text" else "it is no number")
     if isinstance(values, Strings):
         if len(values) != 1:
-            raise CorruptDataError(f"it has {len(values):,} texts, one is expected")
+            raise CorruptDataError(f"it has {len(values):,} texts, expected one")
         try:
             return values.read(0, 1)[0].decode()
         except UnicodeDecodeError as error:
@@ -109,7 +109,7 @@ def _text(example: Example, leaf: Leaf) -> str | None:
         return " " * (_LONGEST + 1)
     size = math.prod(leaf.shape)
     if not leaf.nested and len(values) != size:
-        raise CorruptDataError(f"it has {len(values):,} values, {size:,} are expected")
+        raise CorruptDataError(f"it has {len(values):,} values, expected {size:,}")
     array = values.read(0, len(values), leaf.numpy)
     if leaf.nested and leaf.size > 0 and len(array) % leaf.size:
         raise FormatError(f"{leaf.name!r} has {len(array):,} values, which are no rows of {leaf.size:,}")

@@ -64,7 +64,7 @@ class RldsSource(Source):
         for address in self.remote.split():
             match = _ADDRESS.fullmatch(address)
             if match is None:
-                raise UsageError(f"{_VARIABLE} has {address!r}, gs://BUCKET or gs://BUCKET/FOLDER is expected")
+                raise UsageError(f"{_VARIABLE} is {address!r}, expected gs://BUCKET or gs://BUCKET/FOLDER")
             prefix = (match["prefix"] or "").strip("/")
             found.append(BucketFolder(Bucket(match["bucket"]), f"{prefix}/" if prefix else ""))
         return found

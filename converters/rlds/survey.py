@@ -169,7 +169,7 @@ class _Looking:
         for name, flags in ((IS_FIRST, first[1:]), (IS_LAST, last[:-1])):
             if flags.any():
                 at = int(flags.argmax()) + (name == IS_FIRST)
-                raise FormatError(f"{record.what}: {name} is set in step {at:,} of {steps:,}: one episode is expected")
+                raise FormatError(f"{record.what}: {name} is set in step {at:,} of {steps:,}, expected one episode")
         inside = int(terminal[:-1].sum())
         return RldsEpisode(index, place, steps, bool(steps and last[-1]), bool(steps and terminal[-1]), inside)
 

@@ -160,9 +160,7 @@ class BatchColumns:
             self.sources.append((path, key, timing))
             shape = () if key == REWARD else form.shape
             if key == REWARD and np.prod(form.shape, dtype=int) != 1:
-                raise FormatError(
-                    f"{self._path}: rewards have rows of shape {list(form.shape)}, one number is expected"
-                )
+                raise FormatError(f"{self._path}: rewards have rows of shape {list(form.shape)}, expected one number")
             fields.append((Field(key, dtype_name(form.dtype), shape, role), timing))
             if tuple(key[1:]) != path and role == "info":
                 self.renamed[".".join(path)] = key

@@ -71,7 +71,7 @@ def _opened(path: Path) -> IO[bytes]:
     with file, zipfile.ZipFile(path) as archive:
         members = [one for one in archive.infolist() if one.filename.lower().endswith(_SUFFIXES)]
         if len(members) != 1 or members[0].flag_bits & 1:
-            raise FormatError(f"{path} is an archive of {len(members)} JSON files, a single one is expected")
+            raise FormatError(f"{path} is an archive of {len(members)} JSON files, expected a single one")
         return archive.open(members[0])  # which keeps the file open
 
 
@@ -229,7 +229,7 @@ def _single_policy(batch: dict[str, Any], what: str) -> dict[str, Any]:
         return batch
     policies = batch.get("policy_batches")
     if kind != "MultiAgentBatch" or not isinstance(policies, dict):
-        raise FormatError(f"{what} is of type {str(kind)[:40]!r}, SampleBatch is expected")
+        raise FormatError(f"{what} is of type {str(kind)[:40]!r}, expected SampleBatch")
     if len(policies) != 1 or not isinstance(only := next(iter(policies.values())), dict):
         names = ", ".join(map(str, sorted(policies)))[:100]
         raise FormatError(

@@ -65,9 +65,9 @@ class RobomimicReader(GroupReader):
         if file is None:
             raise FormatError(f"{self.path} is no HDF5 file, and has not one inside")
         if self.options.get("ends") not in (None, *_ENDS):
-            raise UsageError(f"--ends is {self.options['ends']!r}, {' or '.join(_ENDS)} is expected")
+            raise UsageError(f"--ends is {self.options['ends']!r}, expected {' or '.join(_ENDS)}")
         if self.options.get("reward") not in (None, "zero"):
-            raise UsageError(f"--reward is {self.options['reward']!r}, zero is expected")
+            raise UsageError(f"--reward is {self.options['reward']!r}, expected zero")
         require_whole_h5(file)
         self.opened = GroupFiles([file])
         self.opened.open(0)
@@ -251,7 +251,7 @@ def _with_initial_rows(columns: Mapping[ColumnPath, StoredColumn], steps: int) -
 
 def _single(form: ColumnForm, path: ColumnPath, name: str) -> ColumnForm:
     if math.prod(form.shape) != 1:
-        raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, one number is expected")
+        raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, expected one number")
     return form
 
 

@@ -85,7 +85,7 @@ class RobosetReader(GroupReader):
         if not files:
             raise FormatError(f"{self.path} is no HDF5 file, and has none inside")
         if self.options.get("ends") not in (None, *_ENDS):
-            raise UsageError(f"--ends is {self.options['ends']!r}, {' or '.join(_ENDS)} is expected")
+            raise UsageError(f"--ends is {self.options['ends']!r}, expected {' or '.join(_ENDS)}")
         for file in files:
             require_whole_h5(file)
         self.opened = GroupFiles(files)
@@ -286,7 +286,7 @@ def _require_single(columns: Mapping[ColumnPath, StoredColumn], name: str) -> No
     for path in (_REWARDS, _DONE):
         form: ColumnForm | None = columns[path].form if path in columns else None
         if form is not None and math.prod(form.shape) != 1:
-            raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, one number is expected")
+            raise FormatError(f"{name}: {path[0]!r} has rows of shape {list(form.shape)}, expected one number")
 
 
 def _ranges(files: Sequence[str], mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:

@@ -81,7 +81,7 @@ class Buffer(Closing):
                 raise FormatError(f"{self.path}: {name} are {dtype}, which are no numbers") from error
         if len(self._file.form(REWARDS)[1]) != 2:
             raise FormatError(
-                f"{self.path}: rewards have shape {list(self._file.form(REWARDS)[1])}, one number is expected"
+                f"{self.path}: rewards have shape {list(self._file.form(REWARDS)[1])}, expected one number"
             )
         self.has_next = NEXT_OBSERVATIONS in self._file.names
         if self.has_next and self.form(NEXT_OBSERVATIONS) != self.form(OBSERVATIONS):
@@ -111,7 +111,7 @@ class Buffer(Closing):
             return None
         value = self._file.whole(name, 64)
         if value.size != 1 or value.dtype.kind not in "biu":
-            raise FormatError(f"{self.path}: {name} is {value.dtype} {list(value.shape)}, one number is expected")
+            raise FormatError(f"{self.path}: {name} is {value.dtype} {list(value.shape)}, expected one number")
         return int(value.reshape(())[()])
 
     def _flags(self, name: str) -> Array:

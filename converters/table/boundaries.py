@@ -42,7 +42,7 @@ class EndColumns:
         names = [name.strip() for name in (ends or _NONE).split(",")]
         if len(names) > 2 or not all(names):
             raise UsageError(
-                f"--ends is {ends!r}, one or two columns are expected: termination, then time limit",
+                f"--ends is {ends!r}, expected one or two columns: termination, then time limit",
                 hint="write - for one that there is not: --ends -,TIMEOUTS",
             )
         terminated, truncated = (_flag(file, name) for name in (*names, _NONE)[:2])

@@ -149,7 +149,7 @@ class CsvFile(TableFile):
             exact = b'"' not in content and b"\n\n" not in content and b"\n\r\n" not in content
             where = f"line {line + int(wrong[1]) - 1:,}" + ("" if exact else ", or one below it,")
             raise CorruptDataError(
-                f"{self.path}: {where} has {wrong[3]} cells, and {wrong[2]} are expected: {wrong[4]!r}"
+                f"{self.path}: {where} has {wrong[3]} cells, expected {wrong[2]}: {wrong[4]!r}"
             ) from error
 
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
@@ -206,13 +206,13 @@ class CsvFile(TableFile):
             if kind in ("empty", "nan"):
                 what = "is empty" if kind == "empty" else "is NaN"
                 raise FormatError(
-                    f"{self.path}: column {column.name!r} {what} in {self.place(row)}, a number is expected",
+                    f"{self.path}: column {column.name!r} {what} in {self.place(row)}, expected a number",
                     hint="fill or remove such rows first",
                 )
         if column.is_text:
             row, cell = self._first_text(column.name)
             raise FormatError(
-                f"{self.path}: column {column.name!r} has {cell!r} in {self.place(row)}, a number is expected"
+                f"{self.path}: column {column.name!r} has {cell!r} in {self.place(row)}, expected a number"
             )
 
     def require_key(self, column: TableColumn) -> None:
@@ -269,7 +269,7 @@ def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
         raise FormatError(f"{path}: its first line cannot be read ({error})") from error
     if all(_is_number(name) for name in names):
         raise FormatError(
-            f"{path}: its first line has numbers, and the names of the columns are expected",
+            f"{path}: its first line has numbers, expected the names of the columns",
             hint="add a first line such as obs_0,obs_1,action,reward,done",
         )
     for at, name in enumerate(names):

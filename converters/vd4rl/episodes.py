@@ -152,11 +152,11 @@ class EpisodeFiles(FileEpisodes):
             )
         marked = {name: _marked(file, name, rows) for name in FLAGS if name in file.names}
         if IS_FIRST in marked and marked[IS_FIRST] != [0]:
-            raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, 0 alone is expected")
+            raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, expected 0 alone")
         for name in (IS_LAST, IS_TERMINAL):
             if name in marked and marked[name] not in ([], [rows - 1]):
                 raise FormatError(
-                    f"{file.path}: {name} is set in rows {_some(marked[name])}, {rows - 1:,} alone is expected: a file "
+                    f"{file.path}: {name} is set in rows {_some(marked[name])}, expected {rows - 1:,} alone: a file "
                     "is one episode"
                 )
         text = {"file": file.path.name}
@@ -255,9 +255,7 @@ class Shards(FileEpisodes):
                 odd = ~np.isin(found, (0, 1, 2))
                 if odd.any():
                     at = int(odd.argmax())
-                    raise FormatError(
-                        f"{shard.path}: step_type is {found[at]} in row {start + at:,}, 0 to 2 is expected"
-                    )
+                    raise FormatError(f"{shard.path}: step_type is {found[at]} in row {start + at:,}, expected 0 to 2")
                 kinds.append(found.astype(np.int8))
                 if DISCOUNT in shard.names:
                     discount = shard.read(DISCOUNT, start, stop).reshape(stop - start, -1)

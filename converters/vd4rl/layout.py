@@ -141,7 +141,7 @@ def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
     pixels = next((name for name in _IMAGES if name in file.names), None)
     if pixels is None or not set(_REQUIRED) <= set(file.names):
         there = ", ".join(sorted(file.names)[:12]) or "no arrays"
-        raise FormatError(f"{file.path} has {there}; image or observation, action and reward are expected")
+        raise FormatError(f"{file.path} has {there}, expected image or observation, action and reward")
     core = [name for name in (pixels, *_REQUIRED, DISCOUNT, *flags) if name in file.names]
     for name in core:
         if why := file.why_no_numbers(name):
@@ -155,7 +155,7 @@ def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
     for name in ("reward", *(flag for flag in flags if flag in core)):
         if math.prod(file.form(name)[1][1:]) != 1:
             shape = list(file.form(name)[1][1:])
-            raise FormatError(f"{file.path}: {name!r} has rows of shape {shape}, one number is expected")
+            raise FormatError(f"{file.path}: {name!r} has rows of shape {shape}, expected one number")
     columns = [_column(file, pixels, PIXELS, "state"), _column(file, "action", ACTION, "step")]
     columns.append(_column(file, "reward", REWARD, "result"))
     if DISCOUNT in core:
@@ -193,7 +193,7 @@ def flag_rows(file: ArrayFile, name: str, start: int, stop: int) -> Array:
     odd = (rows != 0) & (rows != 1)
     if odd.any():
         at = int(odd.argmax())
-        raise FormatError(f"{file.path}: {name} is {rows[at]} in row {start + at:,}, 0 or 1 is expected")
+        raise FormatError(f"{file.path}: {name} is {rows[at]} in row {start + at:,}, expected 0 or 1")
     flags: Array = rows != 0
     return flags
 

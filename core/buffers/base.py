@@ -93,7 +93,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         """
         missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
         if missing:
-            raise SchemaError(f"the state of a buffer is expected, {', '.join(sorted(missing))} is not in it")
+            raise SchemaError(f"not the state of a buffer: {', '.join(sorted(missing))} is missing")
         batch_size = checked_batch_size(state_dict.get("_batch_size", self._batch_size))
         try:
             self._take_over(state_dict, batch_size)
@@ -153,7 +153,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
 
     def _load_saved(self, saved: SavedParts) -> None:
         if "members" in saved.notes:
-            raise FormatError("a checkpoint of an ensemble was found, one of a single buffer is expected")
+            raise FormatError("a checkpoint of an ensemble was found, expected one of a single buffer")
         if saved.notes.get("consume_after_n_samples") is not None and not isinstance(self._sampler, ConsumingSampler):
             raise SchemaError("the checkpoint is of a buffer that consumes its elements, which this one does not")
         if saved.transforms is not None:

@@ -145,7 +145,7 @@ class BufferFolder:
     def __enter__(self) -> BufferFolder:
         mend(self.path)
         if not self.path.is_dir():
-            raise DatasetNotFoundError(f"{self.path} is not there: the folder of a saved buffer is expected")
+            raise DatasetNotFoundError(f"{self.path} is not there, expected the folder of a saved buffer")
         if not (self.path / BUFFER).is_file():
             raise FormatError(f"{self.path} has no {BUFFER}: it is not the folder of a saved buffer")
         noted = require_digests(self.path)
@@ -154,12 +154,12 @@ class BufferFolder:
             self._require_nothing_else(noted)
         elif isinstance(metadata, dict) and metadata.get(_DIGESTS) is True:
             raise CorruptDataError(
-                f"{self.path / DIGESTS} is missing; the digests of the checkpoint are expected there",
+                f"{self.path / DIGESTS} is missing: the digests of the checkpoint",
                 hint="save the buffer again, or restore the file from a copy",
             )
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, a number is expected")
+            raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, expected a number")
         if not (self.path / "writer").is_dir():
             raise CorruptDataError(f"{self.path} has no writer/: it was cut")
         self.batch_size: int | None = size
@@ -205,7 +205,7 @@ class BufferFolder:
         with OpenFiles(folder) as files:
             leaf = read_tree(files).get((_GENERATOR,))
             if leaf is None or leaf.dtype != "uint8":
-                raise CorruptDataError(f"{folder} is damaged: the bytes of a generator's state are expected")
+                raise CorruptDataError(f"{folder} is damaged, expected the bytes of a generator's state")
             state = np.frombuffer(bytearray(files.read(f"{_GENERATOR}.memmap")), np.uint8)
         return torch.from_numpy(state), self._device
 
@@ -277,7 +277,7 @@ def generator_from_json(item: Any, origin: str) -> tuple[torch.Tensor, str] | No
     state, device = decode(tuple[Any, str], item, origin)
     found = _from_json(state, origin)
     if not isinstance(found, torch.Tensor) or found.dtype != torch.uint8:
-        raise FormatError(f"{origin} is damaged: the state of a generator is expected")
+        raise FormatError(f"{origin} is damaged, expected the state of a generator")
     return found, device
 
 

@@ -85,7 +85,7 @@ class ConditionalUpdates(Writing):
         records, element types and shapes, and for a version without its key.
         """
         if (version_key is None) != (version is None):
-            raise UsageError("one of version_key and version was given, both or none are expected")
+            raise UsageError("one of version_key and version was given, expected both or none")
         with self._guard:
             storage = self._required_storage()
             places, rows = self._places_of(index)
@@ -139,9 +139,9 @@ class ConditionalUpdates(Writing):
         values = without_arrays(given)
         if not isinstance(values, torch.Tensor) or values.dtype != leaf.dtype:
             found = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
-            raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, {leaf.dtype} is expected")
+            raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, expected {leaf.dtype}")
         if values.numel() != count * feature.numel():
-            raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, {[count, *feature]} is expected")
+            raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, expected {[count, *feature]}")
         return _Entry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
 
     def _versions(self, key: Key, version: Any, count: int, entries: list[_Entry]) -> _Entry:
@@ -149,7 +149,7 @@ class ConditionalUpdates(Writing):
             raise UsageError(f"the version {'.'.join(key)!r} is in the patch, it is given apart")
         leaf = self._storage.editable(key)
         if leaf.shape[self._storage.ndim :].numel() != 1:
-            raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, one number each is expected")
+            raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")
         if not isinstance(version, torch.Tensor):
             version = torch.as_tensor(version, dtype=leaf.dtype)
         if version.numel() == 1:
@@ -184,7 +184,7 @@ def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int6
     """Return whole numbers as an array, `[count]`; UsageError for anything else."""
     found = torch.as_tensor(without_arrays(given)) if not isinstance(given, Mapping | str) else torch.empty(0)
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise UsageError(f"{name} is {found.dtype}, whole numbers are expected")
+        raise UsageError(f"{name} is {found.dtype}, expected whole numbers")
     if count is not None and found.numel() != count:
         raise UsageError(f"{name} has {found.numel()} numbers for {count} elements")
     values = found.numpy(force=True).astype(np.int64)

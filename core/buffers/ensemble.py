@@ -246,7 +246,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
             part = priority
             if isinstance(priority, torch.Tensor) and priority.dim():
                 if priority.shape != chosen.shape:
-                    raise SchemaError(f"priorities are {list(priority.shape)}, {list(chosen.shape)} is expected")
+                    raise SchemaError(f"priorities are {list(priority.shape)}, expected {list(chosen.shape)}")
                 part = priority[chosen]
             self._members[number].update_priority(rows, part)
 
@@ -360,7 +360,7 @@ def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: An
     counts = {name: len(part) for name, part in parts.items()}
     if len(set(counts.values())) > 1:
         raise SchemaError(
-            f"{', '.join(f'{count} {name}' for name, count in counts.items())} were given: one number is expected"
+            f"{', '.join(f'{count} {name}' for name, count in counts.items())} were given, expected one number"
         )
     storages = parts["storages"]
     own = _checked_collates(collates, len(storages)) or [None] * len(storages)

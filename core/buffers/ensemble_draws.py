@@ -102,7 +102,7 @@ class EnsembleDraws(EnsembleState):
         """
         if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
             raise UsageError(
-                f"{list(counts)} elements of {len(self._members)} members were asked for, one number each is expected",
+                f"{list(counts)} elements of {len(self._members)} members were asked for, expected one number each",
                 hint='make the ensemble with batch="exact"',
             )
         with self._sampling:

@@ -54,7 +54,7 @@ def one_behind_another(batch: Any) -> Any:
     """Return a batch `[k, n, …]` as `[k * n, …]`."""
     if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
         return torch.cat(list(batch.unbind(0)))
-    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, a tensordict is expected")
+    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, expected a tensordict")
 
 
 def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, Any, Any, torch.Tensor]]:

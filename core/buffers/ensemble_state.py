@@ -194,7 +194,7 @@ class EnsembleState(ReplayBuffer):
     def _load_saved(self, saved: SavedParts) -> None:
         notes = saved.notes.get("members")
         if not isinstance(notes, list) or saved.storage is None:
-            raise FormatError("a checkpoint of a single buffer was found, one of an ensemble is expected")
+            raise FormatError("a checkpoint of a single buffer was found, expected one of an ensemble")
         with_rows = saved_members(saved.storage, len(self._members))
         if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
             raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")

@@ -65,7 +65,7 @@ class HindsightStrategy(enum.StrEnum):
 def checked_ratio(ratio: Any) -> float:
     """Return the share of relabelled steps; UsageError for anything but a number from 0 to 1."""
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise UsageError(f"her_ratio is {ratio!r}, a number from 0 to 1 is expected")
+        raise UsageError(f"her_ratio is {ratio!r}, expected a number from 0 to 1")
     return float(ratio)
 
 
@@ -93,10 +93,10 @@ class Relabelling:
     def __post_init__(self) -> None:
         if not callable(self.reward_fn):
             raise WrongKindError(
-                f"reward_fn is {self.reward_fn!r}, a function is expected: rewards and terminations depend on the goal"
+                f"reward_fn is {self.reward_fn!r}, expected a function: rewards and terminations depend on the goal"
             )
         if not (self.terminated_fn in (None, False) or callable(self.terminated_fn)):
-            raise WrongKindError(f"terminated_fn is {self.terminated_fn!r}, a function or False is expected")
+            raise WrongKindError(f"terminated_fn is {self.terminated_fn!r}, expected a function or False")
         for name in ("goal_key", "achieved_goal_key", "reward_key", "end_key"):
             object.__setattr__(self, name, boundary_key(getattr(self, name)))
 
@@ -198,9 +198,9 @@ def _require_alike(
     """Raise an error for what has another shape than an entry, or a type whose values it cannot have."""
     if not isinstance(given, torch.Tensor) or given.shape != old.shape:
         found = list(given.shape) if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
-        raise error(f"{name} is {found}, {what} of shape {list(old.shape)} are expected")
+        raise error(f"{name} is {found}, expected {what} of shape {list(old.shape)}")
     if not any_type and not torch.can_cast(given.dtype, old.dtype):
-        raise error(f"{name} is {given.dtype}, {what} of {old.dtype} are expected")
+        raise error(f"{name} is {given.dtype}, expected {what} of {old.dtype}")
 
 
 class _RowsAndGoals(NamedTuple):

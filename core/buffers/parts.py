@@ -107,15 +107,15 @@ class BufferParts(Sharing):
     ) -> None:
         checked_batch_size(batch_size)
         if prefetch is not None and prefetch < 0:
-            raise UsageError(f"prefetch is {prefetch}, a number of batches is expected")
+            raise UsageError(f"prefetch is {prefetch}, expected a number of batches")
         if prefetch and batch_size is None:
             raise UsageError("prefetch was given without batch_size: what to make ahead is not known")
         if prefetch and shared:
             raise UsageError("prefetch and shared=True were given: threads do not cross processes")
         if dim_extend is not None and dim_extend < 0:
-            raise UsageError(f"dim_extend is {dim_extend}, a dimension from 0 is expected")
+            raise UsageError(f"dim_extend is {dim_extend}, expected a dimension from 0")
         if transform is not None and transform_factory is not None:
-            raise WrongKindError("transform and transform_factory were given, one of them is expected")
+            raise WrongKindError("transform and transform_factory were given, expected one of them")
 
     def folder_notes(self) -> dict[str, Any]:
         """Return what a checkpoint records of this buffer in addition to the state of its parts."""

@@ -253,4 +253,4 @@ def _truth(value: Any, description: str) -> bool:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return bool(value)
     size = f"{list(value.shape)} values" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-    raise TypeError(f"{description} is {size}, one truth value is expected: see any() and all() of a comparison")
+    raise TypeError(f"{description} is {size}, expected one truth value: see any() and all() of a comparison")

@@ -46,7 +46,7 @@ class ParameterScheduler(ABC):
         self._min_val = None if min_value is None else _number("min_value", min_value)
         self._max_val = None if max_value is None else _number("max_value", max_value)
         if self._min_val is not None and self._max_val is not None and self._min_val > self._max_val:
-            raise UsageError(f"min_value is {min_value} and max_value {max_value}, a range is expected")
+            raise UsageError(f"min_value is {min_value} and max_value {max_value}, expected a range")
         if not hasattr(self.sampler, param_name):
             raise UsageError(f"a {type(self.sampler).__name__} has no parameter {param_name!r} to schedule")
         self.initial_val = self._current()
@@ -95,7 +95,7 @@ class ParameterScheduler(ABC):
         missing = [name for name in ("param_name", *names) if name not in state_dict]
         if missing or state_dict["param_name"] != self.param_name:
             found = f"no {missing[0]}" if missing else repr(state_dict["param_name"])
-            raise SchemaError(f"the state of a {type(self).__name__} of {self.param_name!r} is expected, found {found}")
+            raise SchemaError(f"expected the state of a {type(self).__name__} of {self.param_name!r}, found {found}")
         taken = {name: _plain(state_dict[name]) for name in names}
         taken["_exact"] = _plain(state_dict.get("_exact", taken["initial_val"]))
         self.__dict__.update(taken)
@@ -176,7 +176,7 @@ class LambdaScheduler(ParameterScheduler):
     ) -> None:
         super().__init__(obj, param_name, min_value, max_value)
         if not callable(lambda_fn):
-            raise WrongKindError(f"lambda_fn is a {type(lambda_fn).__name__}, a function of the step is expected")
+            raise WrongKindError(f"lambda_fn is a {type(lambda_fn).__name__}, expected a function of the step")
         self.lambda_fn = lambda_fn
 
     def value(self, step: int) -> Number:
@@ -195,7 +195,7 @@ class SchedulerList:
     def append(self, scheduler: ParameterScheduler) -> None:
         """Add one at the end."""
         if not isinstance(scheduler, ParameterScheduler):
-            raise WrongKindError(f"a scheduler is expected, found a {type(scheduler).__name__}")
+            raise WrongKindError(f"expected a scheduler, found a {type(scheduler).__name__}")
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
@@ -212,7 +212,7 @@ class SchedulerList:
         states, before = state_dict.get("schedulers"), self.state_dict()["schedulers"]
         if not isinstance(states, list) or len(states) != len(self.schedulers):
             found = f"those of {len(states)}" if isinstance(states, list) else "none"
-            raise SchemaError(f"the states of {len(self.schedulers)} schedulers are expected, found {found}")
+            raise SchemaError(f"expected the states of {len(self.schedulers)} schedulers, found {found}")
         try:
             for scheduler, state in zip(self.schedulers, states, strict=True):
                 scheduler.load_state_dict(state)
@@ -234,13 +234,13 @@ def _plain(value: Any) -> Any:
 def _number(name: str, value: Any) -> Number:
     found = value.item() if hasattr(value, "item") else value
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise UsageError(f"{name} is {value!r}, a finite number is expected")
+        raise UsageError(f"{name} is {value!r}, expected a finite number")
     return found
 
 
 def _steps(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}, a number of steps from 1 is expected")
+        raise UsageError(f"{name} is {value!r}, expected a number of steps from 1")
     return value
 
 

@@ -43,7 +43,7 @@ Differences: TypeAlias = tuple[SchemaDifference, ...]
 def checked_policy(policy: Any) -> Policy | None:
     """Return a schema policy; UsageError for another word."""
     if policy is not None and policy not in get_args(Policy):
-        raise UsageError(f"schema is {policy!r}, one of {', '.join(get_args(Policy))} is expected")
+        raise UsageError(f"schema is {policy!r}, expected one of {', '.join(get_args(Policy))}")
     return policy  # type: ignore[no-any-return]
 
 
@@ -235,7 +235,7 @@ class Joiner:
                 return torch.stack(batches)
             if self.policy is not None:
                 shapes = sorted({str(list(batch.batch_size)) for batch in batches})
-                raise SchemaError(f"the batches of the members have the shapes {' and '.join(shapes)}, one is expected")
+                raise SchemaError(f"the batches of the members have the shapes {' and '.join(shapes)}, expected one")
             return _lazily_stacked(batches)
         if self._stack:
             return stack_elements(batches)

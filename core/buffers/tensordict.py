@@ -198,7 +198,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return torch.cat(known) if len(known) == len(parts) else None
         priority = data.get(self.priority_key, None)
         if priority is not None and not isinstance(priority, torch.Tensor):
-            raise SchemaError(f"{self.priority_key!r} is a {type(priority).__name__}, a tensor is expected")
+            raise SchemaError(f"{self.priority_key!r} is a {type(priority).__name__}, expected a tensor")
         return None if priority is None else priority.detach()
 
     # Sampling --------------------------------------------------------------------------------------
@@ -246,4 +246,4 @@ def _of_every_step(value: Any, batch: torch.Size) -> Any:
 
 def _require_tensordict(data: Any) -> None:
     if not isinstance(data, TensorDictBase):
-        raise UsageError(f"a tensordict is expected, found a {type(data).__name__}", hint="take a ReplayBuffer")
+        raise UsageError(f"expected a tensordict, found a {type(data).__name__}", hint="take a ReplayBuffer")

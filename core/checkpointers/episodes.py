@@ -128,7 +128,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         if os.path.lexists(place):
             return place
         if not os.path.lexists(folder):
-            raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
+            raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
         writer = f"{self.form.capitalize()}StorageCheckpointer"
         require_writer(folder, writer)
         if not folder.is_dir():
@@ -143,7 +143,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         data = self._through_load_hooks(data, target.contents)
         structure = tree_spec_of(data, target.ndim)
         if not is_tree(structure):
-            raise SchemaError(f"load hooks made a {structure} of the rows, a tensordict is expected")
+            raise SchemaError(f"load hooks made a {structure} of the rows, expected a tensordict")
         tensors = structure.flatten(data)
         lead, filled = tensors[0].shape[: target.ndim], reader.filled
         unchanged = tuple(lead) == filled.shape
@@ -258,7 +258,7 @@ class H5StorageCheckpointer(EpisodeCheckpointer):
     ) -> None:
         _require_known(self, kwargs)
         if not is_inside(checkpoint_file) or "/" in checkpoint_file:
-            raise UsageError(f"checkpoint_file is {checkpoint_file!r}; the name of a file is expected")
+            raise UsageError(f"checkpoint_file is {checkpoint_file!r}, expected the name of a file")
         options = {"checkpoint_file": checkpoint_file, "h5_kwargs": h5_kwargs, **kwargs}
         super().__init__(done_keys, reward_keys, compatible=compatible, options=options)
         self.checkpoint_file = checkpoint_file

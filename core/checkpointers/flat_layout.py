@@ -217,7 +217,7 @@ def _is_unset(source: StorageRows, field: Field) -> bool:
 def _header(data: Any, is_full: bool, shift: int) -> TorchrlHeader:
     if not isinstance(data, TensorDictBase) or not data.ndim or not data.numel():
         what = f"batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else type(data).__name__
-        raise SchemaError(f"a tensordict of rows [time, ...] is expected, found {what}")
+        raise SchemaError(f"expected a tensordict of rows [time, ...], found {what}")
     if abs(shift) > len(data) or (shift < 1 and not is_full and shift):
         raise SchemaError(f"shift is {shift}; the {len(data):,} rows are counted from 1")
     return TorchrlHeader(tuple(data.batch_size), is_full, shift or len(data), data.numel())

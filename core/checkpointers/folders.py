@@ -239,7 +239,7 @@ def _existing(path: str | os.PathLike[str], writer: str) -> Path:
     folder = Path(path)
     mend(folder)
     if not os.path.lexists(folder):
-        raise DatasetNotFoundError(f"there is nothing at {folder}, the checkpoint of a storage is expected")
+        raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
     if not folder.is_dir():
         what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")

@@ -63,7 +63,7 @@ class TED2Flat:
     @is_full.setter
     def is_full(self, value: Any) -> None:
         if not isinstance(value, bool):
-            raise WrongTypeError(f"is_full is {value!r}, True or False is expected")
+            raise WrongTypeError(f"is_full is {value!r}, expected True or False")
         self._is_full = value
 
     @property
@@ -74,7 +74,7 @@ class TED2Flat:
     @shift.setter
     def shift(self, value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise WrongTypeError(f"shift is {value!r}, the number of a row is expected")
+            raise WrongTypeError(f"shift is {value!r}, expected the number of a row")
         self._shift = value
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
@@ -157,8 +157,8 @@ class Flat2TED:
             return {key: places.turned(root), (NEXT, *key): places.turned(after)}
         if len(leaf) != places.header.steps:
             raise CorruptDataError(
-                f"{key_name(key)!r} has {len(leaf):,} rows; those of {places.header.steps:,} steps, or with the "
-                f"{len(places.ends):,} ends, are expected"
+                f"{key_name(key)!r} has {len(leaf):,} rows, expected one for each of {places.header.steps:,} "
+                f"steps, or also for their {len(places.ends):,} ends"
             )
         own = key[1:] if key[0] == AT_ROOT and len(key) > 1 else (NEXT, *key) if result else key
         return {own: places.turned(leaf)}
@@ -166,7 +166,7 @@ class Flat2TED:
     def _opened(self, data: Any) -> tuple[TorchrlHeader, dict[Key, torch.Tensor]]:
         """Read the header and the leaves of the layout."""
         if not isinstance(data, TensorDictBase):
-            raise SchemaError(f"a tensordict in the flat layout is expected, found a {type(data).__name__}")
+            raise SchemaError(f"expected a tensordict in the flat layout, found a {type(data).__name__}")
         shape = entry_value(data, STORAGE_SHAPE)
         is_full, shift = (entry_value(data, name) for name in (self._keys.is_full, self._keys.shift))
         steps = torch.Size(shape).numel() if _is_shape(shape) else None
@@ -296,7 +296,7 @@ class H5Split(TED2Flat):
         """Return the episodes by name; SchemaError (a RuntimeError) for what are no ragged episodes."""
         if not isinstance(data, TensorDictBase) or data.ndim != 1:
             what = f"batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else type(data).__name__
-            raise SchemaError(f"a tensordict of episodes [n] is expected, found {what}")
+            raise SchemaError(f"expected a tensordict of episodes [n], found {what}")
         count = data.batch_size[0]
         width = len(str(max(count - 1, 0)))
         result = TensorDict({}, [])

@@ -147,7 +147,7 @@ def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FormatError(f"{path} does not describe a list of objects")
     if document.get("format_version") != _VERSION:
-        raise FormatError(f"{path} has format_version {document.get('format_version')!r}, {_VERSION} is expected")
+        raise FormatError(f"{path} has format_version {document.get('format_version')!r}, expected {_VERSION}")
     kinds, numbers = document.get("kinds"), document.get("items")
     if not isinstance(kinds, list) or not isinstance(numbers, list):
         raise FormatError(f"{path} has no list of kinds, or none of items")
@@ -161,10 +161,10 @@ def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:
     sizes = [_bytes_of(kind) for kind in kinds]
     expected = sum(sizes[number] for number in numbers)
     if not path.is_file():
-        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+        raise CorruptDataError(f"{path} is missing, expected {expected:,} bytes")
     found = path.stat().st_size
     if found != expected:
-        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {expected:,}: it was cut or overwritten")
 
 
 class _DataFile:
@@ -374,10 +374,10 @@ def _read_leaf(folder: Path, name: str) -> bytes:
     if not path.is_file():
         if not expected:  # tensordict writes no file of no bytes
             return b""
-        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+        raise CorruptDataError(f"{path} is missing, expected {expected:,} bytes")
     found = path.stat().st_size
     if found != expected:
-        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {expected:,}: it was cut or overwritten")
     return read_regular(path)
 
 

@@ -194,7 +194,7 @@ class PackedRows(EpisodeRows):
             found = self._reader.manifest.content_digest
             if found != storage.content_digest:
                 raise CorruptDataError(
-                    f"{storage.path} has the content {found}, {storage.content_digest} is expected: it was replaced"
+                    f"{storage.path} has the content {found}, expected {storage.content_digest}: it was replaced"
                 )
             self.filled = FilledStorage.of_dataset(len(storage))
             self._describe(type(storage).__name__, self._reader.fields, done_keys, reward_keys)

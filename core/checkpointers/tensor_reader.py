@@ -270,10 +270,10 @@ def _check_size(folder: Path, leaf: SavedLeaf) -> None:
     path = folder / leaf.file
     found = path.stat().st_size if path.is_file() else None
     if found is None:
-        raise CorruptDataError(f"{path} is missing; {leaf.size:,} bytes are expected there")
+        raise CorruptDataError(f"{path} is missing, expected {leaf.size:,} bytes")
     # Over an older, larger checkpoint TorchRL leaves files longer than their shape; ours are checked strictly.
     if found < leaf.size or (found > leaf.size and leaf.digest is not None):
-        raise CorruptDataError(f"{path} has {found:,} bytes, {leaf.size:,} are expected: it was cut or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {leaf.size:,}: it was cut or overwritten")
 
 
 def _digest(tensor: torch.Tensor) -> str:

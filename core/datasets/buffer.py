@@ -62,7 +62,7 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
 
     def __init__(self, *, batch_size: int | None = None, **arguments: Any) -> None:
         if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
-            raise UsageError(f"batch_size is {batch_size!r}, a number of elements is expected")
+            raise UsageError(f"batch_size is {batch_size!r}, expected a number of elements")
         super().__init__(batch_size=batch_size, **arguments)
 
     def _default_writer(self) -> Writer:
@@ -158,14 +158,14 @@ class _MapArguments:
         from ..preprocess.workers.processes import START_METHODS
 
         if self.dim != 0:
-            raise SchemaError(f"dim is {self.dim!r}, but a dataset has one dimension, so 0 is expected")
+            raise SchemaError(f"dim is {self.dim!r}, expected 0: a dataset has one dimension")
         if self.pool is not None:
             raise UsageError(
                 "a pool was given, but rbtool starts its own workers, and shares their queue with no others",
                 hint="leave pool out and say num_workers=N",
             )
         if self.chunksize is not None and self.num_chunks is not None:
-            raise UsageError("chunksize and num_chunks were both given, one of them is expected")
+            raise UsageError("chunksize and num_chunks were both given, expected one of them")
         if self.mp_start_method not in (None, *START_METHODS):
             raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known are {', '.join(START_METHODS)}")
         for name, least in (("chunksize", 0), ("num_chunks", 1), ("max_tasks_per_child", 1), ("worker_threads", 1)):
@@ -219,7 +219,7 @@ def _preprocess_storage(
 
 def _require_number(name: str, value: Any, least: int) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
+        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
 
 
 @contextlib.contextmanager
@@ -245,7 +245,7 @@ def _on_disk(storage: Storage, destination: Path) -> Iterator[Path]:
             FlatStorageCheckpointer().dumps(storage, staging.path / "rows")
             yield staging.path / "rows"
     else:
-        raise SchemaError(f"the buffer holds a {type(storage).__name__}, a TensorStorage is expected")
+        raise SchemaError(f"the buffer holds a {type(storage).__name__}, expected a TensorStorage")
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -389,7 +389,7 @@ def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool, ve
     if isinstance(reader, TedReader) or split_trajs:
         return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
     if mode not in get_args(Mode):
-        raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
+        raise UsageError(f"the mode {mode!r} was given, expected 'c' (edits stay here) or 'r+' (edits are kept)")
     if mode == "r+":
         raise UsageError(
             f"{reader.path} has the layout packed, which cannot be edited in place",

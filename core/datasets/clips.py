@@ -69,9 +69,7 @@ class VideoClipRef(TensorClass):
         """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`."""
         counts = [int(count) for count in num_frames_per_file]
         if len(counts) != len(paths) or any(count < 0 for count in counts):
-            raise UsageError(
-                f"{len(paths)} files and the numbers of frames {counts} were given, one for each is expected"
-            )
+            raise UsageError(f"{len(paths)} files and the numbers of frames {counts} were given, expected one for each")
         frames = torch.cat([torch.arange(count) for count in counts]) if counts else torch.arange(0)
         places = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
         return cls.from_frames(paths, frames, places, **options)
@@ -102,7 +100,7 @@ class VideoClipRef(TensorClass):
     def source(self) -> str:
         """The file, where there is one; UsageError where there are several."""
         if len(self.paths) != 1:
-            raise UsageError(f"there are {len(self.paths)} files, one is expected", hint="sources names all of them")
+            raise UsageError(f"there are {len(self.paths)} files, expected one", hint="sources names all of them")
         return self.paths[0]
 
     @property

@@ -230,7 +230,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         **arguments: Any,
     ) -> None:
         if not isinstance(download, bool) and download != "force":
-            raise UsageError(f"download is {download!r}, True, False or 'force' is expected")
+            raise UsageError(f"download is {download!r}, expected True, False or 'force'")
         place = SourceFolder.below(self.source, root, trusted=self.trusted)
         self.dataset_id = dataset_id
         self.root = place.folder

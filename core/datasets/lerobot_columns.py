@@ -59,7 +59,7 @@ def lerobot_columns_to_tensordict(
             raise UsageError(f"two columns have the key {'.'.join(key)}: {name} and another one")
         found[key] = value
     if not found:
-        raise UsageError("no columns were given, one at least is expected")
+        raise UsageError("no columns were given, expected one at least")
     lengths = {name: len(column) for name, column in columns.items()}
     count = next(iter(lengths.values()))
     for name, length in lengths.items():
@@ -74,13 +74,13 @@ def lerobot_columns_to_tensordict(
 def _value_of(name: str, column: Any) -> Any:
     if isinstance(column, torch.Tensor | VideoClipRef):
         if not column.ndim:
-            raise SchemaError(f"{name} is a single value, a row for each frame is expected")
+            raise SchemaError(f"{name} is a single value, expected a row for each frame")
         return column
     if isinstance(column, np.ndarray) and column.dtype.kind in "biufc":
         return torch.from_numpy(column)
     values = list(column) if isinstance(column, Sequence | np.ndarray) and not isinstance(column, str) else None
     if not values or not all(isinstance(one, str) for one in values):
-        raise UsageError(f"{name} is {type(column).__name__}, a tensor, a VideoClipRef or a list of texts is expected")
+        raise UsageError(f"{name} is {type(column).__name__}, expected a tensor, a VideoClipRef or a list of texts")
     return values
 
 

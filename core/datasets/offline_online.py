@@ -87,7 +87,7 @@ class OfflineToOnlineReplayBuffer:
         **dataset_kwargs: Any,
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
-            raise UsageError("online_storage and online_capacity: exactly one of them is expected")
+            raise UsageError("online_storage and online_capacity, expected exactly one of them")
         fraction = _checked_fraction(offline_fraction)
         looking_back = None
         if isinstance(offline_dataset, ReplayBuffer):
@@ -116,13 +116,13 @@ class OfflineToOnlineReplayBuffer:
     @offline_fraction.setter
     def offline_fraction(self, fraction: float) -> None:
         if not _is_fraction(fraction):
-            raise UsageError(f"offline_fraction is {fraction!r}, a number from 0 to 1 is expected")
+            raise UsageError(f"offline_fraction is {fraction!r}, expected a number from 0 to 1")
         self._mixture.fraction = float(fraction)
 
     def anneal(self, step: int, total: int) -> None:
         """Set the fraction for a step of training: the initial one at step 0, then less, and 0 from `total` on."""
         if total <= 0:
-            raise UsageError(f"total is {total}, a number of steps above 0 is expected")
+            raise UsageError(f"total is {total}, expected a number of steps above 0")
         base = self._mixture.base
         self.offline_fraction = min(base, base * max(0.0, 1 - step / total))
 
@@ -192,7 +192,7 @@ def _is_fraction(value: Any) -> bool:
 
 def _checked_fraction(fraction: Any) -> float:
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise UsageError(f"offline_fraction is {fraction!r}, a number above 0 and below 1 is expected")
+        raise UsageError(f"offline_fraction is {fraction!r}, expected a number above 0 and below 1")
     return float(fraction)
 
 
@@ -211,7 +211,7 @@ def prefill_replay_buffer(
     """
     for name, value in (("n_samples", n_samples), ("chunk_size", chunk_size)):
         if value is not None and value < 1:
-            raise UsageError(f"{name} is {value!r}, a number from 1 is expected")
+            raise UsageError(f"{name} is {value!r}, expected a number from 1")
     size = _elements_of(dataset)
     if n_samples is None or n_samples >= size:
         for rows in _all_rows(dataset, chunk_size):

@@ -115,7 +115,7 @@ class DatasetStorage(TensorStorage):
         larger_than_memory: bool | None = None,
     ) -> None:
         if mode not in get_args(Mode):
-            raise UsageError(f"the mode {mode!r} was given, 'c' (edits stay here) or 'r+' (edits are kept) is expected")
+            raise UsageError(f"the mode {mode!r} was given, expected 'c' (edits stay here) or 'r+' (edits are kept)")
         if split_trajs and mode == "r+":
             raise UsageError("mode='r+' and split_trajs=True were given, but padded copies cannot be edited on disk")
         reader = path if isinstance(path, TedReader | PackedReader) else None
@@ -206,7 +206,7 @@ class DatasetStorage(TensorStorage):
         digest, tensors = self._open()
         if digest != self.content_digest:
             raise CorruptDataError(
-                f"{self.path} has the content {digest}, {self.content_digest} is expected: it was replaced since"
+                f"{self.path} has the content {digest}, expected {self.content_digest}: it was replaced since"
             )
         return tensors
 
@@ -254,7 +254,7 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
     path, found = files.root / name, files.size(name) or 0
     if found != size:  # torch would lengthen a file that is too short
-        raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut, removed or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut, removed or overwritten")
     if not os.access(files.place(name), os.W_OK):
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
     return mapped_tensor(files.place(name), dtype, shape, shared=True)

@@ -157,7 +157,7 @@ class Archive(Closing):
         if not is_inside(name.rstrip("/")) and name.rstrip("/") != ".":
             raise FormatError(f"{self.path}: {shown} is the name of a member, and leads out of a folder")
         if header.issym() or header.islnk():
-            raise FormatError(f"{self.path}: {shown} is a link, files are expected")
+            raise FormatError(f"{self.path}: {shown} is a link, expected files")
         if not (header.isreg() or header.isdir()) or header.type == tarfile.GNUTYPE_SPARSE:
             raise FormatError(f"{self.path}: {shown} is neither a file nor a folder")
         if size > LARGEST_MEMBER:

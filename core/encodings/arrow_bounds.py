@@ -53,8 +53,8 @@ def require_bounded_parquet(path: Path) -> None:
 def _require(path: Path, what: str, stated: int, stored: int) -> None:
     if stated > max(_FREE, stored * _RATIO):
         raise CorruptDataError(
-            f"{path} has {what} of {stored:,} bytes that states {stated:,} bytes of data, at most {_RATIO} times as "
-            "many are expected",
+            f"{path} has {what} of {stored:,} bytes that states {stated:,} bytes of data, expected at most {_RATIO} "
+            "times as many",
             hint="if you trust it, write it again without compression",
         )
 

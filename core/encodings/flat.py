@@ -117,7 +117,7 @@ class FlatReader(CompactReader, FolderReader):
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         super().__init__(path, listed)
         if self.manifest.layout not in {"flat", "nested"}:
-            raise FormatError(f"{path} has layout {self.manifest.layout}, flat or nested is expected here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected flat or nested here")
         if self._whole:
             self.listed.check_sizes()
         self._stored = read_tree(self.listed, exact=self._whole)
@@ -176,9 +176,7 @@ class FlatReader(CompactReader, FolderReader):
         name = leaf_path(field.key)
         expected, found = rows * field.row_bytes, self.listed.size(name) or 0
         if found != expected:
-            raise CorruptDataError(
-                f"{self.path / name} has {found:,} bytes, {expected:,} are expected for {rows:,} rows"
-            )
+            raise CorruptDataError(f"{self.path / name} has {found:,} bytes, expected {expected:,} for {rows:,} rows")
 
 
 class CutFlatReader(FlatReader):

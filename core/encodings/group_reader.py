@@ -252,6 +252,6 @@ def zero_or_one(values: Array, path: ColumnPath, name: str, start: int = 0) -> A
     odd = (values != 0) & (values != 1)
     if odd.any():
         at = int(odd.argmax())
-        raise FormatError(f"{name}: {column_name(path)!r} is {values[at]} in step {start + at:,}, 0 or 1 is expected")
+        raise FormatError(f"{name}: {column_name(path)!r} is {values[at]} in step {start + at:,}, expected 0 or 1")
     flags: Array = values != 0
     return flags

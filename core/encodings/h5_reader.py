@@ -179,7 +179,7 @@ class H5Reader(CompactReader, OpenedReader):
         place = self.files.place(path.name)
         self.manifest, self._block = read_block(path, place)
         if self.manifest.layout != "h5" or [file.path for file in self.manifest.files] != [DATA]:
-            raise FormatError(f"{path} has layout {self.manifest.layout}, h5 is expected here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected h5 here")
         self._check_size()
         self._layout = CompactLayout.of(self.fields, "h5")
         self._source = H5Source(path, place)

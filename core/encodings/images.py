@@ -45,7 +45,7 @@ def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)
     for name in names:
         if choice in (name, None):
             return name
-    raise UsageError(f"--images is {str(choice)!r}, {' or '.join(names)} is expected")
+    raise UsageError(f"--images is {str(choice)!r}, expected {' or '.join(names)}")
 
 
 def is_image(data: bytes) -> bool:
@@ -74,7 +74,7 @@ def decode_image(data: bytes, form: ImageForm, what: str) -> Array:
         with _opened(data) as image:
             found = _form(image, what)
             if found != form:
-                raise FormatError(f"{what}: the image is {found}, {form} is expected")
+                raise FormatError(f"{what}: the image is {found}, expected {form}")
             mode = _MODES[image.mode][0]
             pixels = np.array(image if image.mode == mode else image.convert(mode))
     except (CorruptDataError, FormatError):

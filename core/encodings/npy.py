@@ -89,7 +89,7 @@ def read_header(data: ByteRange, what: str) -> NpyHeader:
     start = 10 if version == 1 else 12
     length = int.from_bytes(head[8:start], "little")
     if length > _LONGEST_HEADER:
-        raise damaged(what, f"its header has {length:,} bytes, at most {_LONGEST_HEADER:,} are expected")
+        raise damaged(what, f"its header has {length:,} bytes, expected at most {_LONGEST_HEADER:,}")
     if start + length > data.size:
         raise damaged(what, "its header is cut")
     text = data.read(start, length)
@@ -160,7 +160,7 @@ class ArrayRows(Closing):
         """
         header = self.header
         if not header.shape:
-            raise FormatError(f"{self._what} is a single value, rows are expected")
+            raise FormatError(f"{self._what} is a single value, expected rows")
         if not 0 <= start <= stop <= header.shape[0]:
             raise SchemaError(f"rows {start}:{stop} of {self._what} asked for, there are {header.shape[0]}")
         if self._unpickled is not None:

@@ -223,7 +223,7 @@ def _refused(member: zipfile.ZipInfo, size: int) -> str:
     if member.flag_bits & _ENCRYPTED:
         return "is encrypted"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return f"is compressed by method {member.compress_type}, stored or deflated is expected"
+        return f"is compressed by method {member.compress_type}, expected stored or deflated"
     if not 0 <= member.header_offset <= size or not 0 <= member.compress_size <= size:
         return "reaches beyond the end of the file"
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
@@ -335,7 +335,7 @@ class _Directory(io.RawIOBase):
         left = max(0, self._size - self._position)
         count = left if size is None or size < 0 else min(size, left)
         if count > _LARGEST_DIRECTORY:
-            raise zipfile.BadZipFile(f"it states {count:,} bytes, at most {_LARGEST_DIRECTORY:,} are expected")
+            raise zipfile.BadZipFile(f"it states {count:,} bytes, expected at most {_LARGEST_DIRECTORY:,}")
         data = os.pread(self._descriptor, count, self._position)
         self._position += len(data)
         return data

@@ -212,7 +212,7 @@ class VideoFile(Closing):
                 rows = np.frombuffer(plane, np.uint8).reshape(found[0], plane.line_size)
                 image.reshape(found[0], -1)[:] = rows[:, : found[1] * CHANNELS]
                 return
-        raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, {list(self.shape)} is expected")
+        raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, expected {list(self.shape)}")
 
     def _decode(self, number: int) -> Any:
         """Decode one frame, from where decoding is, or from the nearest start before it."""

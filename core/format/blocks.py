@@ -135,7 +135,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
     )  # fmt: skip
     for name, found, dtype, expected in flags:
         if found.dtype != dtype or found.shape != (expected,):
-            raise FormatError(f"{what}: {name} is {_looks(found)}, {np.dtype(dtype)} [{expected}] is expected")
+            raise FormatError(f"{what}: {name} is {_looks(found)}, expected {np.dtype(dtype)} [{expected}]")
     lacking = block.final == Final.MISSING
     if not (lacking | (block.final == Final.OBSERVED)).all() or (lacking.any() and not whole.final_missing):
         raise FormatError(f"{what} has no observation after a last step, and the facts do not say that one may lack")
@@ -150,7 +150,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
         if rows.dtype != known[key].numpy or rows.shape != (steps, *known[key].shape):
             expected_shape = [steps, *known[key].shape]
             raise FormatError(
-                f"{what}: {key_name(key)!r} is {_looks(rows)}, {known[key].dtype} {expected_shape} is expected"
+                f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {known[key].dtype} {expected_shape}"
             )
 
 

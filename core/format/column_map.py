@@ -37,7 +37,7 @@ def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
         for name, columns in _pairs_in(part) if isinstance(part, str) else _flattened("", part, "map"):
             key = tuple(name.split("."))
             if not all(key):
-                raise UsageError(f"--map has the key {name!r}; keys like observation or next.observation are expected")
+                raise UsageError(f"--map has the key {name!r}, expected keys like observation or next.observation")
             for other in found:
                 if key[: len(other)] == other or other[: len(key)] == key:
                     what = "twice" if key == other else f"and {key_name(other)!r}, one of which contains the other"
@@ -114,7 +114,7 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _flattened(prefix: str, content: Any, what: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        raise UsageError(f"{what} is {content!r}, columns by key are expected", hint=f"write pairs like {_EXAMPLE}")
+        raise UsageError(f"{what} is {content!r}, expected columns by key", hint=f"write pairs like {_EXAMPLE}")
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from _flattened(f"{prefix}{name}.", value, what)
@@ -125,5 +125,5 @@ def _flattened(prefix: str, content: Any, what: str) -> Iterator[tuple[str, tupl
             or not columns
             or not all(isinstance(one, str) and one for one in columns)
         ):
-            raise UsageError(f"{what}: {prefix}{name} is {value!r}, a column or a list of columns is expected")
+            raise UsageError(f"{what}: {prefix}{name} is {value!r}, expected a column or a list of columns")
         yield f"{prefix}{name}", tuple(columns)

@@ -59,7 +59,7 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 def _require(path: str | os.PathLike[str], mode: int) -> None:
     kind = _KINDS.get(stat.S_IFMT(mode))
     if kind is not None:
-        raise FormatError(f"{os.fspath(path)} is {kind}, a regular file is expected", hint="put the file itself there")
+        raise FormatError(f"{os.fspath(path)} is {kind}, expected a regular file", hint="put the file itself there")
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"

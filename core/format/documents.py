@@ -173,7 +173,7 @@ def decode(kind: type[T], document: Any, origin: str, error: type[FormatError] =
     except _Mismatch as odd:
         place = "".join(odd.place).lstrip(".")
         what = f"{reprlib.repr(odd.found)} as {place}" if place else reprlib.repr(odd.found)
-        raise error(f"{origin} has {what}, {odd.expected} is expected") from None
+        raise error(f"{origin} has {what}, expected {odd.expected}") from None
     return found
 
 

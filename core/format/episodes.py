@@ -272,7 +272,7 @@ class EpisodeTable:
             path = f"{EPISODES}/{leaf_path((name,))}"
             data = read(path) if leaf.shape[0] else b""
             if len(data) != leaf.shape[0] * np.dtype(dtype).itemsize:
-                raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, {leaf.shape[0]:,} rows are expected")
+                raise CorruptDataError(f"{origin}/{path} has {len(data):,} bytes, expected {leaf.shape[0]:,} rows")
             columns[name] = np.frombuffer(data, dtype).copy()
         if FINAL in columns and columns[FINAL].size and columns[FINAL].max() >= Final.MISSING:
             raise CorruptDataError(f"{origin}/{EPISODES} has the number {columns[FINAL].max()} in {FINAL!r}")

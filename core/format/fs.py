@@ -275,7 +275,7 @@ def _open_own(name: str, within: int, path: Path) -> int:
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UsageError(
-            f"{path} is a symbolic link, and nothing is written or removed through one; a folder is expected",
+            f"{path} is a symbolic link, expected a folder: nothing is written or removed through links",
             hint="move the link away, or name the folder that it leads to with --root",
         )
 

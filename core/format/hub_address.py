@@ -22,7 +22,7 @@ _PAGE = re.compile(r"https?://[^/]+/datasets/([^/?#]+/[^/?#]+)")
 _LONGEST = 96
 _PART = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]*", re.ASCII)
-_EXPECTED = "hf://OWNER/NAME is expected"
+_EXPECTED = "expected hf://OWNER/NAME"
 _MOST_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ class HubAddress(NamedTuple):
             raise UsageError(f"{text} and --revision {revision} name two revisions", hint="leave one out")
         chosen = named if at else revision
         if chosen is not None and not _is_revision(chosen):
-            raise UsageError(f"{chosen!r} is no revision: a branch, a tag or a commit is expected")
+            raise UsageError(f"{chosen!r} is no revision, expected a branch, a tag or a commit")
         return cls(name, chosen)
 
     @property

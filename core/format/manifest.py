@@ -107,7 +107,7 @@ def require_space(document: Any, origin: str) -> None:
             raise FormatError(f"{origin} has a Box of shape {list(space.shape)} whose {name} is of {list(bound)}")
     children = () if space.subspaces is None else space.subspaces
     if space.type == "Dict" and not isinstance(children, Mapping):
-        raise FormatError(f"{origin} has a Dict whose subspaces are a list, an object is expected")
+        raise FormatError(f"{origin} has a Dict whose subspaces are a list, expected an object")
     named: Iterable[tuple[object, Any]] = children.items() if isinstance(children, Mapping) else enumerate(children)
     for place, child in named:
         if child is not None:

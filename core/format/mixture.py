@@ -130,13 +130,13 @@ def read_mixture(path: Path) -> Mixture:
         )
     version = document.get("version")
     if type(version) is not int or version < 1:
-        raise FormatError(f"{path} has {version!r} as version, {_VERSION} is expected")
+        raise FormatError(f"{path} has {version!r} as version, expected {_VERSION}")
     if version > _VERSION:
         raise newer_version(str(path), version, _VERSION)
     _require_known(document, ("format", "version", *Mixture.__slots__), str(path))
     tables = document.get("dataset")
     if not isinstance(tables, list) or not tables:
-        raise FormatError(f"{path} names no datasets, [[dataset]] tables are expected")
+        raise FormatError(f"{path} names no datasets, expected [[dataset]] tables")
     for number, table in enumerate(tables):
         if isinstance(table, dict):
             _require_known(table, Member.__slots__, f"{path}: dataset {number}")
@@ -144,7 +144,7 @@ def read_mixture(path: Path) -> Mixture:
     for number, member in enumerate(mixture.dataset):
         if (member.path is None) == (member.id is None):
             found = "both path and id" if member.path else "neither path nor id"
-            raise FormatError(f"{path}: dataset {number} has {found}, one of them is expected")
+            raise FormatError(f"{path}: dataset {number} has {found}, expected one of them")
     _require_weights(mixture, str(path))
     return mixture
 
@@ -176,13 +176,13 @@ def _require_weights(mixture: Mixture, origin: str) -> None:
     given = [member.weight for member in mixture.dataset if member.weight is not None]
     if given and mixture.weights is not None:
         raise FormatError(
-            f"{origin} has weights = {toml_value(mixture.weights)} and a weight of a dataset, one is expected"
+            f"{origin} has weights = {toml_value(mixture.weights)} and a weight of a dataset, expected one"
         )
     if given and len(given) < len(mixture.dataset):
         lacking = next(member.name for member in mixture.dataset if member.weight is None)
-        raise FormatError(f"{origin} has no weight for {lacking}, and one for others: all or none is expected")
+        raise FormatError(f"{origin} has no weight for {lacking}, and one for others, expected all or none")
     if given and not any(given):
-        raise FormatError(f"{origin} has the weight 0 for every dataset, one above 0 is expected")
+        raise FormatError(f"{origin} has the weight 0 for every dataset, expected one above 0")
 
 
 def refuse_mixture(path: Path) -> None:
@@ -194,6 +194,6 @@ def refuse_mixture(path: Path) -> None:
 def _refuse(path: Path, mixture: Mixture) -> NoReturn:
     names = ", ".join(member.name for member in mixture.dataset)
     raise UsageError(
-        f"{path} is a mixture of {len(mixture.dataset)} datasets ({names}), one dataset is expected",
+        f"{path} is a mixture of {len(mixture.dataset)} datasets ({names}), expected one dataset",
         hint="name one of them, or make one dataset of them: rbtool merge A B DEST",
     )

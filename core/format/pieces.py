@@ -96,7 +96,7 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
         raise FormatError(f"{what} has no observation after its last step, and the facts do not say that one may lack")
     for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
         if flags.dtype != bool or flags.shape != (steps,):
-            raise FormatError(f"{what}: {name} is {_looks(flags)}, bool [{steps}] is expected")
+            raise FormatError(f"{what}: {name} is {_looks(flags)}, expected bool [{steps}]")
     known = {field.key: (field, timing) for field, timing in whole.fields}
     odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
     odd = odd | {key for key in piece.next if key not in known or known[key][1] != "state"}
@@ -108,10 +108,10 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
         field = known[key][0]
         if rows.dtype != field.numpy or rows.shape[1:] != field.shape:
             raise FormatError(
-                f"{what}: {key_name(key)!r} is {_looks(rows)}, {field.dtype} {list(field.shape)} a row is expected"
+                f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {field.dtype} {list(field.shape)} a row"
             )
         if len(rows) != count:
-            raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, {count} are expected")
+            raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, expected {count}")
 
 
 def _looks(rows: Array) -> str:

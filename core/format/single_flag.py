@@ -34,7 +34,7 @@ def meaning_of_ends(options: Mapping[str, Any], default: str, why: str) -> EndMe
         other = next(choice for choice in _CHOICES if choice != default)
         return EndMeaning(default == "terminated", f"{why}: taken as {default} (--ends {other} takes them otherwise)")
     if asked not in _CHOICES:
-        raise UsageError(f"--ends is {asked!r}, {' or '.join(_CHOICES)} is expected")
+        raise UsageError(f"--ends is {asked!r}, expected {' or '.join(_CHOICES)}")
     return EndMeaning(asked == "terminated")
 
 

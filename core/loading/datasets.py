@@ -296,7 +296,7 @@ def torch_dataset(
     [4, 4, 2]
     """
     if style not in ("iterable", "map"):
-        raise UsageError(f"style is {style!r}, 'iterable' or 'map' is expected")
+        raise UsageError(f"style is {style!r}, expected 'iterable' or 'map'")
     for name, value in (("batches", batches), ("batch_size", batch_size)):
         if value is not None:
             check_number(name, value, 1)
@@ -305,7 +305,7 @@ def torch_dataset(
         raise UsageError(f"{shard.ranks} ranks have no seed in common, and would draw the same elements", hint="seed=0")
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed!r} was given, a number of 64 bits without sign is expected")
+        raise UsageError(f"the seed {seed!r} was given, expected a number of 64 bits without sign")
     options = {"transform": transform, "collate_fn": collate_fn, "root": root}
     buffer = _opened(dataset, batch_size, sampler, options | {"split_trajs": split_trajs, "verify": verify})
     size = buffer.batch_size if batch_size is None else batch_size
@@ -338,17 +338,17 @@ def _opened(dataset: Any, batch_size: int | None, sampler: Any, options: dict[st
 def check_number(name: str, value: Any, least: int) -> None:
     """Raise UsageError (a ValueError) for anything but an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
+        raise UsageError(f"{name} is {value!r}, expected a number from {least}")
 
 
 def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
     """Return the part of this process, as given, of the process group, or of torchrun's variables."""
     if (rank is None) != (world_size is None):
-        raise UsageError(f"rank={rank} and world_size={world_size} were given, both or none are expected")
+        raise UsageError(f"rank={rank} and world_size={world_size} were given, expected both or none")
     if rank is None or world_size is None:
         rank, world_size = _own_rank()
     if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size} was given, a number from 0 to world_size - 1 is expected")
+        raise UsageError(f"rank {rank} of {world_size} was given, expected a number from 0 to world_size - 1")
     return Shard(rank, world_size)
 
 

@@ -77,7 +77,7 @@ class TorchLoader(DataLoader[Any]):
     ) -> None:
         if not isinstance(dataset, TorchDataset | TorchMapDataset):
             raise UsageError(
-                f"a torch dataset is expected, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
+                f"expected a torch dataset, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
             )
         if refused := [name for name in _OURS if options.get(name)]:
             raise UsageError(f"{refused[0]} was given to the loader of a data set, which makes the batches")

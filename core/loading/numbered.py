@@ -155,7 +155,7 @@ class NumberedBatches:
         """Return the next batch of a state; SchemaError (a RuntimeError) for a state of other batches."""
         missing = {"version", "seed", "epoch", "batch"} - set(state)
         if missing or state["version"] != _VERSION:
-            raise SchemaError(f"the state of a torch dataset is expected, found {', '.join(map(str, state)) or 'none'}")
+            raise SchemaError(f"expected the state of a torch dataset, found {', '.join(map(str, state)) or 'none'}")
         for name, value in self._described().items():
             if name in state and state[name] != value:
                 raise SchemaError(f"the state has {name}={state[name]!r}, this dataset {name}={value!r}")

@@ -46,7 +46,7 @@ class StreamDataset(IterableDataset[Any]):
         sampler, storage = getattr(buffer, "sampler", None), getattr(buffer, "storage", None)
         if not isinstance(sampler, StreamSampler) or not isinstance(storage, StreamStorage):
             raise UsageError(
-                f"a stream is expected, found a {type(buffer).__name__}",
+                f"expected a stream, found a {type(buffer).__name__}",
                 hint="rbtool.load_dataset(…, streaming=True); rbtool.torch_dataset takes other buffers",
             )
         if buffer.batch_size is None:

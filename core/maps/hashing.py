@@ -172,7 +172,7 @@ class RandomProjectionHash(SipHash):
 
     def forward(self, x: Any) -> torch.Tensor | list[bytes]:
         if not isinstance(x, torch.Tensor) or not x.dim() or x.is_complex():
-            raise SchemaError("a tensor of real numbers is expected whose first dimension counts rows")
+            raise SchemaError("expected a tensor of real numbers whose first dimension counts rows")
         rows = x.detach().cpu().reshape(len(x), math.prod(x.shape[1:])).double()
         projected = project(rows.numpy(), self._matrix(rows.shape[1]).numpy())
         return super().forward(torch.from_numpy(projected).to(self.dtype_cast).to(x.device))

@@ -89,7 +89,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
     ) -> None:
         parts = storage.values() if isinstance(storage, Mapping) else [storage]
         if not parts or not all(isinstance(part, Storage) for part in parts):
-            raise UsageError("storage is expected to be a storage, or a dict of storages by out key")
+            raise UsageError("storage: expected a storage, or a dict of storages by out key")
         super().__init__()
         self.query_module = query_module
         self.in_keys = query_module.in_keys

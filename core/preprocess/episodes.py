@@ -166,7 +166,7 @@ class Plan:
         if chunk_size is not None and chunk_size < 1:
             raise UsageError(f"chunks of {chunk_size} steps asked for (chunk_size), at least 1 is needed")
         if num_workers is not None and num_workers < 0:
-            raise UsageError(f"{num_workers} workers asked for (num_workers), 0 or more are expected")
+            raise UsageError(f"{num_workers} workers asked for (num_workers), expected 0 or more")
         size = chunk_size or _default_size(selection)
         starts = selection.task_starts(size) if whole_episodes else np.arange(0, selection.steps, size)
         if num_workers is None:

@@ -179,7 +179,7 @@ class Hub(HttpTransport):
         for entry in entries:
             name = entry.get("id")
             if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
-                raise FormatError(f"{what} has a repository called {name!r}, OWNER/NAME is expected")
+                raise FormatError(f"{what} has a repository called {name!r}, expected OWNER/NAME")
             found[name] = HubRepository(name, _commit(entry))
         return [found[name] for name in sorted(found) if name.startswith(f"{owner}/")]
 
@@ -259,7 +259,7 @@ class Hub(HttpTransport):
             if total > _PAGE_BYTES or len(seen) > PAGES:
                 raise FormatError(f"{what} has no end: more than {len(seen) - 1:,} pages and {total:,} bytes came")
             if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
-                raise FormatError(f"{what} is {page!r:.100} on the hub, a list of objects is expected")
+                raise FormatError(f"{what} is {page!r:.100} on the hub, expected a list of objects")
             yield from page
             if link is None:
                 return
@@ -369,7 +369,7 @@ def _file(entry: Mapping[str, Any], prefix: str, what: str) -> HubFile:
     kind, digits, oid = ("sha256", 64, lfs.get("oid")) if isinstance(lfs, dict) else ("git-sha1", 40, entry.get("oid"))
     path, size = entry.get("path"), entry.get("size")
     if not isinstance(path, str) or not path.startswith(prefix) or not is_inside(path) or "\\" in path:
-        raise FormatError(f"{what} holds {path!r}, a path below it is expected")
+        raise FormatError(f"{what} holds {path!r}, expected a path below it")
     if not isinstance(size, int) or size < 0 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", str(oid)):
         raise FormatError(f"{what} holds {path!r} with size {size!r} and checksum {oid!r}")
     return HubFile(path, size, f"{kind}:{oid}")

@@ -298,7 +298,7 @@ def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:
     """Compare a file without a checksum with its size, and with the bytes that came."""
     size = path.stat().st_size
     if file.size not in (None, size):
-        yield f"{path} has {size:,} bytes, {file.size:,} are expected"
+        yield f"{path} has {size:,} bytes, expected {file.size:,}"
     elif file.received is not None and not matches(path, size, file.received):
         yield f"{path} is not as it was received: its digest is not {file.received}"
 

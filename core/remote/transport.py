@@ -385,7 +385,7 @@ def read_small(
             for block in blocks:
                 data += block
                 if len(data) > limit:
-                    raise FormatError(f"{address} has more than the {limit:,} bytes that are expected there")
+                    raise FormatError(f"{address} has more bytes than expected ({limit:,})")
         if size is not None and checksum is not None:
             checking = hasher(checksum, size)
             checking.update(data)

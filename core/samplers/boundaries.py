@@ -84,8 +84,8 @@ class IdBoundaries(BoundarySource):
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: trajectories cannot be separated")
         if found.shape[2] != 1:
             raise SchemaError(
-                f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, one id for each of "
-                f"{list(storage.shape)} elements is expected"
+                f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, expected one id for each of "
+                f"{list(storage.shape)} elements"
             )
         return changes_of(found)
 
@@ -184,8 +184,8 @@ def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.
     count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
     if tuple(found.shape[: 1 + len(lead)]) != (count, *lead):
         raise SchemaError(
-            f"{_listed((key,))} is {list(found.shape)} of {count:,} rows, a signal of the storage's {storage.ndim} "
-            f"dimensions {list(storage.shape)} is expected"
+            f"{_listed((key,))} is {list(found.shape)} of {count:,} rows, expected a signal of the storage's "
+            f"{storage.ndim} dimensions {list(storage.shape)}"
         )
     return found.reshape(count, int(np.prod(lead, dtype=np.int64)), -1).numpy(force=True)
 
@@ -207,7 +207,7 @@ class BoundaryChoice:
         cache_values: bool,
     ) -> None:
         if end_key is not None and end_keys is not None:
-            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, one of them is expected")
+            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, expected one of them")
         self._ids: Key | None = None if traj_key is None else boundary_key(traj_key)
         self._flags: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
@@ -272,14 +272,14 @@ def boundary_key(key: Any) -> Key:
     """Return a key as a tuple of names; UsageError (a ValueError) for anything else."""
     found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not found or not all(isinstance(part, str) for part in found):
-        raise UsageError(f"{key!r} was given for a key, a name or a tuple of names is expected")
+        raise UsageError(f"{key!r} was given for a key, expected a name or a tuple of names")
     return found
 
 
 def _several(keys: Any) -> Sequence[Any]:
     """Return a list of keys; UsageError for an empty one, and for a single key."""
     if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
-        raise UsageError(f"end_keys is {keys!r}, a list of keys is expected", hint="end_key takes a single one")
+        raise UsageError(f"end_keys is {keys!r}, expected a list of keys", hint="end_key takes a single one")
     return keys
 
 
@@ -291,13 +291,13 @@ def _fixed_boundaries(
         return None
     name = "ends" if ends is not None else "trajectories"
     if ends is not None and trajectories is not None:
-        raise SchemaError("ends and trajectories were given, one of them is expected")
+        raise SchemaError("ends and trajectories were given, expected one of them")
     if any(key is not None for key in keys):
-        raise SchemaError(f"{name} was given along with the key of an entry, one of them is expected")
+        raise SchemaError(f"{name} was given along with the key of an entry, expected one of them")
     if not cache_values:
         raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
     if not given.dim() or not given.numel():
-        raise SchemaError(f"{name} is {list(given.shape)}, a tensor of the storage's shape is expected")
+        raise SchemaError(f"{name} is {list(given.shape)}, expected a tensor of the storage's shape")
     values = given.numpy(force=True)
     return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)
 
@@ -327,11 +327,11 @@ def find_start_stop_traj(
     ([[4], [2]], [[1], [3]], [8, 2])
     """
     if (trajectory is None) == (end is None):
-        raise ConflictingArgumentsError("trajectory and end are the two signals, exactly one of them is expected")
+        raise ConflictingArgumentsError("trajectory and end are the two signals, expected exactly one of them")
     given = trajectory if trajectory is not None else end
     assert given is not None  # one of them is not
     if not given.dim() or not given.numel():
-        raise SchemaError(f"the signal is {list(given.shape)}, one of at least one row is expected")
+        raise SchemaError(f"the signal is {list(given.shape)}, expected one of at least one row")
     signal = given if device is None else given.to(device)
     rows, others = len(signal), tuple(signal.shape[1:])
     flat = signal.reshape(rows, -1)
@@ -362,7 +362,7 @@ def _newest(cursor: Any, rows: int) -> int:
         row = None
     if row is None or row >= rows:
         raise SchemaError(
-            f"the cursor is {cursor!r}, the row or rows of {rows} that were written last are expected: an int, or a "
+            f"the cursor is {cursor!r}, expected the row or rows of {rows} that were written last: an int, or a "
             "tensor or a range of at least one"
         )
     return row

@@ -29,9 +29,9 @@ class ConsumedTypeError(UsageError, TypeError):
 def checked_sample_count(name: str, count: Any) -> int:
     """Return how often elements are sampled; ConsumedTypeError (a TypeError), UsageError for a number below 1."""
     if isinstance(count, bool) or not isinstance(count, int):
-        raise ConsumedTypeError(f"{name} is {count!r}, a whole number is expected")
+        raise ConsumedTypeError(f"{name} is {count!r}, expected a whole number")
     if count < 1:
-        raise UsageError(f"{name} is {count}, a number from 1 is expected")
+        raise UsageError(f"{name} is {count}, expected a number from 1")
     return count
 
 

@@ -80,7 +80,7 @@ class SamplerEnsemble(Sampler):
         if p is not None and sample_from_all:
             raise SchemaError("p and sample_from_all=True were given: each member is drawn once, whatever its weight")
         if batch not in get_args(BatchForm):
-            raise UsageError(f"batch is {batch!r}, 'stack' or 'exact' is expected")
+            raise UsageError(f"batch is {batch!r}, expected 'stack' or 'exact'")
         _check_draws(num_buffer_sampled, batch)
         self.sample_from_all = sample_from_all
         self.num_buffer_sampled = None if sample_from_all else num_buffer_sampled
@@ -118,7 +118,7 @@ class SamplerEnsemble(Sampler):
         except (TypeError, ValueError):
             number = math.nan
         if not (number > 0 and math.isfinite(number)):
-            raise UsageError(f"temperature is {value!r}, a number above 0 is expected")
+            raise UsageError(f"temperature is {value!r}, expected a number above 0")
         self._temperature = number
         self._known = ([], [])
 
@@ -163,7 +163,7 @@ class SamplerEnsemble(Sampler):
         draws = len(self.members) if self.num_buffer_sampled is None else self.num_buffer_sampled
         if batch_size % draws:
             raise UsageError(
-                f"a batch of {batch_size} elements was asked for, a multiple of {draws} is expected",
+                f"a batch of {batch_size} elements was asked for, expected a multiple of {draws}",
                 hint='batch="exact" makes batches of any size',
             )
         return draws
@@ -384,7 +384,7 @@ def _check_draws(draws: Any, form: BatchForm) -> None:
     if draws is None:
         return
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise UsageError(f"num_buffer_sampled is {draws!r}, a number from 1 is expected")
+        raise UsageError(f"num_buffer_sampled is {draws!r}, expected a number from 1")
     if form == "exact":
         raise UsageError(f'num_buffer_sampled={draws} and batch="exact" were given, which draws of all members')
 
@@ -397,12 +397,12 @@ def normalised(weights: Any, count: int) -> torch.Tensor:
     try:
         found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"p is {weights!r}, a weight for each member is expected") from error
+        raise UsageError(f"p is {weights!r}, expected a weight for each member") from error
     if found.shape != (count,):
-        raise UsageError(f"p has the shape {list(found.shape)}, [{count}] is expected: a weight for each member")
+        raise UsageError(f"p has the shape {list(found.shape)}, expected [{count}]: a weight for each member")
     if not bool(found.isfinite().all()) or bool((found < 0).any()):
-        raise UsageError(f"p is {found.tolist()}, numbers from 0 are expected")
+        raise UsageError(f"p is {found.tolist()}, expected numbers from 0")
     total = float(found.sum())
     if not total > 0:
-        raise UsageError(f"p is {found.tolist()}, at least one weight above 0 is expected")
+        raise UsageError(f"p is {found.tolist()}, expected at least one weight above 0")
     return found / total

@@ -43,7 +43,7 @@ def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callab
                 hint="give it a sampler with strict_length=True, or shorter slices",
             )
         if missing < 0 or not got:
-            raise SchemaError(f"the sampler of member {member} returned {got} elements, {missing + got} are expected")
+            raise SchemaError(f"the sampler of member {member} returned {got} elements, expected {missing + got}")
     return found
 
 

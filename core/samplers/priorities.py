@@ -109,7 +109,7 @@ class Priorities:
             return
         least, largest = (float(bound) for bound in values.aminmax())
         if not 0 <= least <= largest < math.inf:  # nor is NaN
-            raise UsageError(f"priorities are {least:g} to {largest:g}, finite ones of at least 0 are expected")
+            raise UsageError(f"priorities are {least:g} to {largest:g}, expected finite ones of at least 0")
         self._check_weight(largest)
         if high >= self.tree.capacity:
             raise IndexError(f"element {high} was named, the sampler's max_capacity is {self.tree.capacity}")
@@ -298,7 +298,7 @@ def _checked_leaves(state: Mapping[str, Any], capacity: int | None) -> tuple[tor
     sums, lows = state["_sum_tree"], state["_min_tree"]
     for name, leaves in (("_sum_tree", sums), ("_min_tree", lows)):
         if not isinstance(leaves, torch.Tensor):
-            raise SchemaError(f"{name} is a {type(leaves).__name__} in the state, a tensor is expected")
+            raise SchemaError(f"{name} is a {type(leaves).__name__} in the state, expected a tensor")
         if capacity is None and leaves.dim() == 1:
             capacity = len(leaves)
         if leaves.shape != (capacity,):
@@ -309,7 +309,7 @@ def _checked_leaves(state: Mapping[str, Any], capacity: int | None) -> tuple[tor
 def _checked_largest(state: Mapping[str, Any], capacity: int) -> tuple[float, int]:
     largest = torch.as_tensor(state["_max_priority"], dtype=torch.float64)
     if largest.shape != (2,) or not -math.inf < float(largest[1]) < capacity:
-        raise SchemaError(f"_max_priority is {largest.tolist()} in the state, a priority and an element are expected")
+        raise SchemaError(f"_max_priority is {largest.tolist()} in the state, expected a priority and an element")
     return at_least_zero("the largest priority", float(largest[0])), int(largest[1])
 
 
@@ -320,7 +320,7 @@ def at_least_zero(name: str, value: float) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageError(f"{name} is {value!r}, a finite number of at least 0 is expected")
+        raise UsageError(f"{name} is {value!r}, expected a finite number of at least 0")
     return number
 
 

@@ -54,7 +54,7 @@ class SliceMeasure:
     def __post_init__(self) -> None:
         if (self.num_slices is None) == (self.slice_len is None):
             raise ConflictingArgumentsError(
-                f"num_slices is {self.num_slices} and slice_len is {self.slice_len}, exactly one of them is expected"
+                f"num_slices is {self.num_slices} and slice_len is {self.slice_len}, expected exactly one of them"
             )
         _check_count("num_slices", self.num_slices)
         _check_count("slice_len", self.slice_len)
@@ -316,7 +316,7 @@ def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
 
 def _check_count(name: str, number: Any) -> None:
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise UsageError(f"{name} is {number!r}, a number from 1 is expected")
+        raise UsageError(f"{name} is {number!r}, expected a number from 1")
 
 
 def _checked_gpu(use_gpu: Any) -> bool | torch.device:

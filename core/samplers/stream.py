@@ -72,7 +72,7 @@ class StreamSampler(Sampler):
         numbers: dict[str, tuple[Any, int]] = {"window": (window, 1), "ahead": (ahead, 0), "seed": (seed or 0, 0)}
         for name, (value, least) in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} is {value!r}, a number from {least} is expected")
+                raise UsageError(f"{name} is {value!r}, expected a number from {least}")
         if not 0 <= part[0] < part[1]:
             raise UsageError(f"part {part[0]} of {part[1]} was asked for, they are numbered from 0")
         self.shuffle = shuffle

@@ -41,7 +41,7 @@ def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Ten
 def expect_stackable(specs: Sequence[TensorSpec]) -> None:
     """Raise SchemaError for specs that differ in class, element type, device or number of dimensions."""
     if not specs:
-        raise UsageError("no specs were given to stack, at least one is expected")
+        raise UsageError("no specs were given to stack, expected at least one")
     first = specs[0]
     for spec in specs:
         if not isinstance(spec, TensorSpec):

@@ -298,7 +298,7 @@ def _as_tensor(bound: Any, name: str) -> torch.Tensor:
         return bound
     array = np.asarray(bound)
     if array.dtype.kind not in "biuf":
-        raise SpecTypeError(f"{name} is {bound!r}, a number or an array of numbers is expected")
+        raise SpecTypeError(f"{name} is {bound!r}, expected a number or an array of numbers")
     return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
 
 

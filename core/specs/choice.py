@@ -32,13 +32,13 @@ class Choice(TensorSpec):
 
     def __init__(self, choices: Sequence[Any]) -> None:
         if not isinstance(choices, list) or not choices:
-            raise SpecTypeError(f"the choices are {choices!r}, a list of specs or of NonTensorData is expected")
+            raise SpecTypeError(f"the choices are {choices!r}, expected a list of specs or of NonTensorData")
         self._choices = tuple(_as_spec(choice) for choice in choices)
         first = self._choices[0]
         for choice in self._choices:
             if type(choice) is not type(first):
                 names = f"{type(first).__name__} and {type(choice).__name__}"
-                raise SpecTypeError(f"the choices are a {names}, specs of one class are expected")
+                raise SpecTypeError(f"the choices are a {names}, expected specs of one class")
             for what in ("shape", "dtype", "device"):
                 found, expected = getattr(choice, what), getattr(first, what)
                 if found != expected:
@@ -215,7 +215,7 @@ def _as_spec(choice: Any) -> TensorSpec:
     if isinstance(choice, NonTensorStack):
         return NonTensor(choice.batch_size, choice.device, example_data=choice.tolist(), batched=True)
     kind = type(choice).__name__
-    raise SpecTypeError(f"a choice is a {kind}, a spec, a NonTensorData or a NonTensorStack is expected")
+    raise SpecTypeError(f"a choice is a {kind}, expected a spec, a NonTensorData or a NonTensorStack")
 
 
 def _holds(choice: TensorSpec, value: Any) -> bool:

@@ -78,7 +78,7 @@ class Composite(SpecEntries):
         MissingKeyError if an entry is missing; nothing has changed then.
         """
         if not is_nest(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, a tensordict is expected")
+            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensordict")
         for projected, parent, name in self._projections(value, ()):
             if is_tensor_collection(parent):
                 parent.set(name, projected)
@@ -109,7 +109,7 @@ class Composite(SpecEntries):
         An entry that is None takes values as they are.
         """
         if not is_nest(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be encoded, a dict or a tensordict is expected")
+            raise SpecTypeError(f"a {type(value).__name__} was to be encoded, expected a dict or a tensordict")
         entries: dict[str, Any] = {}
         for name, item in entries_of(value).items():
             entry = self._specs[name] if name in self._specs else self.get(name)
@@ -149,7 +149,7 @@ class Composite(SpecEntries):
                 entry.type_check(value, None if isinstance(entry, Composite) else key)
             return
         if not is_nest(value):
-            raise SpecTypeError(f"the value is a {type(value).__name__}, a tensordict is expected")
+            raise SpecTypeError(f"the value is a {type(value).__name__}, expected a tensordict")
         found = entries_of(value)
         for name, entry in self._specs.items():
             if entry is not None:

@@ -94,7 +94,7 @@ class SpecEntries(TensorSpec):
         **kwargs: Any,
     ) -> None:
         if len(args) > 1:
-            raise SchemaError(f"{len(args)} positional arguments were given to Composite, one dict is expected")
+            raise SchemaError(f"{len(args)} positional arguments were given to Composite, expected one dict")
         if shape is not None and batch_size is not None:
             raise UsageError("shape and batch_size were both given; they are two names of one thing")
         size = batch_size if shape is None else shape
@@ -111,7 +111,7 @@ class SpecEntries(TensorSpec):
             self.names = names
         for entries in (*args, kwargs):
             if entries is not None and not isinstance(entries, Mapping | SpecEntries):
-                raise SchemaError(f"a {type(entries).__name__} was given to Composite, a dict of specs is expected")
+                raise SchemaError(f"a {type(entries).__name__} was given to Composite, expected a dict of specs")
             for key, spec in entries.items() if entries else ():
                 self.set(key, spec)
 
@@ -174,7 +174,7 @@ class SpecEntries(TensorSpec):
         """Set an entry, in place; nested Composites are made on the way. Nothing changes if it does not fit."""
         path = as_path(key)
         if path is None:
-            raise SpecTypeError(f"{key!r} is no key; a name or a tuple of names is expected")
+            raise SpecTypeError(f"{key!r} is no key, expected a name or a tuple of names")
         self._expect_unlocked()
         name, rest = path[0], path[1:]
         if name in _RESERVED:
@@ -197,7 +197,7 @@ class SpecEntries(TensorSpec):
         if isinstance(spec, Mapping):
             return type(self)(spec, shape=self._shape, device=self._device)
         kind = type(spec).__name__
-        raise SpecTypeError(f"the entry {name!r} is a {kind}; a spec, a dict of specs or None is expected")
+        raise SpecTypeError(f"the entry {name!r} is a {kind}, expected a spec, a dict of specs or None")
 
     def _fitting(self, name: str, entry: Entry, shape: torch.Size) -> Entry:
         """Return an entry on this device whose shape begins with another; it is copied if it has to change."""

@@ -96,7 +96,7 @@ class LeafSpec(TensorSpec):
         the spec has real ones, SchemaError for another trailing shape.
         """
         if not isinstance(value, torch.Tensor):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, a tensor is expected")
+            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensor")
         if self.is_in(value):
             return value
         if batch_of(value.shape, self._shape) is None:
@@ -152,7 +152,7 @@ class LeafSpec(TensorSpec):
         if found != self._dtype:
             what = f"of type {found}" if found else f"a {type(value).__name__}"
             place = f"{key!r}" if key is not None else "the value"
-            raise SpecTypeError(f"{place} is {what}, a tensor of {self._dtype} is expected")
+            raise SpecTypeError(f"{place} is {what}, expected a tensor of {self._dtype}")
 
     # Shape, device, copies -------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class MultiCategorical(CategoriesSpec):
     ) -> None:
         counts = torch.as_tensor(nvec)
         if counts.is_floating_point() or counts.is_complex() or counts.dtype is torch.bool:
-            raise UsageError(f"nvec is {nvec}, whole numbers are expected")
+            raise UsageError(f"nvec is {nvec}, expected whole numbers")
         counts = counts.to(torch.int64)
         counts = counts.reshape(1) if not counts.dim() else counts
         sizes = counts.shape if shape is None else as_shape(shape)

@@ -40,7 +40,7 @@ class NonTensor(TensorSpec):
         feature_dims: int | None = None,
     ) -> None:
         if batched and feature_dims is not None:
-            raise UsageError("batched and feature_dims were both given; at most one of them is expected")
+            raise UsageError("batched and feature_dims were both given, expected at most one of them")
         self._shape = as_shape(shape)
         self._device = None if device is None else as_device(device)
         self._dtype = None if dtype is None else as_dtype(dtype, torch.float32)
@@ -119,7 +119,7 @@ class NonTensor(TensorSpec):
     def type_check(self, value: Any, key: Any = None) -> None:
         if not self.is_in(value):
             place = f"{key!r}" if key is not None else "the value"
-            raise SpecTypeError(f"{place} is a {type(value).__name__}, anything but a tensor is expected")
+            raise SpecTypeError(f"{place} is a {type(value).__name__}, expected anything but a tensor")
 
     # Shape, device, copies -------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def _discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec
 def _multi_discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
     counts, dtype = np.asarray(space["nvec"]), _dtype(space, "int64")
     if counts.dtype.kind not in "iu":
-        raise FormatError(f"a MultiDiscrete space has the nvec {space['nvec']}, whole numbers are expected")
+        raise FormatError(f"a MultiDiscrete space has the nvec {space['nvec']}, expected whole numbers")
     start = np.asarray(space.get("start", 0))
     if start.any():
         start = np.broadcast_to(start, counts.shape)
@@ -107,7 +107,7 @@ def _multi_discrete(space: Mapping[str, Any], device: DeviceLike | None) -> Tens
 def _sizes(sizes: Any) -> tuple[int, ...]:
     shape = tuple(int(size) for size in (sizes if isinstance(sizes, Iterable) else (sizes,)))
     if any(size < 0 for size in shape):
-        raise FormatError(f"a space has the shape {list(shape)}, sizes from 0 are expected")
+        raise FormatError(f"a space has the shape {list(shape)}, expected sizes from 0")
     return shape
 
 

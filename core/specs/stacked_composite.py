@@ -172,7 +172,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
         if isinstance(spec, TensorSpec) and spec.shape[: self.ndim] != self.shape:
             spec = reshaped_entry(name, spec, self.shape)
         if spec is not None and not isinstance(spec, TensorSpec):
-            raise SpecTypeError(f"the entry {name!r} is a {type(spec).__name__}; a spec, a dict or None is expected")
+            raise SpecTypeError(f"the entry {name!r} is a {type(spec).__name__}, expected a spec, a dict or None")
         parts = [None] * len(self._members) if spec is None else spec.unbind(self._dim)
         for members in (self._branches().specs, self._members):  # on copies first
             for member, part in zip(members, parts, strict=True):
@@ -255,7 +255,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
     def project(self, value: Any) -> Any:
         """Put each entry that is no member at its nearest one, in place, and return the value."""
         if not isinstance(value, list | tuple) and not is_tensor_collection(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, a tensordict is expected")
+            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensordict")
         return Composite.project(self, value) if not isinstance(value, list | tuple) else self._project_each(value)
 
     def _project_each(self, value: Sequence[Any]) -> Sequence[Any]:
@@ -335,7 +335,7 @@ def _part_of(entries: Mapping[Any, Any] | SpecEntries, dim: int, number: int) ->
         elif isinstance(spec, TensorSpec):
             found[key] = spec.unbind(normal_dim(dim, max(spec.ndim, 1)))[number]
         else:
-            raise SpecTypeError(f"the entry {key!r} is a {type(spec).__name__}; a spec, a dict or None is expected")
+            raise SpecTypeError(f"the entry {key!r} is a {type(spec).__name__}, expected a spec, a dict or None")
     return found
 
 

@@ -63,7 +63,7 @@ def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dty
         return default
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
-        raise SpecTypeError(f"the element type is {dtype!r}, a torch.dtype or its name is expected")
+        raise SpecTypeError(f"the element type is {dtype!r}, expected a torch.dtype or its name")
     return found
 
 

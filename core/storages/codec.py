@@ -101,7 +101,7 @@ class Codec(ABC):
     def refuse_too_few(data: bytes, size: int) -> None:
         """Raise CorruptDataError for a size that compressed bytes cannot stand for, before memory is taken for it."""
         if size > len(data) * _MOST_PER_BYTE:
-            raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold the {size:,} that are expected")
+            raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold {size:,}")
 
     def decompress(self, data: bytes, size: int) -> bytes:
         """Undo `compress`, which must give `size` bytes; else CorruptDataError. No more memory than that is used."""
@@ -111,7 +111,7 @@ class Codec(ABC):
         except (zlib.error, zstandard.ZstdError, MemoryError) as error:
             raise CorruptDataError(f"compressed bytes are cut or damaged: {error}") from error
         if len(found) != size:
-            raise CorruptDataError(f"compressed bytes hold {len(found):,} or more, {size:,} are expected")
+            raise CorruptDataError(f"compressed bytes hold {len(found):,} or more, expected {size:,}")
         return found
 
 
@@ -146,7 +146,7 @@ class Zstd(Codec):
     def _expand(self, data: bytes, size: int) -> bytes:
         announced = zstandard.frame_content_size(data)
         if announced not in (-1, size):
-            raise zstandard.ZstdError(f"the frame announces {announced:,} bytes, {size:,} are expected")
+            raise zstandard.ZstdError(f"the frame announces {announced:,} bytes, expected {size:,}")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
 
 

@@ -119,7 +119,7 @@ class CompressedListStorage(ListStorage):
         data: Any = self.compression_fn(tensor.detach().to(self._place_of_tensors))
         if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 1:
             found = f"{data.dtype} {list(data.shape)}" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
-            raise SchemaError(f"compression_fn returned {found}, a vector of torch.uint8 is expected")
+            raise SchemaError(f"compression_fn returned {found}, expected a vector of torch.uint8")
         return CompressedTensor(CUSTOM, _apart(data, tensor), tensor.dtype, shape)
 
     def unpacked(self, packed: CompressedTensor) -> torch.Tensor:

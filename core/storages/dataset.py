@@ -193,7 +193,7 @@ def _pages(files: ListedFiles, name: str, size: int, copy_on_write: bool) -> mma
     path, descriptor = files.root / name, files.descriptor(name)
     found = os.fstat(descriptor).st_size
     if found != size:  # a read beyond the end of a mapped file would kill the process
-        raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
     # No swap is set aside for pages that are never written: a dataset may be larger than memory.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if copy_on_write else 0)

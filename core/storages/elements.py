@@ -37,7 +37,7 @@ def elements_of(data: Any, count: int, *, as_list: bool) -> Any:
             data = _stacked(data)
         leaves = [data] if _is_tensor(data) or isinstance(data, np.ndarray) else tree_flatten(data)[0]
         if not leaves or not all(isinstance(getattr(leaf, "shape", None), tuple) and leaf.shape for leaf in leaves):
-            raise NoRowsError(f"{count} elements are expected, found a {type(data).__name__} that has no rows")
+            raise NoRowsError(f"expected {count} elements, found a {type(data).__name__} that has no rows")
         found = {len(leaf) for leaf in leaves}
     if found != {count}:
         raise SchemaError(f"{' and '.join(map(str, sorted(found)))} elements given for {count} rows")
@@ -56,8 +56,8 @@ def objects_of(data: Any) -> list[Any]:
     if (isinstance(data, torch.Tensor | TensorDictBase) or is_tensorclass(data)) and rows:
         return list(data.unbind(0))
     raise NoRowsError(
-        f"several rows cannot be written from a {type(data).__name__}; a list, tuple, set, range, array, tensor or "
-        "tensordict of one object a row is expected"
+        f"several rows cannot be written from a {type(data).__name__}, expected a list, tuple, set, range, array, "
+        "tensor or tensordict of one object a row"
     )
 
 

@@ -350,7 +350,7 @@ def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
     if ids.dim() == 2:
         for place, row in enumerate(ids):
             if len(row) and not bool((row == row[0]).all()):
-                raise SchemaError(f"draw {place} of the index names several members, one is expected")
+                raise SchemaError(f"draw {place} of the index names several members, expected one")
             if len(row):
                 yield int(row[0]), IndexPart(numbers[place], None if sources is None else sources[place])
         return

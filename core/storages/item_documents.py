@@ -115,7 +115,7 @@ class _DocumentReader:
 
     def spec(self, document: Any, path: Path) -> TreeSpec:
         if not isinstance(document, Mapping):
-            raise FormatError(f"an item is described by {_short(document)}, an object is expected")
+            raise FormatError(f"an item is described by {_short(document)}, expected an object")
         kind = document.get("type")
         if kind == "tensor":
             return self._tensor(document, path)
@@ -138,7 +138,7 @@ class _DocumentReader:
         if not self.portable and kind == "tensorclass":
             owner, fields = _expect(document, "class", type), self.spec(document["fields"], path)
             if not isinstance(fields, ItemNode):
-                raise FormatError(f"the fields of a {owner.__name__} are a {fields}, a tensordict is expected")
+                raise FormatError(f"the fields of a {owner.__name__} are a {fields}, expected a tensordict")
             return ItemNode(fields.children, fields.tail, fields.on_device, fields.names, owner)
         raise FormatError(f"{_short(kind)} is no kind of item")
 
@@ -232,7 +232,7 @@ def read_dtype(value: Any) -> torch.dtype:
 def _expect(document: Document, name: str, kind: type[Any]) -> Any:
     value = document.get(name)
     if not isinstance(value, kind):
-        raise FormatError(f"{name!r} of a described item is {_short(value)}, a {kind.__name__} is expected")
+        raise FormatError(f"{name!r} of a described item is {_short(value)}, expected a {kind.__name__}")
     return value
 
 

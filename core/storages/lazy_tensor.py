@@ -122,7 +122,7 @@ class LazyTensorStorage(TensorStorage):
         if len(lanes) != 1 or len(min(lanes)) != self.ndim - 1 or not math.prod(min(lanes)):
             shapes = ", ".join(str(list(shape)) for _, shape in rows) or "no tensor"
             raise SchemaError(
-                f"rows whose tensors share their first {self.ndim - 1} dimensions are expected, found {shapes}"
+                f"expected rows whose tensors share their first {self.ndim - 1} dimensions, found {shapes}"
             )
         if self._consolidated and not isinstance(structure, TensorDictNode):
             raise UsageError(f"consolidated=True needs a tensordict, found a {structure}")

@@ -249,7 +249,7 @@ class LazyStackStorage(ListStorage):
     ) -> None:
         super().__init__(max_size, compilable=compilable, device=device)
         if type(stack_dim) is not int:
-            raise UsageError(f"stack_dim is {stack_dim!r}, an int is expected")
+            raise UsageError(f"stack_dim is {stack_dim!r}, expected an int")
         self.stack_dim = stack_dim
 
     def _gathered(self, items: list[Any]) -> Any:
@@ -276,7 +276,7 @@ class LazyStackStorage(ListStorage):
         if missing is not None:
             raise MissingKeyError(f"{'.'.join(key)!r} was asked for, which element {missing} does not have")
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            raise SchemaError(f"{'.'.join(key)!r} is no tensor, the key of a tensor is expected")
+            raise SchemaError(f"{'.'.join(key)!r} is no tensor, expected the key of a tensor")
         if len({(part.shape, part.dtype) for part in parts}) > 1:
             raise SchemaError(f"{'.'.join(key)!r} differs in shape or type; replace elements with rb[i] = …")
         return torch.stack(parts, self._dimension)
@@ -321,7 +321,7 @@ class LazyStackStorage(ListStorage):
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
         for item in items:
             if not is_tensor_collection(item):
-                raise SchemaError(f"a {type(item).__name__} cannot be stacked lazily, a tensordict is expected")
+                raise SchemaError(f"a {type(item).__name__} cannot be stacked lazily, expected a tensordict")
         self._refuse_other_dimensions({item.batch_dims for item in [*items, *([] if alone else self._items[:1])]})
         return super()._prepared(items, alone=alone)
 

@@ -279,7 +279,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
     found = path.stat().st_size if path.is_file() else 0
     if found < file.size:  # mapped beyond its end, a file kills the process that reads there
-        raise CorruptDataError(f"{path} has {found:,} bytes, {file.size:,} are expected: it was cut or removed")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {file.size:,}: it was cut or removed")
     return mapped_tensor(path, file.dtype, file.shape, shared=True)
 
 

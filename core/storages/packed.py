@@ -177,7 +177,7 @@ class PackedStorage(IndexedStorage):
         self._open()
         if digest != self.content_digest:
             raise CorruptDataError(
-                f"{self.path} has the content {self.content_digest}, {digest} is expected: it was replaced since"
+                f"{self.path} has the content {self.content_digest}, expected {digest}: it was replaced since"
             )
 
 

@@ -168,7 +168,7 @@ class _MappedFile:
         path, descriptor = files.root / name, files.descriptor(name)
         found = os.fstat(descriptor).st_size
         if found != size:  # a read beyond the end of a mapped file would kill the process
-            raise CorruptDataError(f"{path} has {found:,} bytes, {size:,} are expected: it was cut or overwritten")
+            raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
         pages = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         self.bytes = np.frombuffer(pages, np.uint8)
         self._pages = Pages(pages) if advise else None

@@ -59,7 +59,7 @@ class PackedRecording(IndexedStorage):
     ) -> None:
         super().__init__(max_size, checkpointer)
         if not sync_seconds >= 0:
-            raise UsageError(f"sync_seconds is {sync_seconds}, a number from 0 is expected")
+            raise UsageError(f"sync_seconds is {sync_seconds}, expected a number from 0")
         self._sync_seconds = sync_seconds
         self.path = Path(path).absolute()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -300,7 +300,7 @@ def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
     found = {key: columns[key] for key in _FLAGS if key in columns}
     odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
     if odd is not None:
-        raise SchemaError(f"{key_name(odd)!r} is {found[odd].dtype}, bool is expected of what says where episodes end")
+        raise SchemaError(f"{key_name(odd)!r} is {found[odd].dtype}, expected bool: it marks where episodes end")
     if len(found) < len(_FLAGS) and len({flag.shape for flag in found.values()}) > 1:
         raise SchemaError(f"the flags {_names(found)} differ in shape, so the one that is missing cannot be filled in")
     done, terminated, truncated = (found.get(key) for key in _FLAGS)

@@ -83,7 +83,7 @@ class TreeSpec(ABC):
     def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
         """Return this spec with the entries that only `other` has; SchemaError where the two contradict."""
         if type(other) is not type(self):
-            raise SchemaError(f"{place(prefix)} is a {other}, a {self} is expected")
+            raise SchemaError(f"{place(prefix)} is a {other}, expected a {self}")
         return self
 
 
@@ -98,7 +98,7 @@ class TensorNode(TreeSpec):
 
     def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
         if not isinstance(data, torch.Tensor):
-            raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, a tensor is expected")
+            raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, expected a tensor")
         leaves.append(data)
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
@@ -118,7 +118,7 @@ class ConstantNode(TreeSpec):
 
     def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
         if not isinstance(data, NonTensorData):
-            raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, a NonTensorData is expected")
+            raise SchemaError(f"{place(prefix)} is a {type(data).__name__}, expected a NonTensorData")
         self._refuse_change(data.data, prefix)
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
@@ -162,7 +162,7 @@ class MappingNode(TreeSpec):
         elif kind is dict or is_tensor_collection(data) or isinstance(data, Mapping):
             found = dict(data.items())
         else:
-            raise SchemaError(f"{place(prefix)} is a {kind.__name__}, the entries {_list(self.children)} are expected")
+            raise SchemaError(f"{place(prefix)} is a {kind.__name__}, expected the entries {_list(self.children)}")
         if found.keys() != self.children.keys():
             raise self._other_entries(found, prefix)
         for key, child in self.children.items():
@@ -177,7 +177,7 @@ class MappingNode(TreeSpec):
         brings = _list(key for key in found if key not in self.children)
         what = [f"lacks {lacks}"] * (lacks != _NONE) + [f"brings the new {brings}"] * (brings != _NONE)
         return SchemaError(
-            f"{place(prefix)} {' and '.join(what)}; the entries {_list(self.children)} are expected",
+            f"{place(prefix)} {' and '.join(what)}, expected the entries {_list(self.children)}",
             hint='a lazy storage with schema="open" takes such data',
         )
 
@@ -264,7 +264,7 @@ class SequenceNode(TreeSpec):
     def flatten_into(self, leaves: list[torch.Tensor], data: Any, prefix: Path = ()) -> None:
         if not isinstance(data, list | tuple) or len(data) != len(self.children):
             found = f"{len(data)} entries" if isinstance(data, list | tuple) else f"a {type(data).__name__}"
-            raise SchemaError(f"{place(prefix)} is {found}, a sequence of {len(self.children)} is expected")
+            raise SchemaError(f"{place(prefix)} is {found}, expected a sequence of {len(self.children)}")
         for number, child in self.children.items():
             child.flatten_into(leaves, data[number], (*prefix, str(number)))
 

@@ -187,7 +187,7 @@ class TensorStorage(TensorState):
         leads = {leaf.shape[: self.ndim] for leaf in leaves}
         if len(leads) != 1 or len(min(leads)) != self.ndim:
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
-            raise SchemaError(f"tensors that share their first {self.ndim} dimensions are expected, found {shapes}")
+            raise SchemaError(f"expected tensors that share their first {self.ndim} dimensions, found {shapes}")
         self._columns = Columns(leaves, [".".join(path) for path in structure.paths()], self.ndim)
         self._structure = structure
         self._wrapped = None

@@ -192,7 +192,7 @@ class TensorEditing(IndexedStorage):
         if found is not None:
             return found[: self.rows]
         if any(path[: len(key)] == key for path in self.structure.paths()):
-            raise SchemaError(f"{'.'.join(key)!r} holds several entries, the key of a tensor is expected")
+            raise SchemaError(f"{'.'.join(key)!r} holds several entries, expected the key of a tensor")
         names = ", ".join(map(repr, self.columns.names)) or "no entries"
         raise MissingKeyError(f"{'.'.join(key)!r} was asked for, there are {names}")
 

@@ -70,7 +70,7 @@ class SchemaRule(Rule):
                 yield f"there is no {key_name((NEXT, *key))!r}"
             for place in (key, (NEXT, *key)):
                 if place in fields and fields[place].dtype != "bool":
-                    yield f"{key_name(place)!r} is {fields[place].dtype}, bool is expected"
+                    yield f"{key_name(place)!r} is {fields[place].dtype}, expected bool"
         if not self._has_transitions:
             return
         for key in fields:
@@ -88,7 +88,7 @@ class SingletonRule(Rule):
 
     def findings(self) -> list[Finding]:
         return [
-            self.report("error", f"{field.name!r} has rows of shape {list(field.shape)}, a trailing 1 is expected")
+            self.report("error", f"{field.name!r} has rows of shape {list(field.shape)}, expected a trailing 1")
             for field in self.fields
             if field.key[field.key[0] == NEXT :] in SINGLETONS and field.shape[-1:] != (1,)
         ]

@@ -109,7 +109,7 @@ def _floats(values: Any) -> list[float]:
             return [float(value) for value in values]
     except (TypeError, ValueError) as error:
         raise UsageError(f"kl_values are numbers, and one of them is none: {error}") from error
-    raise UsageError(f"kl_values is a {type(values).__name__}, several numbers are expected")
+    raise UsageError(f"kl_values is a {type(values).__name__}, expected several numbers")
 
 
 def _number(name: str, value: Any, *, zero: bool = False) -> float:
@@ -118,5 +118,5 @@ def _number(name: str, value: Any, *, zero: bool = False) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not (found > 0 or (zero and found == 0)) or math.isinf(found):
-        raise UsageError(f"{name} is {value!r}, a number {'from' if zero else 'above'} 0 is expected")
+        raise UsageError(f"{name} is {value!r}, expected a number {'from' if zero else 'above'} 0")
     return found

@@ -72,7 +72,7 @@ class TokenizedDatasetLoader:
         tokenizer: Any = None,
     ) -> None:
         if tokenizer is not None and (tokenizer_class is not None or tokenizer_model_name is not None):
-            raise UsageError("a tokenizer was given, and a name or class to make one: one of them is expected")
+            raise UsageError("a tokenizer was given, and a name or class to make one, expected one of them")
         self.split = split
         self.max_length = max_length
         self.dataset_name = dataset_name
@@ -192,7 +192,7 @@ def _array(name: str, values: Any) -> Array:
     except ValueError as error:
         raise SchemaError(f"the rows of {name!r} have different shapes") from error
     if found.dtype.kind not in "biuf":
-        raise SchemaError(f"{name!r} has values of {found.dtype}, numbers are expected")
+        raise SchemaError(f"{name!r} has values of {found.dtype}, expected numbers")
     return found
 
 
@@ -203,7 +203,7 @@ def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
     found = tokenize(sample)
     rows = dict(found.items()) if isinstance(found, TensorDictBase | Mapping) else {}
     if not rows:
-        raise SchemaError(f"tokenizer_fn returned a {type(found).__name__}, tensors by name are expected")
+        raise SchemaError(f"tokenizer_fn returned a {type(found).__name__}, expected tensors by name")
     made = {
         name: value.numpy(force=True) if isinstance(value, torch.Tensor) else _array(name, value)
         for name, value in rows.items()

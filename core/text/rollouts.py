@@ -59,9 +59,9 @@ class RolloutFromModel:
         if num_steps is not None:
             require_count("num_steps", num_steps, "rollouts")
         if _configured(model, "is_encoder_decoder"):
-            raise UsageError(f"the {type(model).__name__} is an encoder with a decoder, a causal model is expected")
+            raise UsageError(f"the {type(model).__name__} is an encoder with a decoder, expected a causal model")
         if score_clip is not None and not score_clip > 0:
-            raise UsageError(f"score_clip is {score_clip!r}, a number above 0 or None is expected")
+            raise UsageError(f"score_clip is {score_clip!r}, expected a number above 0 or None")
         self.model = model
         self.ref_model = ref_model
         self.reward_model = reward_model
@@ -112,9 +112,7 @@ class RolloutFromModel:
             )
             made = getattr(made, "sequences", made)[:, prompts.width :]
             if len(made) != len(prompts.ids):
-                raise UsageError(
-                    f"{len(made)} texts were generated for {len(prompts.ids)} prompts, one each is expected"
-                )
+                raise UsageError(f"{len(made)} texts were generated for {len(prompts.ids)} prompts, expected one each")
             text = right_padded(prompts, made, self.max_new_tokens, self.eos_token_ids, self.pad_token_id)
             places = text.new_places - 1  # the logits at a place are those of the token after it
             actions = text.ids.gather(1, text.new_places)
@@ -215,7 +213,7 @@ def _end_scores(output: Any, count: int) -> torch.Tensor:
     scores = output[1] if isinstance(output, tuple | list) and len(output) > 1 else None
     if not isinstance(scores, torch.Tensor) or scores.numel() != count:
         shape = f"scores of {list(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(output).__name__}"
-        raise SchemaError(f"the reward model returned {shape}, a pair with {count} scores second is expected")
+        raise SchemaError(f"the reward model returned {shape}, expected a pair with {count} scores second")
     return scores.reshape(count)
 
 

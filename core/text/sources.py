@@ -120,7 +120,7 @@ def stored_rows(name: str, split: str, root: Path) -> TextRows:
 
 def _require_split(where: str, split: str, there: list[str]) -> None:
     if not isinstance(split, str):
-        raise UsageError(f"split is {split!r}, the name of a split is expected")
+        raise UsageError(f"split is {split!r}, expected the name of a split")
     if split not in there:
         raise _no_split(where, split, there)
 

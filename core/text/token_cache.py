@@ -66,7 +66,7 @@ def _blocks(first: Columns, rest: Iterator[Columns]) -> Iterator[EpisodeBlock]:
     start = 0
     for columns in itertools.chain([first], rest):
         if {name: (column.dtype, column.shape[1:]) for name, column in columns.items()} != form:
-            raise SchemaError("the tokenizer returned rows of several shapes or types, one of each is expected")
+            raise SchemaError("the tokenizer returned rows of several shapes or types, expected one of each")
         count = len(next(iter(columns.values())))
         yield EpisodeBlock(
             np.arange(start, start + count), np.arange(1, count + 1),

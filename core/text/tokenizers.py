@@ -51,7 +51,7 @@ class TensorDictTokenizer:
         if not isinstance(padding, bool) and padding not in _PADDING:
             raise UsageError(f"padding is {padding!r}; known are True, False, {', '.join(_PADDING)}")
         if not callable(tokenizer):
-            raise UsageError(f"a tokenizer is expected, found a {type(tokenizer).__name__}")
+            raise UsageError(f"expected a tokenizer, found a {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
         self.max_length = require_count("max_length", max_length, "tokens")
         self.key = key
@@ -105,7 +105,7 @@ class TensorDictTokenizer:
         texts = [given] if isinstance(given, str) else list(given)
         wrong = next((at for at, text in enumerate(texts) if not isinstance(text, str)), None)
         if wrong is not None:
-            raise UsageError(f"{key} has {texts[wrong]!r:.40} at {wrong}, text is expected")
+            raise UsageError(f"{key} has {texts[wrong]!r:.40} at {wrong}, expected text")
         return texts
 
     @staticmethod
@@ -132,7 +132,7 @@ class TensorDictTokenizer:
         if len(ids) and found.lengths.max() > self.max_length:
             at = int(found.lengths.argmax())
             raise UsageError(
-                f"text {at} has {found.lengths[at]:,} tokens, and at most {self.max_length:,} are expected",
+                f"text {at} has {found.lengths[at]:,} tokens, expected and at most {self.max_length:,}",
                 hint="truncation=True cuts it, max_length=N makes room",
             )
         return found
@@ -211,7 +211,7 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
         """Tokenize prompts and labels into arrays of one row each."""
         prompts, labels = self.texts(sample, self.key), self.texts(sample, self.label_key)
         if len(prompts) != len(labels):
-            raise UsageError(f"there are {len(prompts):,} prompts and {len(labels):,} labels, as many are expected")
+            raise UsageError(f"there are {len(prompts):,} prompts and {len(labels):,} labels, expected as many")
         joined = self.ragged([prompt + label for prompt, label in zip(prompts, labels, strict=True)])
         alone = self.ragged(prompts)
         shared = np.fromiter(map(_common, alone.ids, joined.ids), np.int64, len(prompts))

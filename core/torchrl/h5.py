@@ -116,7 +116,7 @@ class _Groups(H5Source):
         with self._reading(name):
             found = self._require(name)
             if found.size > 1 << 10:
-                raise CorruptDataError(f"{self.path}: {name} has {found.size:,} values, one number is expected")
+                raise CorruptDataError(f"{self.path}: {name} has {found.size:,} values, expected one number")
             return found[()].tolist()
 
 
@@ -189,7 +189,7 @@ class H5Leaves(StoredLeaves):
             for key, dtype, shape, begin in self._source.leaves(group):
                 name = f"{self.path}: {'/'.join((group, *key))}"
                 if not shape:
-                    raise FormatError(f"{name} is a single number, rows are expected")
+                    raise FormatError(f"{name} is a single number, expected rows")
                 field = Field(key, _dtype_name(dtype, name), tuple(shape[1:]), role_of(key))
                 if group == self._groups[0]:
                     self.fields[key], lengths[key], self._begins[key] = field, [], []
@@ -199,7 +199,7 @@ class H5Leaves(StoredLeaves):
                 self._begins[key].append(begin)
                 present += 1
             if present != len(self.fields):
-                raise CorruptDataError(f"{self.path}: {group} has {present} leaves, {len(self.fields)} are expected")
+                raise CorruptDataError(f"{self.path}: {group} has {present} leaves, expected {len(self.fields)}")
         return {key: np.cumsum(sizes, dtype=np.int64) for key, sizes in lengths.items()}
 
 

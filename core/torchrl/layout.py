@@ -55,7 +55,7 @@ class TorchrlKeys:
         for argument, default in (("shift_key", "shift"), ("is_full_key", "is_full")):
             name = default if options.get(argument) is None else options[argument]
             if not isinstance(name, str) or not name:
-                raise UsageError(f"{argument} is {name!r}, the name of an entry is expected")
+                raise UsageError(f"{argument} is {name!r}, expected the name of an entry")
             names[argument] = name
         if len(done) != 1 or len({*names.values(), STORAGE_SHAPE}) < 3:
             raise UsageError("done_key, shift_key and is_full_key name one entry each, and not the same")
@@ -110,11 +110,9 @@ class TorchrlHeader:
         """
         sizes = tuple(shape) if isinstance(shape, list | tuple) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            raise CorruptDataError(f"{origin} holds {shape!r} as the shape of the storage, positive sizes are expected")
+            raise CorruptDataError(f"{origin} holds {shape!r} as the shape of the storage, expected positive sizes")
         if type(full) is not bool or type(shift) is not int:
-            raise CorruptDataError(
-                f"{origin} holds {full!r} and {shift!r} where a truth value and the next row are expected"
-            )
+            raise CorruptDataError(f"{origin} holds {full!r} and {shift!r}, expected a truth value and the next row")
         lanes = math.prod(sizes[1:])
         if length is None:
             length = math.prod(sizes) if full else shift * lanes
@@ -228,7 +226,7 @@ class StoredLeaves(Closing, ABC):
             )
         if done.shape not in {(), (1,)}:
             raise FormatError(
-                f"{self.path}: {done.name!r} has {list(done.shape)} numbers a step, one is expected: TorchRL's layout "
+                f"{self.path}: {done.name!r} has {list(done.shape)} numbers a step, expected one: TorchRL's layout "
                 "has no ends of single agents"
             )
         found = [self.header.forced_steps]
@@ -243,9 +241,7 @@ class StoredLeaves(Closing, ABC):
         for key, found in rows.items():
             if found != steps and (found != with_ends or key in results):
                 other = "" if key in results else f", or {with_ends:,} with one more behind every end of an episode,"
-                raise CorruptDataError(
-                    f"{self.path}: {key_name(key)!r} has {found:,} rows; {steps:,}{other} are expected"
-                )
+                raise CorruptDataError(f"{self.path}: {key_name(key)!r} has {found:,} rows, expected {steps:,}{other}")
         return frozenset(key for key, found in rows.items() if found != steps)
 
 

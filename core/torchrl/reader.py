@@ -121,7 +121,7 @@ class FolderLeaves(StoredLeaves):
         if found is None:
             raise CorruptDataError(f"{path}, the table of the shapes of {key_name(key)!r}, is missing")
         if found < size * 8:
-            raise CorruptDataError(f"{path} has {found:,} bytes, {size * 8:,} are expected: it was cut")
+            raise CorruptDataError(f"{path} has {found:,} bytes, expected {size * 8:,}: it was cut")
         table: Array = np.frombuffer(self.files.read(name), np.int64, size).reshape(leaf.shape)
         if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
             raise CorruptDataError(f"{path} does not give all trajectories rows of one shape")
@@ -131,14 +131,14 @@ class FolderLeaves(StoredLeaves):
         path, needed = self.path / leaf_path(key), rows * self.fields[key].row_bytes
         found = self.files.size(leaf_path(key))
         if found is None and needed:
-            raise CorruptDataError(f"{path} is missing; {needed:,} bytes are expected there")
+            raise CorruptDataError(f"{path} is missing, expected {needed:,} bytes")
         if (found or 0) < needed:
-            raise CorruptDataError(f"{path} has {found:,} bytes, {needed:,} are expected: it was cut")
+            raise CorruptDataError(f"{path} has {found:,} bytes, expected {needed:,}: it was cut")
 
 
 def _rows(path: Path, key: Key, leaf: MappedLeaf) -> int:
     if not leaf.shape:
-        raise FormatError(f"{path}: {key_name(key)!r} is a single number, rows are expected")
+        raise FormatError(f"{path}: {key_name(key)!r} is a single number, expected rows")
     return leaf.shape[0]
 
 
@@ -177,7 +177,7 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
         if entry["type"] == "TensorDict":
             _refuse_other_entries(files, f"{folder}{file_stem(name)}/")
         elif name not in known:
-            raise FormatError(f"{file} has the entry {name!r} that is no tensor; rows are expected")
+            raise FormatError(f"{file} has the entry {name!r} that is no tensor, expected rows")
 
 
 class TorchrlReader(OpenedReader):

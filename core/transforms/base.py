@@ -339,8 +339,8 @@ def _share(transforms: Iterable[Any]) -> None:
 
 def _unshared(transform: Any) -> SchemaError:
     return SchemaError(
-        f"{type(transform).__name__} changes its state with every write, where no other process sees it: "
-        "a shared write state is expected",
+        f"{type(transform).__name__} changes its state with every write, where no other process sees it, "
+        "expected a shared write state",
         hint="keep the state in registered buffers, or define share_memory_()",
     )
 
@@ -361,5 +361,5 @@ def as_transform(transform: Any, *, invert: bool = False) -> Any:
     elif callable(transform):
         made = CallableTransform(transform)
     else:
-        raise SchemaError(f"a transform or a callable is expected, found a {type(transform).__name__}")
+        raise SchemaError(f"expected a transform or a callable, found a {type(transform).__name__}")
     return (InvertTransform(made) if invert else made).eval()

@@ -31,7 +31,7 @@ class _Stack(KeyedTransform):
     ) -> None:
         super().__init__(in_keys, out_keys)
         if dim >= 0:
-            raise UsageError(f"dim is {dim}, a dimension of the frame counted from the end (below 0) is expected")
+            raise UsageError(f"dim is {dim}, expected a dimension of the frame counted from the end (below 0)")
         if padding not in get_args(Padding):
             raise UsageError(f"padding is {padding!r}, expected one of {', '.join(get_args(Padding))}")
         self.n = require_count("n", n, "frames")
@@ -153,7 +153,7 @@ class StoredFrameStack(_Stack):
         batch = require_tensordict(data, self)
         if batch.batch_size != past.age.shape:
             raise SchemaError(
-                f"the elements are of the shape {list(batch.batch_size[past.age.dim() :])}, single steps are expected",
+                f"the elements are of the shape {list(batch.batch_size[past.age.dim() :])}, expected single steps",
                 hint="FrameStack joins the frames of whole trajectories",
             )
         stacks: dict[Path, torch.Tensor] = {}

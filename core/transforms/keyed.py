@@ -25,7 +25,7 @@ def as_key(key: Any) -> Path:
     """Bring a key into the form of a tuple of names; UsageError (a ValueError) for what is none."""
     path = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not path or not all(isinstance(part, str) for part in path):
-        raise UsageError(f"{key!r} was given for a key, a name or a tuple of names is expected")
+        raise UsageError(f"{key!r} was given for a key, expected a name or a tuple of names")
     return path
 
 
@@ -34,7 +34,7 @@ def as_keys(keys: Any) -> list[Path]:
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(part, str) for part in keys)):
         return [as_key(keys)]
     if not isinstance(keys, Iterable):
-        raise UsageError(f"{keys!r} was given for keys, a sequence of them is expected")
+        raise UsageError(f"{keys!r} was given for keys, expected a sequence of them")
     return [as_key(key) for key in keys]
 
 
@@ -51,7 +51,7 @@ def under_next(keys: Iterable[Path]) -> frozenset[Path]:
 def require_count(name: str, value: Any, of: str) -> int:
     """Return a whole number from 1; UsageError (a ValueError) for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}, a number of {of} from 1 is expected")
+        raise UsageError(f"{name} is {value!r}, expected a number of {of} from 1")
     return value
 
 
@@ -66,7 +66,7 @@ def in_double(value: torch.Tensor) -> torch.Tensor:
 def require_discount(gamma: Any) -> float:
     """Return a discount; UsageError (a ValueError) unless it is in (0, 1]."""
     if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
-        raise UsageError(f"the discount is {gamma!r}, a number above 0 and up to 1 is expected")
+        raise UsageError(f"the discount is {gamma!r}, expected a number above 0 and up to 1")
     return float(gamma)
 
 
@@ -236,7 +236,7 @@ class RenameTransform(Transform):
         super().__init__()
         self.in_keys, self.out_keys = _renaming(in_keys, out_keys, "in_keys", "out_keys")
         if (in_keys_inv is None) != (out_keys_inv is None):
-            raise UsageError("one of in_keys_inv and out_keys_inv was given, both or none are expected")
+            raise UsageError("one of in_keys_inv and out_keys_inv was given, expected both or none")
         self.in_keys_inv, self.out_keys_inv = _renaming(
             in_keys_inv or [], out_keys_inv or [], "in_keys_inv", "out_keys_inv"
         )
@@ -302,7 +302,7 @@ class CatTensors(Transform):
         super().__init__()
         if in_keys is None:
             raise UsageError(
-                "CatTensors was given no in_keys, the entries to join are expected",
+                "CatTensors has no in_keys, expected the entries to join",
                 hint="a buffer has no environment whose observations could be listed",
             )
         keys = as_keys(in_keys)
@@ -360,9 +360,7 @@ class CatTensors(Transform):
 def _renaming(old: Any, new: Any, old_name: str, new_name: str) -> tuple[list[Path], list[Path]]:
     before, after = as_keys(old), as_keys(new)
     if len(before) != len(after):
-        raise UsageError(
-            f"{len(before)} {old_name} and {len(after)} {new_name} were given, as many of each are expected"
-        )
+        raise UsageError(f"{len(before)} {old_name} and {len(after)} {new_name} were given, expected as many of each")
     both = sorted({*before} & {*after})
     if both:
         raise UsageError(f"{'.'.join(both[0])} is in {old_name} and in {new_name}, it can only be in one of them")

@@ -159,7 +159,7 @@ def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
 def require_steps_ahead(n_steps: Any) -> int:
     """Return a number of steps; UsageError (a ValueError) unless it is a whole number from 1."""
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise UsageError(f"n_steps is {n_steps!r}, a whole number from 1 is expected")
+        raise UsageError(f"n_steps is {n_steps!r}, expected a whole number from 1")
     return n_steps
 
 

@@ -45,7 +45,7 @@ class ReturnToGo(Transform):
     ) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
-            raise UsageError(f"gamma is {gamma}, a discount from 0 to 1 is expected")
+            raise UsageError(f"gamma is {gamma}, expected a discount from 0 to 1")
         self.gamma = float(gamma)
         self.reward_key = as_key(reward_key)
         self.done_keys = [as_key(key) for key in done_keys]
@@ -55,12 +55,12 @@ class ReturnToGo(Transform):
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
         if not batch.ndim:
-            raise SchemaError("a batch of steps is expected, found a single one")
+            raise SchemaError("expected a batch of steps, found a single one")
         reward = batch.get(self.reward_key, None)
         if reward is None:
             raise MissingKeyError(f"the reward {'.'.join(self.reward_key)} is not in the batch")
         if not reward.is_floating_point():
-            raise SchemaError(f"the reward {'.'.join(self.reward_key)} is {reward.dtype}, a type of floats is expected")
+            raise SchemaError(f"the reward {'.'.join(self.reward_key)} is {reward.dtype}, expected a type of floats")
         reward = self._of_single_steps(batch, reward)
         shape = batch.batch_size
         mask = step_mask(batch, self.mask_key)
@@ -160,7 +160,7 @@ class DensifyReward(Transform):
         reward, done = _entry(data, self.reward_key), _entry(data, self.done_key)
         if reward.shape != done.shape:
             raise SchemaError(
-                f"the reward is {list(reward.shape)} and the done flag {list(done.shape)}, one shape is expected"
+                f"the reward is {list(reward.shape)} and the done flag {list(done.shape)}, expected one shape"
             )
         if reward.ndim < -self.time_dim:
             raise SchemaError(f"the reward is {list(reward.shape)} and has no dimension {self.time_dim} for time")
@@ -185,7 +185,7 @@ class DensifyReward(Transform):
 
 def _from_the_end(dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int) or not dim:
-        raise UsageError(f"time_dim is {dim!r}, a dimension counted from the end is expected: 2 or -2")
+        raise UsageError(f"time_dim is {dim!r}, expected a dimension counted from the end: 2 or -2")
     return -abs(dim)
 
 
@@ -202,5 +202,5 @@ def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tenso
 def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     value = data.get(key, None)
     if value is None:
-        raise MissingKeyError(f"no {'.'.join(key)} in the batch; reward and done flag are expected under next")
+        raise MissingKeyError(f"no {'.'.join(key)} in the batch, expected reward and done flag under next")
     return torch.as_tensor(value)

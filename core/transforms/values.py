@@ -54,7 +54,7 @@ class ToTensorImage(KeyedTransform):
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
         if value.dim() < 3:
-            raise SchemaError(f"an image of [..., height, width, channels] is expected, found {list(value.shape)}")
+            raise SchemaError(f"expected an image of [..., height, width, channels], found {list(value.shape)}")
         if not self.shape_tolerant or value.shape[-1] in _CHANNELS:
             value = value.movedim(-1, -3)
         whole = not (value.is_floating_point() or value.is_complex())
@@ -85,7 +85,7 @@ class Resize(KeyedTransform):
         super().__init__(_PIXELS if in_keys is None else in_keys, out_keys)
         sizes = (w, w if h is None else h) if isinstance(w, int) else tuple(w)
         if not isinstance(w, int) and (h is not None or len(sizes) not in (1, 2)):
-            raise UsageError(f"the size {w!r} and h={h!r} were given, one number or two are expected")
+            raise UsageError(f"the size {w!r} and h={h!r} were given, expected one number or two")
         sizes = sizes * 2 if len(sizes) == 1 else sizes
         self.w, self.h = (require_count("the size", size, "pixels") for size in sizes)
         self.interpolation = str(getattr(interpolation, "value", interpolation))
@@ -94,7 +94,7 @@ class Resize(KeyedTransform):
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> torch.Tensor:
         if value.dim() < 3:
-            raise SchemaError(f"an image of [..., channels, height, width] is expected, found {list(value.shape)}")
+            raise SchemaError(f"expected an image of [..., channels, height, width], found {list(value.shape)}")
         if value.shape[-2:] == (self.w, self.h):
             return value
         images = value.reshape(-1, *value.shape[-3:])
@@ -143,9 +143,9 @@ class Normalize(KeyedTransform):
                     f"{name} is not finite in {int((~value.isfinite()).sum())} of {value.numel()} dimensions"
                 )
         if bool((scale < 0).any()):
-            raise UsageError(f"scale is {float(scale.min())} in one dimension, 0 or more is expected")
+            raise UsageError(f"scale is {float(scale.min())} in one dimension, expected 0 or more")
         if clip is not None and not clip > 0:
-            raise UsageError(f"clip is {clip}, a number above 0 is expected")
+            raise UsageError(f"clip is {clip}, expected a number above 0")
         self.register_buffer("loc", loc)
         self.register_buffer("scale", scale)
         self.clip = clip
@@ -233,8 +233,8 @@ class DecodeText(Transform):
         shape = batch.batch_size
         if text.dtype != torch.uint8 or text.shape[:-1] != shape or length.numel() != shape.numel():
             raise SchemaError(
-                f"{name} is {text.dtype} {list(text.shape)} with lengths {list(length.shape)}, text of the batch "
-                f"{list(shape)} is expected"
+                f"{name} is {text.dtype} {list(text.shape)} with lengths {list(length.shape)}, "
+                f"expected text of the batch {list(shape)}"
             )
         rows, counts = text.reshape(-1, text.shape[-1]).numpy(force=True), length.reshape(-1).tolist()
         try:

@@ -59,7 +59,7 @@ class DecodeVideo(Transform):
     @staticmethod
     def _checked(references: Any, key: KeyPath) -> NDArray[np.int64]:
         if not isinstance(references, torch.Tensor) or references.dtype != torch.int64 or references.shape[-1:] != (2,):
-            raise SchemaError(f"{'.'.join(key)} does not refer to frames: int64 [..., 2] is expected")
+            raise SchemaError(f"{'.'.join(key)} does not refer to frames, expected int64 [..., 2]")
         found: NDArray[np.int64] = references.numpy(force=True)
         return found
 

@@ -107,7 +107,7 @@ class NextStateReconstructor(Transform):
     def forward(self, data: Any) -> Any:
         batch = require_tensordict(data, self)
         if not batch.ndim:
-            raise SchemaError("a batch of steps is expected, found a single one")
+            raise SchemaError("expected a batch of steps, found a single one")
         follows = self._follows(batch)
         rebuilt = {(NEXT, *key): self._shifted(batch, key, follows) for key in self.keys}
         batch = batch.copy()

@@ -112,7 +112,7 @@ def save(
         if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
             hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
             what = "in TorchRL's layout, with no manifest" if isinstance(source, TorchrlSteps) else "of a buffer"
-            raise UsageError(f"{path} is a checkpoint {what}, and a dataset is expected", hint=hint)
+            raise UsageError(f"{path} is a checkpoint {what}, expected a dataset", hint=hint)
         digest = steps_digest(source)
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:

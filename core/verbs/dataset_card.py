@@ -173,7 +173,7 @@ def _parts(card: bytes) -> tuple[dict[str, Any], str]:
             f"the {CARD} of the repository cannot be understood: its metadata is no YAML", hint="correct or remove it"
         ) from error
     if not isinstance(entries, dict | None):
-        raise FormatError(f"the {CARD} of the repository has {entries!r:.40} as metadata, a mapping is expected")
+        raise FormatError(f"the {CARD} of the repository has {entries!r:.40} as metadata, expected a mapping")
     return entries or {}, "\n".join(lines[end + 1 :])
 
 

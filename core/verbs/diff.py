@@ -105,7 +105,7 @@ def diff(
     started = time.perf_counter()
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if not (tolerance >= 0 and math.isfinite(tolerance)):
-            raise UsageError(f"--{name} is {tolerance}, a finite number from 0 is expected")
+            raise UsageError(f"--{name} is {tolerance}, expected a finite number from 0")
     with contextlib.ExitStack() as stack:
         one, other = (stack.enter_context(opened_steps(find_dataset(name, root))) for name in (a, b))
         comparison = _ContentComparison(one, other, rtol, atol, progress or Silent())

@@ -30,7 +30,7 @@ class FrameStacks:
         if self.frames is None and self.keys:
             raise UsageError("--frame-key names the frames to stack, and none are stacked", hint="add --frame-stack 4")
         if self.frames is not None and self.frames < 1:
-            raise UsageError(f"--frame-stack is {self.frames}, a number of frames from 1 is expected")
+            raise UsageError(f"--frame-stack is {self.frames}, expected a number of frames from 1")
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given, by name."""

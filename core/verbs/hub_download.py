@@ -168,7 +168,7 @@ class HubDownload:
         data = read_small(self.hub, place, limit=_MANIFEST_BYTES, size=listed.size, checksum=listed.checksum)
         manifest = Manifest.from_dict(parse_json(data, origin), origin)
         if manifest.kind != "dataset":
-            raise FormatError(f"{self.address.at(commit)} is a {manifest.kind}, a dataset is expected")
+            raise FormatError(f"{self.address.at(commit)} is a {manifest.kind}, expected a dataset")
         if not is_canonical(data):
             raise CorruptDataError(f"{origin} was changed after it was written")
         for record in manifest.files:

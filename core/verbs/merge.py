@@ -100,7 +100,7 @@ def merge(
     started, policy = time.perf_counter(), require_policy(schema)
     if isinstance(datasets, str | os.PathLike) or len(datasets) < 2:
         one = "one dataset" if isinstance(datasets, str | os.PathLike) or datasets else "no dataset"
-        raise UsageError(f"{one} to merge, two or more are expected", hint="write: rbtool merge A B DEST")
+        raise UsageError(f"{one} to merge, expected two or more", hint="write: rbtool merge A B DEST")
     asked = [os.fspath(dataset) for dataset in datasets]
     destination = fs.expanded(dest).absolute()
     with contextlib.ExitStack() as stack:

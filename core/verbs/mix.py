@@ -96,7 +96,7 @@ def mix(
     destination = _destination(dest)
     if isinstance(datasets, str | os.PathLike) or len(datasets) < 2:
         one = "one dataset" if isinstance(datasets, str | os.PathLike) or datasets else "no dataset"
-        raise UsageError(f"{one} to mix, two or more are expected", hint="write: rbtool mix A:0.5 B:0.5 DEST.toml")
+        raise UsageError(f"{one} to mix, expected two or more", hint="write: rbtool mix A:0.5 B:0.5 DEST.toml")
     weights = _require_weights(p, temperature, len(datasets))
     members = [_member(name, destination, root) for name in datasets]
     mixture = Mixture(
@@ -131,18 +131,18 @@ def _destination(dest: PathLike) -> Path:
 
 def _require_weights(p: Sequence[float] | str | None, temperature: float, count: int) -> list[float | None]:
     if not 0 < temperature < float("inf"):
-        raise UsageError(f"the temperature is {temperature}, a number above 0 is expected")
+        raise UsageError(f"the temperature is {temperature}, expected a number above 0")
     if p is None or p == BY_SIZE:
         return [None] * count
     if isinstance(p, str):
-        raise UsageError(f"the weights are {p!r}, numbers or {BY_SIZE!r} are expected")
+        raise UsageError(f"the weights are {p!r}, expected numbers or {BY_SIZE!r}")
     if len(p) != count:
-        raise UsageError(f"{len(p)} weights were given for {count} datasets, one for each is expected")
+        raise UsageError(f"{len(p)} weights were given for {count} datasets, expected one for each")
     for weight in p:
         if not 0 <= weight < float("inf"):
-            raise UsageError(f"a weight is {weight:g}, a number from 0 is expected")
+            raise UsageError(f"a weight is {weight:g}, expected a number from 0")
     if not any(p):
-        raise UsageError("all weights are 0, one above 0 is expected")
+        raise UsageError("all weights are 0, expected one above 0")
     return [float(weight) for weight in p]
 
 
@@ -242,7 +242,7 @@ def weighted_names(words: Sequence[str], root: PathLike | None = None) -> tuple[
     weights = [weight for _, weight in pairs if weight is not None]
     if weights and len(weights) < len(pairs):
         lacking = next(name for name, weight in pairs if weight is None)
-        raise UsageError(f"{lacking} has no weight, and others have one: all or none is expected")
+        raise UsageError(f"{lacking} has no weight, and others have one, expected all or none")
     return [name for name, _ in pairs], weights or None
 
 
@@ -259,7 +259,7 @@ def _weighted(word: str, root: PathLike | None) -> tuple[str, float | None]:
     if is_number:
         return name, float(text)
     if _is_there(name, root):
-        raise UsageError(f"the weight of {name} is {text!r}, a number is expected")
+        raise UsageError(f"the weight of {name} is {text!r}, expected a number")
     return word, None
 
 

@@ -200,7 +200,7 @@ class Opening(Generic[T]):
             chain = " → ".join(one.name for one in here[here.index(here[-1]) :])
             raise FormatError(f"{path} contains itself: {chain}", hint="remove it from one of these files")
         if len(here) > _DEEPEST:
-            raise FormatError(f"{path} is a mixture in {_DEEPEST} others, no more than that are expected")
+            raise FormatError(f"{path} is nested in {_DEEPEST} other mixtures, expected fewer")
         found = OpenMixture(
             path=path, mixture=mixture, member=member,
             members=tuple(self.member(one, path, here) for one in mixture.dataset),
@@ -220,8 +220,8 @@ class Opening(Generic[T]):
         )
         if member.content_digest not in {None, found.content_digest}:
             raise CorruptDataError(
-                f"{member.name} in {file} has another content than when the mixture was written: its digest is "
-                f"{found.content_digest}, {member.content_digest} is expected",
+                f"{member.name} changed since {file} was written: its digest is {found.content_digest}, expected "
+                f"{member.content_digest}",
                 hint="write the file again with rbtool mix … --force, or remove content_digest to take any content",
             )
         return found

@@ -171,7 +171,7 @@ def _processor(
     if (fn is None) != bool(given):
         found = f"a function was given, and {' and '.join(given)} too" if given else "nothing was given to run"
         raise UsageError(
-            f"{found}: a function or operations are expected",
+            f"{found}, expected a function or operations",
             hint="say --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
         )
     if fn is not None:
@@ -196,9 +196,9 @@ def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_fil
 
 def _limits(timeout: float | None, retries: int) -> Limits:
     if timeout is not None and not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is given, more than 0 is expected")
+        raise UsageError(f"a timeout of {timeout} seconds is given, expected more than 0")
     if retries < 0:
-        raise UsageError(f"{retries} retries asked for, 0 or more are expected")
+        raise UsageError(f"{retries} retries asked for, expected 0 or more")
     return Limits(timeout, retries)
 
 

@@ -192,7 +192,7 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
 def require_workers(number: int, *, resume: bool = False) -> int:
     """Return a number of worker processes, or raise UsageError; `resume` needs one."""
     if number < 0:
-        raise UsageError(f"--num-workers is {number}, 0 (no other process) or more are expected")
+        raise UsageError(f"--num-workers is {number}, expected 0 (no other process) or more")
     if resume and not number:
         raise UsageError("--resume needs worker processes: this one keeps nothing", hint="add --num-workers N")
     return number

@@ -53,7 +53,7 @@ def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
     if not asked:
         raise UsageError("--seconds says for how long to measure, and no time is taken", hint="add --time")
     if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--seconds is {seconds}, a time above 0 is expected")
+        raise UsageError(f"--seconds is {seconds}, expected a time above 0")
     return seconds
 
 

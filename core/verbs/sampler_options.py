@@ -83,7 +83,7 @@ class SamplerOptions:
         for name in ("alpha", "beta"):
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number >= 0):
-                raise UsageError(f"{_flag(name)} is {number}, a finite number from 0 is expected")
+                raise UsageError(f"{_flag(name)} is {number}, expected a finite number from 0")
         for name, words in _WORDS.items():
             word = getattr(self, name)
             if word is not None and word not in words:
@@ -220,7 +220,7 @@ def priority_field(reader: StepReader, name: str) -> Field:
         raise unknown_field(name, [field.name for field in reader.fields])
     if field.role == "text" or field.dtype == "bool" or "complex" in field.dtype or 0 in field.shape:
         what = "text" if field.role == "text" else f"{field.dtype} {list(field.shape)}"
-        raise UsageError(f"--priority is {name!r}, which is {what}: real numbers are expected")
+        raise UsageError(f"--priority is {name!r}, which is {what}, expected real numbers")
     return field
 
 

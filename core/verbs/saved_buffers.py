@@ -46,7 +46,7 @@ class SavedFolders(NamedTuple):
             raise CorruptDataError(f"{file} does not list the members of an ensemble")
         for number in with_rows:
             if not (self.storage / str(number)).is_dir():
-                raise CorruptDataError(f"{self.storage / str(number)} is missing: the rows of a member are expected")
+                raise CorruptDataError(f"{self.storage / str(number)} is missing, expected the rows of a member")
         prefix = f"{self.name}." if self.name else ""
         return tuple(
             SavedFolders(f"{prefix}{number}", *(part / str(number) for part in self[1:])) for number in range(count)
@@ -173,7 +173,7 @@ def _tensor_extent(storage: Path) -> Extent:
     document = load_json(storage / STORAGE_METADATA)
     length = document["len"]
     if type(length) is not int or length < 0:
-        raise CorruptDataError(f"{storage / STORAGE_METADATA} counts {length!r} elements, a number from 0 is expected")
+        raise CorruptDataError(f"{storage / STORAGE_METADATA} counts {length!r} elements, expected a number from 0")
     if document.get("is_pytree"):
         shapes = [tuple(entry["shape"]) for entry in document["metadata"].values()]
         common = _common(shapes)
@@ -210,7 +210,7 @@ def _writer_problems(folder: Path, extent: Extent) -> Iterator[str]:
     document = load_json(file)
     cursor, count = document.get("cursor"), document.get("write_count", 0)
     if any(type(number) is not int or number < 0 for number in (cursor, count)):
-        yield f"{file} has the cursor {cursor!r} and the write count {count!r}, numbers from 0 are expected"
+        yield f"{file} has the cursor {cursor!r} and the write count {count!r}, expected numbers from 0"
         return
     if extent.rows is not None and cursor >= max(extent.rows, 1):
         yield f"{file} has the cursor {cursor:,}, the storage has {extent.rows:,} rows"
@@ -278,5 +278,5 @@ def _array(path: Path, dtype: np.dtype[Any], shape: Any) -> Array:
     expected = math.prod(shape) * dtype.itemsize
     found = path.stat().st_size if path.is_file() else 0
     if found != expected:
-        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or removed")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {expected:,}: it was cut or removed")
     return np.fromfile(path, dtype).reshape(shape)

@@ -79,7 +79,7 @@ def _refuse_part_of_raw(path: Path) -> None:
 
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
     if path.is_dir() and not any(path.iterdir()):
-        return DatasetNotFoundError(f"{path} is an empty folder, a dataset or a checkpoint is expected")
+        return DatasetNotFoundError(f"{path} is an empty folder, expected a dataset or a checkpoint")
     formats = ", ".join(reader_names())
     return FormatError(
         f"{path} is not a dataset or checkpoint, and its format is unknown; supported: {formats}",
@@ -96,14 +96,14 @@ def _refuse_buffer(path: Path) -> None:
         places = (buffer / STORAGE_FOLDER, *(buffer / STORAGE_FOLDER).glob("*.h5"))
         steps = next((str(place) for place in places if is_ours(place)), None)
         raise UsageError(
-            f"{path} is {'' if buffer == path else 'part of '}the checkpoint of a replay buffer, a dataset or a "
-            "checkpoint of steps is expected",
+            f"{path} is {'' if buffer == path else 'part of '}the checkpoint of a replay buffer, expected a "
+            "dataset or a checkpoint of steps",
             hint=f"make the buffer and have it load: rb.loads({str(buffer)!r})"
             + (f"; its steps alone are in {shlex.quote(steps)}" if steps else ""),
         )
     if _is_storage(path) and not has_manifest(path):
         raise UsageError(
-            f"{path} is the checkpoint of a storage, a dataset or a checkpoint of steps is expected",
+            f"{path} is the checkpoint of a storage, expected a dataset or a checkpoint of steps",
             hint=f"make the storage and have it load: storage.loads({str(path)!r})",
         )
 
@@ -154,7 +154,7 @@ def _refuse_ensemble(path: Path) -> None:
     found = document.get("with_rows", ()) if isinstance(document, dict) else ()
     members = [shlex.quote(str(folder / str(number))) for number in found]
     raise UsageError(
-        f"{path} is the checkpoint of an ensemble, that of one of its members is expected",
+        f"{path} is the checkpoint of an ensemble, expected that of one of its members",
         hint=f"name a member: {' or '.join(members)}" if members else "no member has rows",
     )
 

@@ -151,7 +151,7 @@ def _require_order(seed: int | None, stratify: str | None, *, in_order: bool) ->
         other = "--seed" if stratify is None else "--stratify"
         raise UsageError(f"--in-order takes the episodes as they are, and {other} draws them", hint="leave one out")
     if seed is not None and not 0 <= seed < 1 << 64:
-        raise UsageError(f"--seed is {seed}, a whole number from 0 to 2^64 - 1 is expected")
+        raise UsageError(f"--seed is {seed}, expected a whole number from 0 to 2^64 - 1")
     return None if in_order else seed or 0
 
 

@@ -28,18 +28,18 @@ def require_shares(train: float | None, val: float | None, test: float | None) -
     for name, share in given.items():
         if not 0 < share < 1:
             raise UsageError(
-                f"--{name} is {share:g}, a fraction above 0 and below 1 is expected",
+                f"--{name} is {share:g}, expected a fraction above 0 and below 1",
                 hint=f"leave --{name} out for a split without that part" if share == 0 else "",
             )
     if len(given) < 2:
         found = f"only --{next(iter(given))} is given" if given else "no fraction is given"
         raise UsageError(
-            f"{found}, two parts or more are expected", hint="write: rbtool split DATASET --train 0.8 --val 0.2"
+            f"{found}, expected two parts or more", hint="write: rbtool split DATASET --train 0.8 --val 0.2"
         )
     total = sum(Fraction(repr(float(share))) for share in given.values())
     if abs(float(total) - 1) > _NEAR:
         shown = " + ".join(f"{share:g}" for share in given.values())
-        raise UsageError(f"the fractions {shown} add up to {float(total):g}, 1 is expected")
+        raise UsageError(f"the fractions {shown} add up to {float(total):g}, expected 1")
     return given
 
 

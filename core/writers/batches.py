@@ -38,9 +38,9 @@ def batch_length(data: Any) -> int:
     elif hasattr(data, "__len__") and not isinstance(data, str | bytes):
         count = len(data)
     else:
-        raise NotABatchError(f"a batch of elements is expected, found a {type(data).__name__}")
+        raise NotABatchError(f"expected a batch of elements, found a {type(data).__name__}")
     if not count:
-        raise EmptyBatchError("a batch of at least one element is expected, found none")
+        raise EmptyBatchError("expected a batch of at least one element, found none")
     return count
 
 
@@ -56,7 +56,7 @@ def _common_length(data: Any) -> int:
     lengths = {".".join(path): _length_of_leaf(leaf, path) for path, leaf in _leaves(data, ())}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise SchemaError(f"leaves of one length are expected, {found}")
+        raise SchemaError(f"expected leaves of one length, {found}")
     return next(iter(lengths.values()), 0)
 
 
@@ -91,7 +91,7 @@ def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -
     shape = tuple(getattr(leaf, "batch_size" if is_tensor_collection(leaf) else "shape", ()))
     others = shape[batch : batch + ndim - 1]
     if len(others) < ndim - 1:
-        raise SchemaError(f"data with at least {ndim - 1 + batch} dimensions is expected here, found {list(shape)}")
+        raise SchemaError(f"expected data with at least {ndim - 1 + batch} dimensions, found {list(shape)}")
     lanes: int = max(1, math.prod(others))
     return -(-max_size // lanes)
 

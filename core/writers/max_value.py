@@ -260,7 +260,7 @@ class TensorDictMaxValueWriter(Writer):
         """Load a ranking and its rank key; SchemaError for the state of another kind of writer."""
         key, values = state.get("_rank_key"), state.get("_top_values")
         if key is None or not isinstance(values, torch.Tensor):
-            raise SchemaError(f"a ranking is expected in the state, found {', '.join(map(str, state))}")
+            raise SchemaError(f"expected a ranking in the state, found {', '.join(map(str, state))}")
         key, ranking = _key(key), Ranking.of_state(values)
         capacity = None if self._storage is None else self._storage.max_size
         if capacity is not None and len(ranking) > capacity:

@@ -234,5 +234,5 @@ def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
     data = read_regular(path) if path.is_file() else b""
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:
-        raise CorruptDataError(f"{path} has {len(data):,} bytes, {expected:,} are expected: it was cut or removed")
+        raise CorruptDataError(f"{path} has {len(data):,} bytes, expected {expected:,}: it was cut or removed")
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(kind).reshape(shape)

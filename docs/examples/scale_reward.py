@@ -17,7 +17,7 @@ class ScaleReward(RowOperation):
 
     def __post_init__(self) -> None:
         if self.factor == 0:
-            raise UsageError("the factor of scale-reward is 0, another number is expected")
+            raise UsageError("the factor of scale-reward is 0, expected another number")
 
     def plan(self, fields: Fields) -> BoundOperation:
         return FieldChanges.of(fields, fields.covered("next.reward"), self.declared, self.scaled)

@@ -91,8 +91,8 @@ def test_without_a_time_there_is_none(shell):
         ("--sampler slice --slice-len 3 -n 10", "a batch of 10 steps was asked for, which the length of a slice, 3,"),
         ("--sampler slice --slice-len 99999", "slices of 99999 steps were asked for, the longest of"),
         ("--sampler prioritized --priority nothing", "there is no field 'nothing' here"),
-        ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1]: real numbers"),
-        ("--sampler prioritized --alpha -1", "--alpha is -1.0, a finite number from 0 is expected"),
+        ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1], expected real numbers"),
+        ("--sampler prioritized --alpha -1", "--alpha is -1.0, expected a finite number from 0"),
         ("--sampler without-replacement --drop-last -n 99999", "a batch of 99999 elements was asked for"),
         ("--seconds 2", "--seconds says for how long to measure, and no time is taken"),
     ],
@@ -115,7 +115,7 @@ def test_frames_are_stacked(shell):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--frame-stack 0", "--frame-stack is 0, a number of frames from 1 is expected"),
+        ("--frame-stack 0", "--frame-stack is 0, expected a number of frames from 1"),
         ("--frame-key observation", "--frame-key names the frames to stack, and none are stacked"),
         ("--frame-stack 4 --frame-key action", "there is no field 'action' here"),
     ],

@@ -257,8 +257,8 @@ ODD = {
     "another length": ({"reward": np.zeros(8, np.float32)}, "columns of different lengths: observation 9, action 9"),
     "flat frames": ({"observation": np.zeros((9, 4), np.uint8)}, r"has the shape \[9, 4\]"),
     "wide rewards": ({"reward": np.zeros((9, 2), np.float32)}, r"has the shape \[9, 2\]"),
-    "text": ({"action": np.full(9, "a")}, "numbers are expected"),
-    "dates": ({"action": np.zeros(9, "M8[s]")}, "numbers are expected"),
+    "text": ({"action": np.full(9, "a")}, "expected numbers"),
+    "dates": ({"action": np.zeros(9, "M8[s]")}, "expected numbers"),
 }
 
 

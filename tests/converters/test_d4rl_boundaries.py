@@ -126,7 +126,7 @@ def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [(np.zeros(6), "different numbers of rows"), (np.full(7, 0.5), "0 or 1 is expected"), (np.zeros((7, 2)), "one nu")],
+    [(np.zeros(6), "different numbers of rows"), (np.full(7, 0.5), "expected 0 or 1"), (np.zeros((7, 2)), "one nu")],
 )
 def test_episode_terminals_that_are_no_flags_are_refused(values: Any, message: str, tmp_path: Path) -> None:
     columns = {**d3rlpy_1(flat(random_episodes((4, 3)))), "episode_terminals": values}

@@ -259,7 +259,7 @@ def one_episode(steps: int = 6) -> Episode:
         (lambda c: c.update(observations=np.concatenate((c["observations"],) * 2)), FormatError, "observations 12"),
         (lambda c: c.update(timeouts=c["timeouts"][:3]), FormatError, "timeouts 3"),
         (lambda c: c.update(rewards=np.zeros((6, 2))), FormatError, r"rows of shape \[2\]"),
-        (lambda c: c.update(terminals=np.full(6, 2)), FormatError, "terminals is 2 in row 0, 0 or 1 is expected"),
+        (lambda c: c.update(terminals=np.full(6, 2)), FormatError, "terminals is 2 in row 0, expected 0 or 1"),
         (lambda c: c.update(actions=np.array([b"a"] * 6)), FormatError, "'actions' cannot be read as rows"),
         (lambda c: c.update(next_observations=np.zeros((6, 4))), FormatError, "next_observations"),
         (lambda c: c.update({name: values[:0] for name, values in c.items()}), FormatError, "has no steps"),

@@ -207,9 +207,9 @@ ODD: dict[str, tuple[Any, str]] = {
     "too many actions": ({**EPISODE, "actions": np.zeros(5, int)}, "actions have 5 rows, 4"),
     "a flag in the middle": ({**EPISODE, "dones": np.array([0, 1, 0, 1])}, "before the last step"),
     "no rewards": ({name: rows for name, rows in EPISODE.items() if name != "rewards"}, "no array 'rewards'"),
-    "text": ({**EPISODE, "actions": np.array(list("abcd"))}, "numbers are expected"),
+    "text": ({**EPISODE, "actions": np.array(list("abcd"))}, "expected numbers"),
     "other pixels": ({**EPISODE, "observations": np.zeros((5, 3, 2, 2), "u1")}, "in other episodes"),
-    "a list": ([1], "a pickled dictionary is expected"),
+    "a list": ([1], "expected a pickled dictionary"),
 }
 
 

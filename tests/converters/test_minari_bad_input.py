@@ -73,7 +73,7 @@ STRUCTURE: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "no leaf": (lambda f: f.__delitem__("episode_0/observations/t"), "episode 0 has no 'observations/t'"),
     "N observations": (
         lambda f: put(f, "episode_2/observations/x", np.zeros((6, 3))),
-        "episode 2 has 6 rows of 'observations/x' for 6 steps, 7 are expected",
+        "episode 2 has 6 rows of 'observations/x' for 6 steps, expected 7",
     ),
     "short actions": (
         lambda f: put(f, "episode_2/actions", np.zeros((5, 2), "f4")),
@@ -121,7 +121,7 @@ STRUCTURE: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     ),
     "flag of 2": (
         lambda f: put(f, "episode_0/truncations", [0, 0, 2, 1]),
-        "episode 0 has 2 for 'truncations' of step 2, 0 or 1 is expected",
+        "episode 0 has 2 for 'truncations' of step 2, expected 0 or 1",
     ),
 }  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_a_sound_part_of_a_damaged_dataset_can_be_had(folder: Path, originals: d
     [
         ({"total_steps": 12}, "metadata.json says 12 steps, the data hold 11"),
         ({"total_episodes": 4000}, "metadata.json says 4,000 episodes, the data hold 3"),
-        ({"total_steps": -1}, "total_steps in metadata.json is -1, a number of them is expected"),
+        ({"total_steps": -1}, "total_steps in metadata.json is -1, expected a number of them"),
         ({"data_format": "zarr"}, "data_format in metadata.json is 'zarr'; known are hdf5, arrow, parquet"),
         ({"data_format": "arrow"}, "data_format in metadata.json is 'arrow', the files in"),
         ({"observation_space": "{"}, "observation_space in metadata.json is not JSON:"),
@@ -164,7 +164,7 @@ def test_a_sound_part_of_a_damaged_dataset_can_be_had(folder: Path, originals: d
             {"action_space": '{"type": "Graph"}'},
             "action_space in metadata.json has a space of type 'Graph'; known are Box, Dict, Discrete,",
         ),
-        ({"dataset_id": 3}, "dataset_id in metadata.json is 3, a name is expected"),
+        ({"dataset_id": 3}, "dataset_id in metadata.json is 3, expected a name"),
     ],
 )
 def test_metadata_that_are_wrong(entries: dict[str, Any], sentence: str, folder: Path, tmp_path: Path) -> None:
@@ -180,9 +180,7 @@ def test_wrong_totals_do_not_matter_for_chosen_episodes(entries: dict[str, Any],
     assert convert(folder, tmp_path / "ted", episodes="0:3").steps == 11
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "is not JSON"), ("[]", "holds a JSON list, an object is expected")]
-)
+@pytest.mark.parametrize(("text", "sentence"), [("{", "is not JSON"), ("[]", "holds a JSON list, expected an object")])
 def test_metadata_that_cannot_be_read(text: str, sentence: str, folder: Path, tmp_path: Path) -> None:
     (folder / "data" / "metadata.json").write_text(text)
     assert sentence in refused(folder, tmp_path).message
@@ -334,7 +332,7 @@ def test_episode_metadata_that_are_no_object(originals: dict[str, Path], tmp_pat
     folder = Path(shutil.copytree(originals["parquet"], tmp_path / "source"))
     path = folder / "data" / "2" / "metadata.json"
     path.write_text("[]")
-    assert refused(folder, tmp_path).message == f"{path} holds a JSON list, an object is expected"
+    assert refused(folder, tmp_path).message == f"{path} holds a JSON list, expected an object"
 
 
 def test_null_where_a_number_belongs(originals: dict[str, Path], tmp_path: Path) -> None:

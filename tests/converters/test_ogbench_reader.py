@@ -144,7 +144,7 @@ def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
     assert (found["next.reward"].dtype, found["next.reward"].shape) == (np.float32, (8, 1))
     assert not found["next.reward"].any()
     reader.close()
-    with pytest.raises(UsageError, match="zero is expected"):
+    with pytest.raises(UsageError, match="expected zero"):
         rbtool.convert(file, tmp_path / "no", reward="one")
 
 
@@ -204,7 +204,7 @@ def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path
     ("change", "sentence"),
     [
         (lambda c: c.update(actions=c["actions"][:-1]), r"different numbers of rows \(observations 6, actions 5"),
-        (lambda c: c.update(terminals=c["terminals"] * 2), "terminals is 2.0 in row 5, 0 or 1 is expected"),
+        (lambda c: c.update(terminals=c["terminals"] * 2), "terminals is 2.0 in row 5, expected 0 or 1"),
         (lambda c: c.update(terminals=np.zeros((6, 2))), r"'terminals' has rows of shape \[2\]"),
         (lambda c: c.update(actions=np.array(["a"] * 6)), "'actions' cannot be read as rows"),
         (lambda c: c.update(observations=np.float32(1)), "'observations' cannot be read as rows: it is a single value"),

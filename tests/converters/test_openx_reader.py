@@ -129,7 +129,7 @@ def test_images_can_be_left_out(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "toy", [random_episodes((4, 3))])
     result = rbtool.convert(folder, tmp_path / "out", images="skip", **TRUST)
     assert {"key": "steps.observation.image", "why": "an image, left out by --images skip"} in result.dropped_keys
-    with pytest.raises(UsageError, match="--images is 'keep', decode or skip is expected"):
+    with pytest.raises(UsageError, match="--images is 'keep', expected decode or skip"):
         rbtool.convert(folder, tmp_path / "other", images="keep", **TRUST)
 
 

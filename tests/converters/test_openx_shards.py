@@ -166,7 +166,7 @@ def test_shards_of_two_datasets_or_two_of_one_number_are_refused(tmp_path: Path)
     [
         ("inspect {}", 2, "its episodes are pickles"),
         ("check {} --trust-pickle", 0, ""),
-        ("convert {} OUT --trust-pickle --images all", 2, "--images is 'all', decode or skip is expected"),
+        ("convert {} OUT --trust-pickle --images all", 2, "--images is 'all', expected decode or skip"),
         ("convert {} OUT --trust-pickle --rlds-last all", 2, "--rlds-last is 'all'"),
         ("convert {} OUT --trust-pickle --horizon 3", 2, "has no option --horizon"),
     ],

@@ -103,7 +103,7 @@ DAMAGE: dict[Callable[[Path], None], tuple[str, list[int]]] = {
     empty: ("has 0 records, and 2 are stated of it", [3, 4]),
     no_example: ("episode 4 in toy-train.tfrecord-00001-of-00003: no sound Example", [4]),
     contradicting: ("'steps/action' has 5 values for 2 steps, not 4", [4]),
-    two_episodes: (r"is_last is set in step 1 of 4: one episode is expected", [4]),
+    two_episodes: (r"is_last is set in step 1 of 4, expected one episode", [4]),
 }
 
 
@@ -165,7 +165,7 @@ def test_documents_that_are_none(name: str, content: bytes, said: str, folder: P
     ("change", "said"),
     [
         ({"fileFormat": "riegeli"}, "the file format 'riegeli' is not read"),
-        ({"name": "../toy"}, "name is '../toy', a plain name is expected"),
+        ({"name": "../toy"}, "name is '../toy', expected a plain name"),
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "a shard of 'x' records"),
         ({"splits": [{"name": "train", "shardLengths": ["1"], "filepathTemplate": "../{DATASET}"}]}, "leads out of"),
         ({"splits": [{"name": "a"}, {"name": "a"}]}, "names a split twice"),

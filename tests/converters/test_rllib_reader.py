@@ -247,7 +247,7 @@ def test_dones_are_what_ends_states_and_newer_flags_speak_for_themselves(
 
 
 def test_an_unknown_meaning_of_ends_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="terminated or truncated is expected"):
+    with pytest.raises(UsageError, match="expected terminated or truncated"):
         rbtool.convert(DATA / FILES[0], tmp_path / "out", ends="done")
 
 

@@ -228,9 +228,9 @@ def test_dones_inside_an_episode_do_not_end_it(tmp_path: Path) -> None:
 
 
 def test_options_take_few_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--ends is 'now', terminated or truncated is expected"):
+    with pytest.raises(UsageError, match="--ends is 'now', expected terminated or truncated"):
         RobomimicReader(LOW_DIM, options={"ends": "now"})
-    with pytest.raises(UsageError, match="--reward is 'one', zero is expected"):
+    with pytest.raises(UsageError, match="--reward is 'one', expected zero"):
         RobomimicReader(ISAAC, options={"reward": "one"})
 
 
@@ -367,8 +367,8 @@ ODD = {
     "short": "demo_5: 'obs/hand' has 3 rows, and the episode has 4 steps",
     "more": "has 'obs/more', which demo_0 and others do not have",
     "short rewards": "'rewards' has 3 rows, and the episode has 4 steps",
-    "wide rewards": r"'rewards' has rows of shape \[2\], one number is expected",
-    "dones of 2": "'dones' is 2 in step 3, 0 or 1 is expected",
+    "wide rewards": r"'rewards' has rows of shape \[2\], expected one number",
+    "dones of 2": "'dones' is 2 in step 3, expected 0 or 1",
     "no actions": "has no 'actions'",
 }
 

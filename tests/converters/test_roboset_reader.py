@@ -206,7 +206,7 @@ def test_a_name_that_an_info_has_is_left_out_and_named(tmp_path: Path) -> None:
     ("actions", lambda rows: rows[:3], "'observations' has 4 rows, and the episode has 3 steps"),
     ("rewards", lambda rows: rows[:3], "'rewards' has 3 rows, and the episode has 4 steps"),
     ("rewards", lambda rows: np.zeros((4, 2)), r"'rewards' has rows of shape \[2\]"),
-    ("done", lambda rows: np.full(4, 3), "'done' is 3 in step 0, 0 or 1 is expected"),
+    ("done", lambda rows: np.full(4, 3), "'done' is 3 in step 0, expected 0 or 1"),
     ("observations", lambda rows: rows.astype("f4"), r"as float32 \[4\], and Trial0 of a.h5 and others as float64"),
 ])  # fmt: skip
 def test_a_trial_that_does_not_fit_is_refused_once_asked_for(
@@ -245,7 +245,7 @@ def test_a_cut_file_among_several_is_named(tmp_path: Path) -> None:
 
 
 def test_ends_takes_two_words() -> None:
-    with pytest.raises(UsageError, match="terminated or truncated is expected"):
+    with pytest.raises(UsageError, match="expected terminated or truncated"):
         RobosetReader(DOOR, options={"ends": "never"})
 
 

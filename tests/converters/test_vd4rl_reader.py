@@ -240,16 +240,16 @@ def broken(name: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, 0 alone is expected"),
-        (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, 0 alone is expected"),
+        (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, expected 0 alone"),
+        (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, expected 0 alone"),
         (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, 5 alone"),
         (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, 5 alone"),
-        (broken("is_last", lambda rows: rows * 3), "is_last is 3 in row 5, 0 or 1 is expected"),
+        (broken("is_last", lambda rows: rows * 3), "is_last is 3 in row 5, expected 0 or 1"),
         (broken("reward", lambda rows: rows[:-1]), r"different numbers of rows \(image 6, action 6, reward 5"),
         (broken("reward", lambda rows: np.zeros((6, 2))), r"'reward' has rows of shape \[2\]"),
         (broken("action", lambda rows: rows[:, :1]), "has other arrays than"),
         (broken("image", lambda rows: rows.astype(object)), "'image' cannot be read as rows"),
-        (lambda arrays: arrays.pop("image"), "image or observation, action and reward are expected"),
+        (lambda arrays: arrays.pop("image"), "expected image or observation, action and reward"),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_left_out_with_skip_bad(tmp_path: Path, change: Any, sentence: str) -> None:

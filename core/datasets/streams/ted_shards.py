@@ -128,7 +128,7 @@ def row_files(manifest: Manifest, schema: Callable[[], bytes]) -> set[str]:
     if manifest.layout == "ted":
         return {leaf_path(field.key) for field in manifest.fields if field.row_bytes}
     if manifest.layout != "packed":
-        raise FormatError(f"a dataset in layout {manifest.layout} is in no shards, ted or packed is expected")
+        raise FormatError(f"a dataset in layout {manifest.layout} is in no shards, expected ted or packed")
     found = PackedSchema.parse(schema(), manifest.fields, SCHEMA)
     own = {one.file(explicit=explicit) for one in found.own_files for explicit in (False, True)}
     return {file.path for file in manifest.files} & {RECORDS, EXPLICIT, *own}

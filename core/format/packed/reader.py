@@ -62,10 +62,10 @@ def _no_dataset(path: Path) -> RbtoolError:
     if not path.exists():
         return DatasetNotFoundError(f"there is nothing at {path}")
     if is_ours(path):
-        said = f"{path} is a checkpoint in one file, the folder of a dataset in layout packed is expected here"
+        said = f"{path} is a checkpoint in one file, expected the folder of a dataset in layout packed here"
         return FormatError(said, hint=_hint(path, "checkpoint load"))
     if path.is_file():
-        return FormatError(f"{path} is a file, the folder of a dataset in layout packed is expected here")
+        return FormatError(f"{path} is a file, expected the folder of a dataset in layout packed here")
     return unfinished_recording(path) or FormatError(f"{path} is no dataset: it has no {MANIFEST}")
 
 
@@ -88,7 +88,7 @@ class PackedReader(FolderReader):
         except DatasetNotFoundError:
             raise _no_dataset(path) from None
         if self.manifest.layout != "packed":
-            raise FormatError(f"{path} has layout {self.manifest.layout}, packed is expected here", hint=_hint(path))
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected packed here", hint=_hint(path))
         self.schema = self._read_schema()
         if self._whole:
             self.listed.check_sizes()
@@ -212,7 +212,7 @@ class PackedReader(FolderReader):
             found = self.listed.listed_size(name)
             if found != rows:
                 what = "is missing" if found is None else f"has {found:,} bytes"
-                raise CorruptDataError(f"{self.path / name} {what}, {rows:,} bytes are expected")
+                raise CorruptDataError(f"{self.path / name} {what}, expected {rows:,} bytes")
 
     def proven_episodes(self) -> Array | None:
         """Compare every episode of a recording, whose log has a digest of each, with its digest."""

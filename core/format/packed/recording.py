@@ -252,7 +252,7 @@ class PackedRecorder:
         """
         length = {len(array) for array in columns.values()}
         if len(length) != 1 or not max(length):
-            raise SchemaError(f"episode {episode} has leaves of {sorted(length)} rows; one number, from 1, is expected")
+            raise SchemaError(f"episode {episode} has leaves of {sorted(length)} rows, expected one number, from 1")
         self._require_whole()
         self._torn = True
         try:

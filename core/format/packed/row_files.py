@@ -102,7 +102,7 @@ def _zstd_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
         # zstandard takes memory for what a frame states, whatever it may put out at most.
         stated = zstandard.frame_content_size(chunk)
         if stated not in (-1, size):
-            raise ValueError(f"a frame states {stated:,} bytes, {size:,} are expected")
+            raise ValueError(f"a frame states {stated:,} bytes, expected {size:,}")
     if len(chunks) > 1 and "multi_decompress_to_buffer" in zstandard.backend_features:  # one call for all of them
         found = engine.multi_decompress_to_buffer(list(chunks), decompressed_sizes=lengths.tobytes(), threads=1)
         return (found[number] for number in range(len(found)))

@@ -105,7 +105,7 @@ class TedReader(FolderReader):
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         super().__init__(path, listed)
         if self.manifest.layout != "ted":
-            raise FormatError(f"{path} has layout {self.manifest.layout}, ted is expected here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected ted here")
         self._require_listed_leaves()
 
     def _require_listed_leaves(self) -> None:
@@ -115,7 +115,7 @@ class TedReader(FolderReader):
             found = self.listed.listed_size(name) or 0
             if found != expected:
                 raise CorruptDataError(
-                    f"{self.path / MANIFEST} lists {found:,} bytes of {name}, {expected:,} are expected for "
+                    f"{self.path / MANIFEST} lists {found:,} bytes of {name}, expected {expected:,} for "
                     f"{self.manifest.steps:,} rows of {field.name!r}"
                 )
 

@@ -179,9 +179,9 @@ def _check_size(files: TreeFiles, name: str, leaf: MappedLeaf) -> None:
         expected *= size
     found = files.size(name)
     if found is None and expected:
-        raise CorruptDataError(f"{path} is missing; {expected:,} bytes are expected there")
+        raise CorruptDataError(f"{path} is missing, expected {expected:,} bytes")
     if found is not None and found != expected:
-        raise CorruptDataError(f"{path} has {found:,} bytes, {expected:,} are expected: it was cut or overwritten")
+        raise CorruptDataError(f"{path} has {found:,} bytes, expected {expected:,}: it was cut or overwritten")
 
 
 _PIECE = 1 << 19

@@ -103,7 +103,7 @@ class EpisodeChoice(Operation):
         chosen = np.asarray(self.choose(table))
         if chosen.dtype != np.bool_ or chosen.shape != (len(table),):
             raise SchemaError(
-                f"{self.name} chose episodes by {chosen.dtype} {list(chosen.shape)}, bool [{len(table)}] is expected"
+                f"{self.name} chose episodes by {chosen.dtype} {list(chosen.shape)}, expected bool [{len(table)}]"
             )
         return chosen
 
@@ -197,11 +197,11 @@ class BoundOperation(ABC):
             if keep.dtype != np.bool_ or keep.shape != (batch.pieces.steps,):
                 raise SchemaError(
                     f"{self.operation.name} keeps rows by {keep.dtype} {list(keep.shape)}, "
-                    f"bool [{batch.pieces.steps}] is expected"
+                    f"expected bool [{batch.pieces.steps}]"
                 )
         found = self.compute(batch, wanted)
         if not isinstance(found, Mapping):
-            raise SchemaError(f"{self.operation.name} computed {_described(found)}, a mapping of fields is expected")
+            raise SchemaError(f"{self.operation.name} computed {_described(found)}, expected a mapping of fields")
         batch.columns = {key: self._checked(key, found.get(key), batch.pieces.steps) for key in wanted}
         if keep is None or keep.all():
             return
@@ -322,7 +322,7 @@ def texts_of(value: Any, option: str) -> list[str]:
     """Return a text, or a list of texts, as a list; UsageError for anything else."""
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-        raise UsageError(f"{option} is {value!r}, a text or a list of them is expected")
+        raise UsageError(f"{option} is {value!r}, expected a text or a list of them")
     return list(found)
 
 
@@ -330,7 +330,7 @@ def names_of(value: Any, option: str) -> tuple[str, ...]:
     """Return names that are separated by commas; UsageError for an empty one."""
     names = tuple(name.strip() for text in texts_of(value, option) for name in text.split(","))
     if not all(names):
-        raise UsageError(f"--{option} {value!r} has an empty name, names with commas between them are expected")
+        raise UsageError(f"--{option} {value!r} has an empty name, expected names with commas between them")
     return names
 
 
@@ -351,4 +351,4 @@ def number_of(value: Any, option: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise UsageError(f"{option} is {value!r}, a number is expected") from None
+        raise UsageError(f"{option} is {value!r}, expected a number") from None

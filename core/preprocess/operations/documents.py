@@ -95,7 +95,7 @@ def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
 def operation_of(document: Any, origin: str, kind: type[Operation] | None = None) -> Operation:
     """Make an operation of its JSON; `kind` is its class, by default found by the name."""
     if not isinstance(document, Mapping) or not isinstance(document.get(_KIND), str):
-        raise UsageError(f"{origin} has no name, one of {', '.join(OPERATIONS)} is expected")
+        raise UsageError(f"{origin} has no name, expected one of {', '.join(OPERATIONS)}")
     name = document[_KIND]
     kind = kind or find_operation(name)
     if kind is None:
@@ -133,7 +133,7 @@ def _value(value: Any, kind: Any, place: str) -> Any:
         return tuple(_listed(value, int, "whole numbers", place))
     wanted, words = _SCALARS[str(getattr(kind, "__args__", (kind,))[0])]
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise UsageError(f"{place} = {_short(value)}, {words} is expected")
+        raise UsageError(f"{place} = {_short(value)}, expected {words}")
     return float(value) if wanted == (int, float) else value
 
 
@@ -148,7 +148,7 @@ _SCALARS: dict[str, tuple[Any, str]] = {
 def _listed(value: Any, kind: Any, words: str, place: str) -> list[Any]:
     good = isinstance(value, list) and all(isinstance(part, kind) and not isinstance(part, bool) for part in value)
     if not good:
-        raise UsageError(f"{place} = {_short(value)}, a list of {words} is expected")
+        raise UsageError(f"{place} = {_short(value)}, expected a list of {words}")
     return list(value)
 
 
@@ -174,7 +174,7 @@ def pipeline_program(path: str | Path) -> Program:
     try:
         document = tomllib.loads(place.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DatasetNotFoundError(f"there is no {path}, a pipeline file is expected") from None
+        raise DatasetNotFoundError(f"there is no {path}, expected a pipeline file") from None
     except OSError as error:
         raise UsageError(f"the pipeline {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -187,7 +187,7 @@ def pipeline_program(path: str | Path) -> Program:
             )
     tables = document.get(_TABLE)
     if not isinstance(tables, list) or not tables:
-        raise UsageError(f"{path} has no operations, [[operation]] tables are expected")
+        raise UsageError(f"{path} has no operations, expected [[operation]] tables")
     return program_of_documents(tables, str(path))
 
 
@@ -265,7 +265,7 @@ def _last_step(path: str | os.PathLike[str]) -> Provenance:
     last = manifest.provenance[-1] if manifest.provenance else None
     if last is None or last.verb != "preprocess":
         made = "does not say how it was made" if last is None else f"was made by {last.verb}"
-        raise UsageError(f"{path} {made}, a dataset that preprocess made is expected")
+        raise UsageError(f"{path} {made}, expected a dataset that preprocess made")
     return last
 
 
@@ -317,4 +317,4 @@ def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
         return Manifest.from_dict(load_json(place), str(place))
     if place.exists():
         return Manifest.load(place)
-    raise DatasetNotFoundError(f"there is no {path}, a dataset or its {MANIFEST} is expected")
+    raise DatasetNotFoundError(f"there is no {path}, expected a dataset or its {MANIFEST}")

@@ -210,7 +210,7 @@ class _Parser:
     def _refused(self, expected: str) -> UsageError:
         found = f"{self._token!r} at character {self._start + 1}" if self._kind else "the end"
         return UsageError(
-            f"the condition {self._text!r} is not understood: {expected} is expected, found {found}",
+            f"the condition {self._text!r} is not understood, expected {expected}, found {found}",
             hint="a condition compares fields with numbers, like 'length > 50 and return > 200'",
         )
 

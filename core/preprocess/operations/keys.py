@@ -123,7 +123,7 @@ class Exclude(RowOperation):
 
 def _require_names(names: tuple[str, ...], operation: str) -> None:
     if not names:
-        raise UsageError(f"{operation} names no fields, one at least is expected")
+        raise UsageError(f"{operation} names no fields, expected one at least")
 
 
 def _without(fields: Fields, lost: Sequence[Key], why: str) -> BoundOperation:
@@ -156,7 +156,7 @@ class Cat(RowOperation):
 
     def plan(self, fields: Fields) -> BoundOperation:
         if not self.parts:
-            raise UsageError(f"cat was to make {self.key!r} of nothing, one part at least is expected")
+            raise UsageError(f"cat was to make {self.key!r} of nothing, expected one part at least")
         out = new_key(self.key, self.name)
         parts = list(dict.fromkeys(key for part in self.parts for key in sorted(self._part(fields, part))))
         if len({key[0] == NEXT for key in parts} | {out[0] == NEXT}) > 1:

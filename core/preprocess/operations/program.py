@@ -66,7 +66,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if not self.operations:
-            raise UsageError("no operation was asked for, one at least is expected")
+            raise UsageError("no operation was asked for, expected one at least")
         for before, after in zip(self.operations, self.operations[1:], strict=False):
             if isinstance(after, EpisodeChoice) and not isinstance(before, EpisodeChoice):
                 raise UsageError(
@@ -150,7 +150,7 @@ class BoundProgram:
             after = step.after
         self.after = after
         if not after.by_key:
-            raise UsageError("no field is left, one at least is expected")
+            raise UsageError("no field is left, expected one at least")
         self._wanted = _backwards(self._steps, frozenset(after.by_key))
         self._measuring = [step for step in self._steps if isinstance(step, BoundNormalize) and not step.measured]
         self._first = self._steps.index(self._measuring[0]) if self._measuring else 0

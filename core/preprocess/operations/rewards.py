@@ -35,12 +35,12 @@ class ClipReward(RowOperation):
         if isinstance(value, str):
             low, sign, high = value.partition(":")
             if not sign:
-                raise UsageError(f"--clip-reward {value!r} is not understood, it is written LOW:HIGH, like -1:1")
+                raise UsageError(f"--clip-reward {value!r}: expected LOW:HIGH, like -1:1")
             bounds = [text.strip() or None for text in (low, high)]
         elif isinstance(value, list | tuple) and len(value) == 2:
             bounds = list(value)
         else:
-            raise UsageError(f"clip-reward is {value!r}, LOW:HIGH or two numbers are expected")
+            raise UsageError(f"clip-reward is {value!r}, expected LOW:HIGH or two numbers")
         return [cls(*(None if bound is None else number_of(bound, cls.name) for bound in bounds))]
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ def reward_type(field: Field, operation: str) -> str:
 def require_discount(gamma: float, operation: str) -> None:
     """Raise UsageError unless a discount is above 0 and up to 1."""
     if not (math.isfinite(gamma) and 0 < gamma <= 1):
-        raise UsageError(f"the discount of {operation} is {gamma}, a number above 0 and up to 1 is expected")
+        raise UsageError(f"the discount of {operation} is {gamma}, expected a number above 0 and up to 1")
 
 
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
@@ -141,12 +141,12 @@ class NStep(RowOperation):
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise UsageError(f"n-step is {value!r}, a whole number is expected")
+            raise UsageError(f"n-step is {value!r}, expected a whole number")
         return [cls(value, discount.needed(cls.name))]
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise UsageError(f"n-step was to look {self.n} steps ahead, a whole number from 1 is expected")
+            raise UsageError(f"n-step was to look {self.n} steps ahead, expected a whole number from 1")
         require_discount(self.gamma, self.name)
 
     def plan(self, fields: Fields) -> BoundOperation:

@@ -93,10 +93,10 @@ class ResizeImages(RowOperation):
 
     def __post_init__(self) -> None:
         if not _SIZE.fullmatch(self.size):
-            raise UsageError(f"{self.key!r} was to be resized to {self.size!r}, height x width like 84x84 is expected")
+            raise UsageError(f"{self.key!r} was to be resized to {self.size!r}, expected height x width like 84x84")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise UsageError(
-                f"the layout of {self.key!r} is {self.layout!r}, hwc or chw is expected"
+                f"the layout of {self.key!r} is {self.layout!r}, expected hwc or chw"
                 f"{did_you_mean(self.layout, _LAYOUTS)}"
             )
 
@@ -196,8 +196,8 @@ class Constants:
         good = len(self.loc) == len(self.scale) and all(map(math.isfinite, (*self.loc, *self.scale)))
         if not good or not all(scale > 0 for scale in self.scale):
             raise UsageError(
-                f"the constants of {self.key!r} have {len(self.loc)} numbers in loc and {len(self.scale)} in scale; as "
-                "many finite ones are expected, and scales above 0"
+                f"the constants of {self.key!r} have {len(self.loc)} numbers in loc and {len(self.scale)} in scale, "
+                "expected as many finite ones, and scales above 0"
             )
 
     def describe(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class NormalizeFields(RowOperation):
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(
-                f"{self.key!r} was to be normalized by {self.method!r}, one of {', '.join(METHODS)} is expected"
+                f"{self.key!r} was to be normalized by {self.method!r}, expected one of {', '.join(METHODS)}"
                 f"{did_you_mean(self.method, METHODS)}"
             )
 
@@ -316,7 +316,7 @@ class BoundNormalize(FieldChanges):
             if self.measured and (part is None or len(part.loc) != self._width(root)):
                 count = "none" if part is None else len(part.loc)
                 raise UsageError(
-                    f"normalize has {count} constants for {key_name(root)!r}, {self._width(root)} are expected",
+                    f"normalize has {count} constants for {key_name(root)!r}, expected {self._width(root)}",
                     hint="they were measured on other fields; leave them out to measure again",
                 )
             for key in group:

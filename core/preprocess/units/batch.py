@@ -68,7 +68,7 @@ def _left(
     if episodes is None or not numbers_episodes(columns):
         if given > 1 and all(values.shape[1:2] == (given,) for _, values in columns.values()):
             raise ResultRefused(
-                f"it returned the batch size {[rows, given]} for {counted(given, 'step')}; {[given]} is expected"
+                f"it returned the batch size {[rows, given]} for {counted(given, 'step')}, expected {[given]}"
             )
         raise ResultRefused(
             f"{returned} without a column 'episode' that says whose they are; keep 'episode', or use --unit episode"

@@ -213,7 +213,7 @@ def _attribute(module: types.ModuleType, name: str, place: str) -> Loaded:
     if not callable(found):
         kind = type(found).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        raise UsageError(f"{name!r} in {place} is {article} {kind}, a function is expected")
+        raise UsageError(f"{name!r} in {place} is {article} {kind}, expected a function")
     loaded: Loaded = found
     return loaded
 

@@ -33,7 +33,7 @@ class Hindsight:
             raise UsageError(f"hindsight is {self.strategy!r}, expected is one of {', '.join(_STRATEGIES)}")
         ratio = self.her_ratio
         if not _is_share(ratio):
-            raise UsageError(f"the share of relabelled steps is {ratio!r}, a number from 0 to 1 is expected")
+            raise UsageError(f"the share of relabelled steps is {ratio!r}, expected a number from 0 to 1")
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any]) -> Hindsight:

@@ -191,7 +191,7 @@ class RowUnit(LoadedProcessor):
         result = self._function.vmapped()(chunk_of(block.columns, block.rows), steps)
         if is_tensor_collection(result) and len(result.batch_size) != 1:
             found = list(result.batch_size[1:])
-            raise ResultRefused(f"it returned a tensordict of batch size {found}; exactly one step, [], is expected")
+            raise ResultRefused(f"it returned a tensordict of batch size {found}, expected exactly one step, []")
         return columns_of(result, block.rows)
 
     def _one_by_one(self, block: Block) -> dict[Key, BlockColumn]:

@@ -137,7 +137,7 @@ def columns_of(result: Any, rows: int) -> dict[Key, BlockColumn]:
     for key, (_, values) in columns.items():
         if not values.shape or len(values) != rows:
             raise ResultRefused(
-                f"it returned {_length(values)} of {key_name(key)!r} for {counted(rows, 'step')}; as many are expected"
+                f"it returned {_length(values)} of {key_name(key)!r} for {counted(rows, 'step')}, expected as many"
             )
     if not columns:
         raise ResultRefused("it returned no tensors")
@@ -175,7 +175,7 @@ def row_of(result: Any) -> dict[Key, BlockColumn]:
     columns = _columns(result, "a tensordict of one step")
     if is_tensor_collection(result) and tuple(result.batch_size):
         raise ResultRefused(
-            f"it returned a tensordict of batch size {list(result.batch_size)}; exactly one step, [], is expected"
+            f"it returned a tensordict of batch size {list(result.batch_size)}, expected exactly one step, []"
         )
     if not columns:
         raise ResultRefused("it returned no tensors")
@@ -199,7 +199,7 @@ def require_layout(found: Layout, expected: Layout, others: str) -> None:
 def _columns(result: Any, expected: str) -> dict[Key, BlockColumn]:
     if not _is_nest(result):
         returned = "None" if result is None else type(result).__name__
-        raise ResultRefused(f"it returned {returned}; {expected} is expected")
+        raise ResultRefused(f"it returned {returned}, expected {expected}")
     return {key: _column_of(value, key) for key, value in _leaves(result, ())}
 
 
@@ -234,9 +234,9 @@ def _column_of(value: Any, key: Key) -> BlockColumn:
         _known(name, str(value.dtype), key)
         return BlockColumn(name, np.ascontiguousarray(value, numpy_dtype(name)).reshape(value.shape))
     if not isinstance(value, torch.Tensor):
-        raise ResultRefused(f"it returned {type(value).__name__} under {key_name(key)!r}; a tensor is expected")
+        raise ResultRefused(f"it returned {type(value).__name__} under {key_name(key)!r}, expected a tensor")
     if value.is_nested or value.layout is not torch.strided:
-        raise ResultRefused(f"it returned a nested or sparse tensor under {key_name(key)!r}; a dense one is expected")
+        raise ResultRefused(f"it returned a nested or sparse tensor under {key_name(key)!r}, expected a dense one")
     if value.device.type == "meta":
         raise ResultRefused(f"it returned a tensor without data (on meta) under {key_name(key)!r}")
     name = str(value.dtype).removeprefix("torch.")

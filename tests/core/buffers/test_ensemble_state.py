@@ -336,6 +336,6 @@ def test_hooks_are_refused_when_they_are_registered_and_members_take_them(tmp_pa
 def test_the_checkpoint_of_an_ensemble_is_not_that_of_a_single_buffer(tmp_path: Path) -> None:
     members = rings(4, 4)
     ReplayBufferEnsemble(*members).dumps(tmp_path / "saved")
-    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, one of a single buffer is expected"):
+    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, expected one of a single buffer"):
         members[0].loads(tmp_path / "saved")
     assert len(members[0]) == 4

@@ -328,7 +328,7 @@ def test_whole_trajectories_are_refused() -> None:
     buffer = HERReplayBuffer(reached, goal_key="goal", achieved_goal_key="number", storage=LazyTensorStorage(5))
     data = data_of(rows_of([episodes([4], ["terminated"])], 4))
     buffer.extend(torch.stack([data, data]))
-    with pytest.raises(SchemaError, match=r"is \[2, 4\], one id for each of \[2\] elements is expected"):
+    with pytest.raises(SchemaError, match=r"is \[2, 4\], expected one id for each of \[2\] elements"):
         buffer.sample(4)
     buffer = HERReplayBuffer(reached, goal_key="goal", achieved_goal_key="number", storage=LazyTensorStorage(5))
     buffer.extend(torch.stack([data, data]).exclude("episode"))

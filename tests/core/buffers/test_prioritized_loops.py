@@ -90,7 +90,7 @@ def test_td_errors_in_a_batch() -> None:
         buffer.update_tensordict_priority(batch)
     with pytest.raises(RuntimeError, match="td_error"):
         buffer.update_tensordict_priority(buffer.sample().set_non_tensor("td_error", "high"))
-    with pytest.raises(ValueError, match="a tensordict is expected"):
+    with pytest.raises(ValueError, match="expected a tensordict"):
         buffer.update_tensordict_priority({"index": torch.arange(4), "td_error": torch.ones(4)})
     buffer.update_tensordict_priority(buffer.sample()[:0])
 

@@ -90,9 +90,9 @@ def test_the_sampler_of_a_buffer_may_be_replaced() -> None:
         (lambda: LinearScheduler(prioritized(), "beta", 1.0, 0), ValueError, "num_steps is 0"),
         (lambda: StepScheduler(prioritized(), "beta", n_steps=1.5), ValueError, "n_steps is 1.5"),  # type: ignore[arg-type]
         (lambda: StepScheduler(prioritized(), "beta", mode="x"), ValueError, "multiplicative or additive"),
-        (lambda: StepScheduler(prioritized(), "beta", min_value=1, max_value=0), ValueError, "a range is expected"),
+        (lambda: StepScheduler(prioritized(), "beta", min_value=1, max_value=0), ValueError, "expected a range"),
         (lambda: LambdaScheduler(prioritized(), "beta", 3), TypeError, "a function of the step"),  # type: ignore[arg-type]
-        (lambda: SchedulerList([3]), TypeError, "a scheduler is expected"),  # type: ignore[list-item]
+        (lambda: SchedulerList([3]), TypeError, "expected a scheduler"),  # type: ignore[list-item]
         (lambda: ParameterScheduler(prioritized(), "beta"), TypeError, "abstract"),  # type: ignore[abstract]
     ],
 )  # fmt: skip

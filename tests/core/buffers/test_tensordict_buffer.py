@@ -36,7 +36,7 @@ class Prioritised(RandomSampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
         keys = [tuple(row) if isinstance(row, list) else row for row in index.tolist()]
         if len(keys) != len(priority):
-            raise ValueError("as many priorities as elements are expected")
+            raise ValueError("expected as many priorities as elements")
         self.given |= dict(zip(keys, priority.tolist(), strict=True))
 
 
@@ -54,7 +54,7 @@ def made(**arguments: Any) -> TensorDictReplayBuffer:
 def test_only_tensordicts_are_written(data: object) -> None:
     buffer = made()
     for act in (buffer.extend, buffer.add):
-        with pytest.raises(ValueError, match="a tensordict is expected, found a"):
+        with pytest.raises(ValueError, match="expected a tensordict, found a"):
             act(data)
     assert len(buffer) == 0
 

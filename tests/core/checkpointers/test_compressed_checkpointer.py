@@ -259,7 +259,7 @@ def test_sharp_edge_8_files_of_a_wrong_size(leaf: str, change: str, tmp_path: Pa
         file.unlink()
     else:
         os.truncate(file, size + {"cut": -1, "longer": 1}[change])
-    message = f"is missing; {size} bytes" if change == "missing" else f"{size} are expected: it was cut or overwritten"
+    message = f"is missing; {size} bytes" if change == "missing" else f"expected {size}: it was cut or overwritten"
     refuses(file.parents[leaf.count("/") + 1], CorruptDataError, message)
 
 
@@ -327,7 +327,7 @@ def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path:
         ("metadata.json", "[" * 10**5, "nests deeper than 100 levels"),
         ("data_indices.json", "5", "must hold lists"),
         ("compressed_data/1/meta.json", "[]", "describes no vector of bytes 'data'"),
-        ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "bytes, -4 are expected"),
+        ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "bytes, expected -4"),
         ("compressed_data/1/meta.json", '{"data":{"shape":5,"dtype":"torch.uint8"}}', "describes no vector of bytes"),
         ("compressed_data/1/meta.json", '{"data":{"shape":[21],"dtype":"torch.int8"}}', "describes no vector of bytes"),
     ],

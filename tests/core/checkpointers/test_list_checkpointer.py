@@ -286,7 +286,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_a_cut_file(size: int, tmp_path: Path) -> None:
     path = saved(tmp_path)
     os.truncate(path / "items.memmap", size)
-    refuses(path, CorruptDataError, rf"items.memmap has {size} bytes, 70 are expected: it was cut or overwritten")
+    refuses(path, CorruptDataError, rf"items.memmap has {size} bytes, expected 70: it was cut or overwritten")
 
 
 def test_changed_bytes(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_changed_bytes(tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     path = saved(tmp_path)
     (path / "items.memmap").unlink()
-    refuses(path, CorruptDataError, r"items.memmap is missing; 70 bytes are expected there")
+    refuses(path, CorruptDataError, r"items.memmap is missing, expected 70 bytes")
 
 
 def test_a_checkpoint_of_another_class(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
     ("change", "message"),
     [
         ({"format": "other"}, "does not describe a list of objects"),
-        ({"format_version": 2}, "has format_version 2, 1 is expected"),
+        ({"format_version": 2}, "has format_version 2, expected 1"),
         ({"kinds": 3}, "has no list of kinds"),
         ({"items": {"a": 1}}, "or none of items"),
         ({"items": [-1]}, "names the kind -1; there are 1"),
         ({"items": [10**30]}, "names the kind 1000000000000000000000000000000; there are 1"),
         ({"items": [True]}, "names the kind True"),
         ({"items": [0.5]}, "names the kind 0.5"),
-        ({"kinds": ["x"]}, "an item is described by 'x', an object is expected"),
+        ({"kinds": ["x"]}, "an item is described by 'x', expected an object"),
         ({"kinds": [{}]}, "None is no kind of item"),
         ({"kinds": [{"type": "tensorclass", "class": "os.system"}]}, "'tensorclass' is no kind of item"),
         ({"kinds": [{"type": "named_tuple", "class": "x", "items": []}]}, "'named_tuple' is no kind of item"),
@@ -338,7 +338,7 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
         ({"kinds": [TENSOR | {"shape": [-2]}]}, r"\[-2\] is no shape"),
         ({"kinds": [TENSOR | {"shape": "2"}]}, "'2' is no shape"),
         ({"kinds": [TENSOR | {"shape": [2**62]}]}, "is the shape of no tensor"),
-        ({"kinds": [TENSOR | {"shape": [2**40]}]}, "items.memmap has 8 bytes, 4,398,046,511,104 are expected"),
+        ({"kinds": [TENSOR | {"shape": [2**40]}]}, "items.memmap has 8 bytes, expected 4,398,046,511,104"),
         ({"kinds": [TENSOR | {"array": "matrix"}]}, "'matrix' is no kind of array"),
         ({"kinds": [{"type": "tensordict", "fields": [1]}]}, r"'fields' of a described item is \[1\], a Mapping"),
         ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "batch_size": [3]}]}, "row 0 of .* contradicts"),

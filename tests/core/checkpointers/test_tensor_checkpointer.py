@@ -133,8 +133,8 @@ def test_damage_is_found_and_changes_nothing(tmp_path: Path, file: str, damage: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "has {}, an object with format_version is expected"),
-        ("[1]", "an object is expected"),
+        ("{}", "has {}, expected an object with format_version"),
+        ("[1]", "expected an object"),
         ("{", "is not JSON"),
         ('{"format_version": 99}', "has format version 99"),
     ],

@@ -79,7 +79,7 @@ def test_a_file_that_is_missing_is_not_skipped(theirs: Path) -> None:
 
 def test_a_file_that_was_cut(theirs: Path) -> None:
     os.truncate(theirs / "next" / "reward.memmap", 3)
-    with pytest.raises(CorruptDataError, match=r"reward.memmap has 3 bytes, 64 are expected"):
+    with pytest.raises(CorruptDataError, match=r"reward.memmap has 3 bytes, expected 64"):
         loaded(theirs)
 
 

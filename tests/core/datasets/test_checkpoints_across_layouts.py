@@ -145,7 +145,7 @@ def test_what_is_no_checkpoint(layouts: Path) -> None:
     opened(layouts / "packed").dumps(layouts / "saved")
     note = without_digests(layouts / "saved") / "storage" / "packed.json"
     note.write_text("{}")
-    with pytest.raises(CorruptDataError, match=r"packed\.json has {}, an object with path is expected"):
+    with pytest.raises(CorruptDataError, match=r"packed\.json has {}, expected an object with path"):
         storage.loads(note.parent)
     storage.register_load_hook(lambda data, out: data)
     with pytest.raises(UsageError, match="no row that hooks could change"):

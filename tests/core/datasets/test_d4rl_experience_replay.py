@@ -69,7 +69,7 @@ def test_arguments_by_position_and_those_without_effect(server: StaticServer, tm
         ({"terminate_on_end": True}, "terminate_on_end=True is not supported"),
         ({"use_truncated_as_done": False}, "use_truncated_as_done=False is not supported"),
         ({"max_episode_steps": 3}, "max_episode_steps would be for an environment"),
-        ({"download": "again"}, "True, False or 'force' is expected"),
+        ({"download": "again"}, "expected True, False or 'force'"),
     ],
 )
 def test_what_chooses_a_wrong_behaviour_is_refused(

@@ -58,7 +58,7 @@ def test_a_buffer_of_columns_has_texts_and_slices() -> None:
         words = [("open", "close")[int(one)] for one in batch["episode"]]
         assert list(batch["language_instruction"]) == words
     assert buffer.repo_id == "local"
-    with pytest.raises(UsageError, match="one of them is expected"):
+    with pytest.raises(UsageError, match="expected one of them"):
         LeRobotExperienceReplay.from_columns(columns(), num_slices=2, slice_len=2)
 
 
@@ -102,7 +102,7 @@ def test_clips_of_several_files_and_bins(video: Path) -> None:
     for bins, count in ((0, None), (10, None), (2, 0)):
         with pytest.raises(UsageError):
             clip.rebin(bins, count)
-    with pytest.raises(UsageError, match="one is expected"):
+    with pytest.raises(UsageError, match="expected one"):
         clip.source  # noqa: B018
     with pytest.raises(UsageError, match="one for each"):
         VideoClipRef.from_files([video], [1, 2])

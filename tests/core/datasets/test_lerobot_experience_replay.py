@@ -76,7 +76,7 @@ except FileNotFoundError as error:
     print(error)
 """,
     )
-    assert "one of them is expected" in lines[0]
-    assert "'force' is expected" in lines[1]
+    assert "expected one of them" in lines[0]
+    assert "expected 'force'" in lines[1]
     assert "a sampler was given" in lines[2]
     assert "someone/else is not in" in lines[3]

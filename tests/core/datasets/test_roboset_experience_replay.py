@@ -97,7 +97,7 @@ except FileNotFoundError as error:
     ("arguments", "sentence"),
     [
         ({"env": "door"}, "env would be for an environment"),
-        ({"download": "again"}, "True, False or 'force' is expected"),
+        ({"download": "again"}, "expected True, False or 'force'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, object], sentence: str) -> None:

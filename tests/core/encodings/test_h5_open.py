@@ -157,7 +157,7 @@ def test_plain_files_are_opened(tmp_path: Path) -> None:
 
 def test_a_fifo_is_no_hdf5_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "odd.h5")
-    with pytest.raises(FormatError, match=r"odd\.h5 is a FIFO, a regular file is expected"):
+    with pytest.raises(FormatError, match=r"odd\.h5 is a FIFO, expected a regular file"):
         open_h5(tmp_path / "odd.h5")
 
 

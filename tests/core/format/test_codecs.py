@@ -41,7 +41,7 @@ def test_a_frame_is_held_to_the_size_of_its_rows(stated: bool, others: int) -> N
 def test_a_frame_that_states_another_size_is_not_opened(stated: int) -> None:
     sound = zstandard.ZstdCompressor().compress(ROWS)
     header = bytes([0b1110_0000]) + stated.to_bytes(8, "little")  # one segment, size in eight bytes
-    with pytest.raises(CorruptDataError, match=f"a frame states {stated:,} bytes, 16 are expected"):
+    with pytest.raises(CorruptDataError, match=f"a frame states {stated:,} bytes, expected 16"):
         _unpack(sound[:4] + header + sound[6:])
 
 

@@ -36,17 +36,17 @@ def test_annotations_are_the_schema() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"count": -1}, "here has -1 as count, a count is expected"),
-        ({"count": True}, "has True as count, a whole number is expected"),
-        ({"count": 1 << 63}, "a count is expected"),
-        ({"parts": {}}, "as parts, a list is expected"),
-        ({"parts": [{"path": "a"}, {}]}, r"has {} as parts\[1\], an object with path is expected"),
-        ({"parts": [{"path": 1}]}, r"has 1 as parts\[0\].path, text is expected"),
-        ({"pair": [1]}, "as pair, a list of 2 is expected"),
-        ({"pair": ["low", 1]}, r"has 'low' as pair\[0\], a number is expected"),
-        ({"pair": [10**400, 1]}, r"pair\[0\], a number of double precision is expected"),
-        ({"kind": "tree"}, "one of dataset, checkpoint is expected"),
-        ({"kind": ["dataset"]}, "one of dataset, checkpoint is expected"),
+        ({"count": -1}, "here has -1 as count, expected a count"),
+        ({"count": True}, "has True as count, expected a whole number"),
+        ({"count": 1 << 63}, "expected a count"),
+        ({"parts": {}}, "as parts, expected a list"),
+        ({"parts": [{"path": "a"}, {}]}, r"has {} as parts\[1\], expected an object with path"),
+        ({"parts": [{"path": 1}]}, r"has 1 as parts\[0\].path, expected text"),
+        ({"pair": [1]}, "as pair, expected a list of 2"),
+        ({"pair": ["low", 1]}, r"has 'low' as pair\[0\], expected a number"),
+        ({"pair": [10**400, 1]}, r"pair\[0\], expected a number of double precision"),
+        ({"kind": "tree"}, "expected one of dataset, checkpoint"),
+        ({"kind": ["dataset"]}, "expected one of dataset, checkpoint"),
         *(
             ({"fields": [LEAF | leaf]}, r"fields\[0\]")
             for leaf in (
@@ -64,7 +64,7 @@ def test_what_does_not_meet_it_is_named_with_its_place(change: dict[str, Any], s
 
 @pytest.mark.parametrize("document", [None, [], 1, "text"])
 def test_another_document_altogether_is_refused_with_the_error_asked_for(document: Any) -> None:
-    with pytest.raises(CorruptDataError, match=r"here has .*, an object is expected"):
+    with pytest.raises(CorruptDataError, match=r"here has .*, expected an object"):
         decode(Document, document, "here", CorruptDataError)
 
 

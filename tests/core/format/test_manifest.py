@@ -59,18 +59,18 @@ def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("steps", "5", "has '5' as steps, a whole number is expected"),
+        ("steps", "5", "has '5' as steps, expected a whole number"),
         ("layout", "zip", "as layout, one of ted, packed"),
-        ("request", {"source": 1, "asked": "", "id": ""}, "has 1 as request.source, text is expected"),
-        ("provenance", [{}], r"as provenance\[0\], an object with verb is expected"),
+        ("request", {"source": 1, "asked": "", "id": ""}, "has 1 as request.source, expected text"),
+        ("provenance", [{}], r"as provenance\[0\], expected an object with verb"),
         ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}] * 2, "a file of their own"),
-        ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}], "an object with min is expected"),
-        ("files", [{"path": "a/../../b", "size": 0, "digest": ""}], "a path inside the folder is expected"),
-        ("files", [{"path": "/".join("a" * 2000), "size": 0, "digest": ""}], "a path inside the folder is expected"),
-        ("boundary", {"both": None}, "has None as boundary.both, a whole number is expected"),
-        ("renamed_keys", {"a": 1}, "has 1 as renamed_keys.a, text is expected"),
-        ("notes", "none", "as notes, a list is expected"),
-        ("spaces", [], "as spaces, an object is expected"),
+        ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}], "expected an object with min"),
+        ("files", [{"path": "a/../../b", "size": 0, "digest": ""}], "expected a path inside the folder"),
+        ("files", [{"path": "/".join("a" * 2000), "size": 0, "digest": ""}], "expected a path inside the folder"),
+        ("boundary", {"both": None}, "has None as boundary.both, expected a whole number"),
+        ("renamed_keys", {"a": 1}, "has 1 as renamed_keys.a, expected text"),
+        ("notes", "none", "as notes, expected a list"),
+        ("spaces", [], "as spaces, expected an object"),
     ],
 )
 def test_a_document_of_other_types_is_refused_with_its_place(folder: Path, name: str, value: Any, said: str) -> None:

@@ -207,7 +207,7 @@ def edit_schema(folder: Path, edit: Callable[[dict[str, object]], None]) -> None
         (lambda document: document["fields"][0].update(codec="zstd:99"), FormatError, "levels 1 to 22"),
         (lambda document: document.update(version=2), FormatError, "reads up to 1"),
         (lambda document: document.update(format="parquet"), FormatError, "its format is 'parquet'"),
-        (lambda document: document.pop("fields"), FormatError, "an object with fields is expected"),
+        (lambda document: document.pop("fields"), FormatError, "expected an object with fields"),
     ],
 )
 def test_an_edited_schema_is_refused(
@@ -231,7 +231,7 @@ def test_swapped_files_are_found(packed: Path) -> None:
 
 def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
     write_plan(PLAN, tmp_path / "ted")
-    with pytest.raises(FormatError, match="has layout ted, packed is expected"):
+    with pytest.raises(FormatError, match="has layout ted, expected packed"):
         PackedReader(tmp_path / "ted")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "records.bin").write_bytes(b"abc")

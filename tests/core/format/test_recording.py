@@ -223,7 +223,7 @@ def test_where_nothing_is_said_of_truncation_only_the_end_truncates(tmp_path: Pa
         (FLAGS, {}, r"none was found; needed is 'next\.terminated', or both others"),
         (FLAGS[1:], {}, r"'next\.done' was found; needed is 'next\.terminated', or both others"),
         (FLAGS[:2], {}, r"'next\.truncated' was found; needed is 'next\.terminated', or both others"),
-        ([], {FLAGS[0]: torch.ones(2, 1)}, r"'next\.done' is float32, bool is expected"),
+        ([], {FLAGS[0]: torch.ones(2, 1)}, r"'next\.done' is float32, expected bool"),
         (FLAGS[2:], {FLAGS[0]: torch.ones(2, 3, 1, dtype=torch.bool)}, "differ in shape"),
     ],
 )

@@ -41,7 +41,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, use: Callable[[Path], obj
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
         for name, kind in {"fifo": "a FIFO", "link": "a FIFO", "socket": "a socket", "/dev/zero": "a device"}.items():
-            with pytest.raises(rbtool.FormatError, match=f"{name} is {kind}, a regular file is expected"):
+            with pytest.raises(rbtool.FormatError, match=f"{name} is {kind}, expected a regular file"):
                 use(Path(name))
 
 

@@ -69,7 +69,7 @@ def test_cut_and_missing_files_are_found(tmp_path: Path) -> None:
     write_walks(tmp_path / "data", [(4, "open")])
     path = tmp_path / "data" / leaf_path(("next", "reward"))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptDataError, match=r"reward.memmap has 31 bytes, 32 are expected"):
+    with pytest.raises(CorruptDataError, match=r"reward.memmap has 31 bytes, expected 32"):
         read_tree(OpenFiles(tmp_path / "data"))
     path.unlink()
     with pytest.raises(CorruptDataError, match="is missing"):

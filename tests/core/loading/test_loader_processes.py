@@ -207,7 +207,7 @@ def test_an_error_in_a_worker_keeps_its_type_and_its_words(walks: Walks) -> None
 def test_what_the_data_set_decides_is_refused(walks: Walks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rbtool.TorchLoader(opened(walks("ragged")), **options)
-    with pytest.raises(ValueError, match="a torch dataset is expected"):
+    with pytest.raises(ValueError, match="expected a torch dataset"):
         rbtool.TorchLoader(rbtool.load_dataset(walks("ragged"), BATCH))  # type: ignore[arg-type]
 
 

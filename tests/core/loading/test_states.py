@@ -105,7 +105,7 @@ def test_a_state_of_other_contents_is_refused(walks: Walks, tmp_path: Path) -> N
     write_walks(tmp_path / "other", EPISODES["ragged"], seed=9)
     with pytest.raises(RuntimeError, match="content"):
         opened(tmp_path / "other").load_state_dict(opened(walks("ragged")).state_dict())
-    with pytest.raises(RuntimeError, match="state of a torch dataset is expected"):
+    with pytest.raises(RuntimeError, match="expected the state of a torch dataset"):
         opened(walks("ragged")).load_state_dict({"epoch": 1})
 
 

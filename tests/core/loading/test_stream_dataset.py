@@ -137,7 +137,7 @@ def test_a_state_of_another_part_is_refused(stream: Any) -> None:
 def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", EPISODES)
     buffer: Any = rbtool.load_dataset(tmp_path / "walks", 5)
-    with pytest.raises(rbtool.UsageError, match="a stream is expected"):
+    with pytest.raises(rbtool.UsageError, match="expected a stream"):
         rbtool.StreamDataset(buffer)
     with pytest.raises(rbtool.UsageError, match="no batch size"):
         rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", streaming=True))

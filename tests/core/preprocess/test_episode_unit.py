@@ -152,7 +152,7 @@ def second(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda td: None, "it returned None; a tensordict of some rows is expected"),
+        (lambda td: None, "it returned None, expected a tensordict of some rows"),
         (lambda td: {}, "it returned no tensors"),
         (lambda td: td[0], "it returned no rows of"),
         (lambda td: td.exclude("action"), "the result lacks action; it must have the keys of the first episode"),

@@ -87,7 +87,7 @@ def test_names_that_say_nothing(name: str, message: str) -> None:
         ("def normalise(x): ...", "normalize", "has no function 'normalize'; did you mean 'normalise'?"),
         ("def normalise(x): ...", "zzz", "has no function 'zzz'; it has normalise"),
         ("import os", "zzz", "has no function 'zzz'$"),
-        ("f = 3", "f", "'f' in .* is an int, a function is expected"),
+        ("f = 3", "f", "'f' in .* is an int, expected a function"),
         ("def f(x:", "f", "cannot be imported: SyntaxError: "),
         ("import nowhere_51", "f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_51'"),
         ("1 / 0", "f", "cannot be imported: ZeroDivisionError: division by zero"),

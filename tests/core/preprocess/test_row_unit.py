@@ -162,8 +162,8 @@ def from_row_11(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: None, "it returned None; a tensordict of one step is expected"),
-        (lambda row: row["action"], "it returned Tensor; a tensordict of one step"),
+        (lambda row: None, "it returned None, expected a tensordict of one step"),
+        (lambda row: row["action"], "it returned Tensor, expected a tensordict of one step"),
         (lambda row: {}, "it returned no tensors"),
         (lambda row: row.unsqueeze(0), r"it returned a tensordict of batch size \[1\]; exactly one step, \[\], is"),
         (lambda row: row.exclude("action"), "the result lacks action; it must have the keys of the first row"),
@@ -175,7 +175,7 @@ def from_row_11(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
         ),
         (lambda row: row.set("episode", torch.zeros(2, 2).to_sparse()), "nested or sparse tensor under 'episode'"),
         (lambda row: row.to("meta"), "without data"),
-        (lambda row: row.set("episode", "text"), "it returned str|under 'episode'; a tensor is expected"),
+        (lambda row: row.set("episode", "text"), "it returned str|under 'episode', expected a tensor"),
         (lambda row: {**row, 3: row["action"]}, "it returned the key 3 of type int"),
     ],
 )

@@ -96,7 +96,7 @@ def test_batches_that_cannot_be_are_refused(options: Any, batch: int, error: typ
 
 def test_a_signal_of_the_wrong_rank_is_refused() -> None:
     ids = storage(episode=torch.zeros(6, 2).long())
-    with pytest.raises(RuntimeError, match=r"'episode' is \[6, 2\], one id for each of \[6\] elements"):
+    with pytest.raises(RuntimeError, match=r"'episode' is \[6, 2\], expected one id for each of \[6\] elements"):
         SliceSampler(slice_len=2).sample(ids, 4)
     lanes = LazyTensorStorage(12, ndim=2)
     lanes.set(range(6), TensorDict({"x": torch.zeros(6, 2)}, [6, 2]))

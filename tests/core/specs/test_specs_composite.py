@@ -98,7 +98,7 @@ def test_an_entry_named_shape_by_keyword_is_refused() -> None:
     ("arguments", "error", "says"),
     [
         (({}, {}), RuntimeError, "2 positional"),
-        ((Categorical(2),), RuntimeError, "a dict of specs is expected"),
+        ((Categorical(2),), RuntimeError, "expected a dict of specs"),
         (({"a": 3},), TypeError, "'a' is a int"),
         (({3: Categorical(2)},), TypeError, "3 is no key"),
     ],
@@ -224,7 +224,7 @@ def test_the_type_check_names_the_entry() -> None:
         spec.type_check(spec.rand().set(("inner", "number"), torch.tensor(1.0)))
     with pytest.raises(KeyError, match="'inner'"):
         spec.type_check({"action": torch.zeros(2)})
-    with pytest.raises(TypeError, match="a tensordict is expected"):
+    with pytest.raises(TypeError, match="expected a tensordict"):
         spec.type_check(torch.zeros(2))
 
 

@@ -96,7 +96,7 @@ def test_encoded_values_can_be_remembered() -> None:
 
 
 def test_a_type_check_says_what_was_found() -> None:
-    with pytest.raises(TypeError, match=r"'x' is of type torch.int32, a tensor of torch.float32"):
+    with pytest.raises(TypeError, match=r"'x' is of type torch.int32, expected a tensor of torch.float32"):
         Unbounded((1,)).type_check(torch.zeros(1, dtype=torch.int32), "x")
     with pytest.raises(TypeError, match="the value is a list"):
         Unbounded((1,)).type_check([1.0])

@@ -106,7 +106,7 @@ except OSError as error:
 def test_a_cut_file_is_refused_not_mapped(walks: Path) -> None:
     path = walks / leaf_path(("observation",))
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(CorruptDataError, match=r"239 bytes, 240 are expected"):
+    with pytest.raises(CorruptDataError, match=r"239 bytes, expected 240"):
         dataset_tensors(walks)
     path.unlink()
     with pytest.raises(CorruptDataError, match="missing"):

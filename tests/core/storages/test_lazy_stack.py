@@ -65,7 +65,7 @@ def test_a_tensorclass_is_kept() -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("text", "a str cannot be stacked lazily, a tensordict is expected"),
+        ("text", "a str cannot be stacked lazily, expected a tensordict"),
         (torch.zeros(2), "a Tensor cannot be stacked lazily"),
         (TensorDict({}, []), "tensordicts of 0 and 1 batch dimensions cannot be in one lazy stack"),
         (TensorDict({}, [2, 3]), "tensordicts of 1 and 2 batch dimensions"),
@@ -82,7 +82,7 @@ def test_what_cannot_be_stacked_is_refused_and_changes_nothing(item: object, mes
 def test_a_stack_dim_that_cannot_be() -> None:
     with pytest.raises(SchemaError, match="tensordicts of 1 batch dimensions have no dimension 2"):
         filled(stack_dim=2)
-    with pytest.raises(UsageError, match="an int is expected"):
+    with pytest.raises(UsageError, match="expected an int"):
         LazyStackStorage(3, stack_dim=0.5)
 
 

@@ -269,7 +269,7 @@ def test_a_file_that_was_cut_is_an_error_in_the_child_not_its_end(tmp_path: Path
     storage = filled(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
     assert storage._maps is not None
     os.truncate(tmp_path / "maps" / "next" / "c.memmap", 8)
-    with pytest.raises(CorruptDataError, match="8 bytes, 320 are expected"):
+    with pytest.raises(CorruptDataError, match="8 bytes, expected 320"):
         storage._maps.open()
 
 

@@ -192,7 +192,7 @@ def test_a_buffer_goes_on_with_the_same_batches(odd: Path, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_opened_is_said(odd: Path, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="has layout ted, packed is expected"):
+    with pytest.raises(FormatError, match="has layout ted, expected packed"):
         PackedStorage(odd / "ted")
     write_plan(DatasetPlan((), (), (), ()), tmp_path / "none")
     with pytest.raises(UsageError, match="has no steps"):

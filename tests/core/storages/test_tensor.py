@@ -244,8 +244,8 @@ def without(key: tuple[str, ...]) -> TensorDict:
     ("data", "message"),
     [
         (steps(3), r"action is torch.int16 \[3, 2\], expected torch.int16 \[2, 2\]"),
-        (without(("next", "reward")), "the entry 'next' lacks reward; the entries observation, reward are expected"),
-        (steps(2).set("extra", torch.zeros(2)), "the data brings the new extra; the entries action, next are expected"),
+        (without(("next", "reward")), "the entry 'next' lacks reward, expected the entries observation, reward"),
+        (steps(2).set("extra", torch.zeros(2)), "the data brings the new extra, expected the entries action, next"),
         (steps(2).set("action", numbers(2, 2)), "action is torch.float32"),
         (numbers(2), "the data is a Tensor"),
         ({"action": numbers(2, 2, dtype=torch.int16), "next": 1}, "the entry 'next' is a int"),

@@ -169,7 +169,7 @@ class KeepsFew(Changed):
 
 @pytest.mark.parametrize("kind", [KeepsByNumbers, KeepsFew])
 def test_a_mask_of_another_form_is_refused(kind: type[RowOperation]) -> None:
-    with pytest.raises(SchemaError, match=r"bool .* is expected"):
+    with pytest.raises(SchemaError, match=r"expected bool"):
         suite(kind).test_rows_stay_unless_it_drops_rows()
 
 

@@ -247,7 +247,7 @@ def test_columns_of_numbers_become_a_mapped_tensordict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"a": [[1], [1, 2]]}, {}, "rows of 'a' have different shapes"), ({"a": ["x"]}, {}, "numbers are expected"),
+        ({"a": [[1], [1, 2]]}, {}, "rows of 'a' have different shapes"), ({"a": ["x"]}, {}, "expected numbers"),
         ({"a": [1]}, {"batch_dims": 2}, "have not 2 dimensions in common"),
     ],
 )  # fmt: skip
@@ -261,7 +261,7 @@ def test_columns_that_are_no_tensor_are_refused(
 
 
 def test_two_ways_to_name_a_tokenizer_are_refused(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of them is expected"):
+    with pytest.raises(UsageError, match="expected one of them"):
         loader(saved, tmp_path, tokenizer_model_name="gpt2")
     with pytest.raises(UsageError, match="valid_size is 0"):
         loader(saved, tmp_path, valid_size=0)

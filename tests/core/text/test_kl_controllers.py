@@ -62,13 +62,13 @@ def test_a_model_without_a_coefficient_is_an_attribute_error() -> None:
 )  # fmt: skip
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> None:
     ((name, _),) = arguments.items()
-    with pytest.raises(UsageError, match=f"{name} is .* a number above 0 is expected"):
+    with pytest.raises(UsageError, match=f"{name} is .* expected a number above 0"):
         AdaptiveKLController(**{"init_kl_coef": 0.1, "target": 6.0, "horizon": 10, **arguments})
 
 
 @pytest.mark.parametrize("coef", [-0.1, NAN, INFINITE, "much", True])
 def test_a_constant_that_is_no_coefficient_is_refused(coef: Any) -> None:
-    with pytest.raises(UsageError, match="a number from 0 is expected"):
+    with pytest.raises(UsageError, match="expected a number from 0"):
         ConstantKLController(kl_coef=coef)
 
 

@@ -229,7 +229,7 @@ def test_a_model_without_end_and_pad_tokens_needs_a_pad_token() -> None:
 
 
 def test_models_and_settings_that_make_other_texts_are_refused() -> None:
-    with pytest.raises(UsageError, match="a causal model is expected"):
+    with pytest.raises(UsageError, match="expected a causal model"):
         RolloutFromModel(tiny_model(is_encoder_decoder=True), tiny_model(), Scores())
     several = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=STEPS, pad_token_id=PAD)
     made = RolloutFromModel(tiny_model(), tiny_model(1), Scores(), max_new_tokens=STEPS)
@@ -255,5 +255,5 @@ def test_prompts_that_do_not_fit_are_refused(places: int, change: Callable[[Prom
 @pytest.mark.parametrize("returned", [3, (1, 2), (None, torch.zeros(2))])
 def test_a_reward_model_that_returns_no_scores_is_refused(returned: Any) -> None:
     made = RolloutFromModel(Scripted(ENDS), tiny_model(), lambda **inputs: returned, max_new_tokens=STEPS)
-    with pytest.raises(SchemaError, match="a pair with 3 scores second is expected"):
+    with pytest.raises(SchemaError, match="expected a pair with 3 scores second"):
         made.rollout_from_data(batch_of())

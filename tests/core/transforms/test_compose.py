@@ -54,7 +54,7 @@ def test_kinds_of_transforms() -> None:
     assert type(as_transform(len)) is CallableTransform
     assert type(as_transform(nn.Linear(1, 1))) is CallableTransform
     assert type(as_transform(Add(1.0), invert=True)) is InvertTransform
-    with pytest.raises(RuntimeError, match="a transform or a callable is expected, found a int"):
+    with pytest.raises(RuntimeError, match="expected a transform or a callable, found a int"):
         as_transform(3)
 
 

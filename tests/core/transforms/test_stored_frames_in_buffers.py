@@ -75,7 +75,7 @@ def test_a_batch_alone_is_refused() -> None:
 
 def test_whole_trajectories_are_refused() -> None:
     rows = flagged(8, (7,)).reshape(2, 4)
-    with pytest.raises(SchemaError, match="single steps are expected"):
+    with pytest.raises(SchemaError, match="expected single steps"):
         ReplayBuffer(storage=TensorStorage(rows), transform=stack())[:]
 
 

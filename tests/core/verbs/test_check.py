@@ -185,14 +185,14 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
     for name in ("next/truncated.memmap", "action.memmap"):
         (walks / name).unlink()
     rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
-    assert ("TED011", f"{walks / 'action.memmap'} is missing; 248 bytes are expected there") in rules
+    assert ("TED011", f"{walks / 'action.memmap'} is missing, expected 248 bytes") in rules
     from rbtool.core.ted.rules import SchemaRule, SingletonRule
 
     messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
     assert messages == [
         "there is no 'next.truncated'",
         "there are no actions: no field is 'action'",
-        "'next.reward' has rows of shape [], a trailing 1 is expected",
+        "'next.reward' has rows of shape [], expected a trailing 1",
     ]
 
 

@@ -91,19 +91,19 @@ def test_a_dry_run_writes_nothing(work):
 @pytest.mark.parametrize(
     ("arguments", "more", "error", "words"),
     [
-        ((["data/a"], "m.toml"), {}, UsageError, "one dataset to mix, two or more are expected"),
-        (([], "m.toml"), {}, UsageError, "no dataset to mix, two or more"),
+        ((["data/a"], "m.toml"), {}, UsageError, "one dataset to mix, expected two or more"),
+        (([], "m.toml"), {}, UsageError, "no dataset to mix, expected two or more"),
         (("data/a", "m.toml"), {}, UsageError, "one dataset to mix"),
         ((["data/a", "data/b"], "data/b"), {}, UsageError, "no name of a mixture file, which ends in .toml"),
         ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
         ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "there is nothing at data/c"),
         ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
         ((["data/a", "data"], "m.toml"), {}, FormatError, "is no dataset and no checkpoint"),
-        ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, a number from 0 is expected"),
+        ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
         ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "1 weights were given for 2 datasets"),
-        ((["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError, "the weights are 'sise', numbers or 'size'"),
+        ((["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError, "the weights are 'sise', expected numbers or 'size'"),
         ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
         ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
     ],
@@ -141,7 +141,7 @@ def test_weights_follow_names(work, tmp_path, words, found):
 
 
 def test_a_weight_that_is_not_clear_is_refused(work):
-    with pytest.raises(UsageError, match="the weight of data/a is 'half', a number is expected"):
+    with pytest.raises(UsageError, match="the weight of data/a is 'half', expected a number"):
         weighted_names(["data/a:half", "data/b:1"])
     with pytest.raises(UsageError, match="data/b has no weight, and others have one"):
         weighted_names(["data/a:1", "data/b"])
@@ -275,7 +275,7 @@ def test_verbs_for_one_dataset_refuse_a_mixture_and_the_parts_of_a_split(work):
             with pytest.raises(UsageError, match=words):
                 run(path)
     for run in (rbtool.load_dataset, rbtool.sample, rbtool.check):
-        with pytest.raises(UsageError, match="holds the parts of a split, one of them is expected: train, val"):
+        with pytest.raises(UsageError, match="holds the parts of a split, expected one of them: train, val"):
             run("parts")
     assert not Path("x").exists()
 
@@ -295,5 +295,5 @@ def test_inspect_shows_the_parts_of_a_split_and_what_became_of_them(work):
     problems = [part.problem for part in rbtool.inspect("parts").parts]
     assert problems == ["damaged", "changed since the split", "missing"]
     Path("parts/split.json").write_text(json.dumps({"made": 3}))
-    with pytest.raises(RbtoolError, match=r"split.json has .* is expected"):
+    with pytest.raises(RbtoolError, match=r"split.json has .* expected"):
         rbtool.inspect("parts")

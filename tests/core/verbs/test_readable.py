@@ -68,14 +68,14 @@ def of(dataset: Path, verb: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "code", "sentence", "hint"),
     [
-        ("plain", 2, "is the checkpoint of a replay buffer, a dataset or", "rb.loads('{place}/plain')"),
-        ("list", 2, "is the checkpoint of a replay buffer, a dataset or", "rb.loads('{place}/list')"),
+        ("plain", 2, "is the checkpoint of a replay buffer, expected a dataset or", "rb.loads('{place}/plain')"),
+        ("list", 2, "is the checkpoint of a replay buffer, expected a dataset or", "rb.loads('{place}/list')"),
         ("flat", 2, "is the checkpoint of a replay buffer", "its steps alone are in {place}/flat/storage"),
         ("h5", 2, "is the checkpoint of a replay buffer", "its steps alone are in {place}/h5/storage/checkpoint.h5"),
         ("plain/storage", 2, "is part of the checkpoint of a replay buffer", "rb.loads('{place}/plain')"),
         ("list/writer", 2, "is part of the checkpoint of a replay buffer", "rb.loads('{place}/list')"),
         ("storage", 2, "is the checkpoint of a storage", "storage.loads('{place}/storage')"),
-        ("empty", 4, "is an empty folder, a dataset or a checkpoint is expected", ""),
+        ("empty", 4, "is an empty folder, expected a dataset or a checkpoint", ""),
         ("folder", 1, NEITHER, "name the folder of the dataset itself"),
         ("damaged", 1, "was an rbtool dataset or checkpoint, but", ""),
         ("folder/words.txt", 1, "is no dataset and no checkpoint", ""),

@@ -187,7 +187,7 @@ def test_the_episode_table_serves_where_no_leaf_names_episodes(written, case: st
 @pytest.mark.parametrize(
     ("dtype", "role", "shape", "value", "message"),
     [
-        ("bool", "info", (), True, r"--priority is 'x', which is bool \[\]: real numbers are expected"),
+        ("bool", "info", (), True, r"--priority is 'x', which is bool \[\], expected real numbers"),
         ("uint8", "text", (4,), 65, "--priority is 'x', which is text"),
         ("complex64", "info", (), 1j, "--priority is 'x', which is complex64"),
         ("float32", "info", (0,), 0.0, r"--priority is 'x', which is float32 \[0\]"),

@@ -39,7 +39,7 @@ def test_for_how_long(seconds, asked, limit) -> None:
     ("seconds", "asked", "message"),
     [
         (1.0, False, "--seconds says for how long to measure, and no time is taken"),
-        (0.0, True, "--seconds is 0.0, a time above 0"),
+        (0.0, True, "--seconds is 0.0, expected a time above 0"),
         (math.nan, True, "--seconds is nan"),
         (math.inf, True, "--seconds is inf"),
     ],

@@ -91,7 +91,7 @@ def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
         ("slice", {**LENGTH, "strict": True, "pad": True}, "--strict and --pad were given"),
         ("slice", {}, "the sampler slice needs the length or the number of slices"),
         ("prioritized-slice", {}, "the sampler prioritized-slice needs the length or the number of slices"),
-        ("prioritized", {"alpha": -0.1}, "--alpha is -0.1, a finite number from 0"),
+        ("prioritized", {"alpha": -0.1}, "--alpha is -0.1, expected a finite number from 0"),
         ("prioritized", {"alpha": float("nan")}, "--alpha is nan"),
         ("prioritized", {"beta": float("inf")}, "--beta is inf"),
     ],

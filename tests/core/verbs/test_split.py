@@ -229,8 +229,8 @@ def test_shares_are_rounded_by_largest_remainder():
 
 @pytest.mark.parametrize(
     ("shares", "what"),
-    [((0.8, 0.3, None), r"0.8 \+ 0.3 add up to 1.1, 1 is expected"), ((0.5, 0.2, 0.2), "add up to 0.9"),
-     ((1.5, None, None), "--train is 1.5, a fraction above 0 and below 1"), ((1.2, -0.2, None), "--train is 1.2"),
+    [((0.8, 0.3, None), r"0.8 \+ 0.3 add up to 1.1, expected 1"), ((0.5, 0.2, 0.2), "add up to 0.9"),
+     ((1.5, None, None), "--train is 1.5, expected a fraction above 0 and below 1"), ((1.2, -0.2, None), "--train is 1.2"),
      ((None, None, None), "no fraction is given"), ((0.5, None, None), "only --train is given"),
      ((0.8, 0.2, 0.0), "--test is 0"), ((float("nan"), 0.5, None), "--train is nan")],
 )  # fmt: skip
@@ -411,5 +411,5 @@ def test_compression_is_kept_and_restored(walks, tmp_path):
 
 def test_the_folder_of_the_parts_is_no_dataset_and_the_parts_are_named(walks, tmp_path):
     rbtool.split(walks, tmp_path / "s", train=0.5, val=0.5)
-    with pytest.raises(rbtool.UsageError, match="holds the parts of a split, one of them is expected: train, val"):
+    with pytest.raises(rbtool.UsageError, match="holds the parts of a split, expected one of them: train, val"):
         rbtool.merge([tmp_path / "s", walks], tmp_path / "m")

@@ -45,7 +45,7 @@ def test_a_batch_is_counted_along_its_first_dimension(batch: object) -> None:
 
 def test_edge_01_8_leaves_that_disagree_are_named() -> None:
     batch = {"a": torch.zeros(3), "b": (torch.zeros(4), torch.zeros(3))}
-    with pytest.raises(SchemaError, match=r"leaves of one length are expected, a has 3, b.0 has 4, b.1 has 3"):
+    with pytest.raises(SchemaError, match=r"expected leaves of one length, a has 3, b.0 has 4, b.1 has 3"):
         batch_length(batch)
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_batch_is_a_type_error(batch: object, message: str) -> None:
 @pytest.mark.parametrize("batch", [[], (), {}, torch.zeros(0, 2), td(0), {"a": torch.zeros(0)}, range(0)])
 @pytest.mark.parametrize("kind", [IndexError, RuntimeError])
 def test_an_empty_batch_is_an_index_error_and_a_runtime_error(batch: object, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="at least one element is expected, found none"):
+    with pytest.raises(kind, match="expected at least one element, found none"):
         batch_length(batch)
 
 
@@ -92,5 +92,5 @@ def test_rows_hold_the_elements_asked_for(data: object, batch: bool, ndim: int, 
 
 
 def test_rows_of_too_few_dimensions_are_refused() -> None:
-    with pytest.raises(SchemaError, match=r"at least 2 dimensions is expected here, found \[4\]"):
+    with pytest.raises(SchemaError, match=r"expected data with at least 2 dimensions, found \[4\]"):
         capacity_rows(10, 2, TensorDict({"a": torch.zeros(4, 3)}, [4]), batch=True)

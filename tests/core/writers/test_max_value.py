@@ -279,7 +279,7 @@ def test_a_folder_of_another_writer_is_refused(tmp_path) -> None:
     RoundRobinWriter().dumps(tmp_path)
     with pytest.raises(FormatError, match="it has no rank_key"):
         top().loads(tmp_path)
-    with pytest.raises(SchemaError, match="a ranking is expected in the state, found _cursor"):
+    with pytest.raises(SchemaError, match="expected a ranking in the state, found _cursor"):
         top().load_state_dict(RoundRobinWriter().state_dict())
 
 

@@ -56,7 +56,7 @@ def test_without_such_an_operation_nobody_chooses():
         ({"filter": "lenght > 3"}, "names 'lenght', which is not there; did you mean 'length'"),
         ({"filter": "length"}, "compares 'length', which is neither true nor false, with nothing"),
         ({"filter": "has_seed and not seed"}, "compares 'seed'"),
-        ({"filter": "1"}, "a comparison is expected"),
+        ({"filter": "1"}, "expected a comparison"),
         ({"filter": "length[0] > 3"}, "episodes have one length"),
         ({"filter": "__import__('os')"}, "not understood"),
         ({"filter": "length > 1000"}, "none of 4 episodes is left by length > 1000"),

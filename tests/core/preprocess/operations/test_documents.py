@@ -91,11 +91,11 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
         ("[[operation]]\nname = 'casst'\n", "operation 1 is 'casst', which is none; did you mean 'cast'"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\n", r"operation 1 \(cast\) lacks 'dtype'"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtpe = 'x'\n", r"\(cast\) has 'dtpe', .* did you mean 'dtype'"),
-        ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtype = 3\n", r"\(cast\) has dtype = 3, a text is expected"),
+        ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtype = 3\n", r"\(cast\) has dtype = 3, expected a text"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtype = 'flaot32'\n", "did you mean 'float32'"),
-        ("[[operation]]\nname = 'select'\nkeys = 'a'\n", "keys = 'a', a list of texts is expected"),
-        ("[[operation]]\nname = 'n-step'\nn = 2.5\ngamma = 1\n", "n = 2.5, a whole number is expected"),
-        ("[[operation]]\nname = 'n-step'\nn = true\ngamma = 1\n", "n = True, a whole number is expected"),
+        ("[[operation]]\nname = 'select'\nkeys = 'a'\n", "keys = 'a', expected a list of texts"),
+        ("[[operation]]\nname = 'n-step'\nn = 2.5\ngamma = 1\n", "n = 2.5, expected a whole number"),
+        ("[[operation]]\nname = 'n-step'\nn = true\ngamma = 1\n", "n = True, expected a whole number"),
         ("[[operation]]\nname = 'flatten'\nkey = 'a'\n", "'key', which it does not know"),
         ("[[operation]]\nname = 'where'\ncondition = 'a >'\n", "is not understood"),
         ("[[operation]]\nname = 'flatten'\n[[operation]]\nname = 'episodes'\nnumbers = '0'\n", "comes after flatten"),
@@ -117,7 +117,7 @@ def test_files_that_are_not_understood(tmp_path, text, words):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="a pipeline file is expected"):
+    with pytest.raises(DatasetNotFoundError, match="expected a pipeline file"):
         program_of(pipeline=tmp_path / "no.toml")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         program_of(pipeline=tmp_path)
@@ -132,7 +132,7 @@ def test_files_that_are_not_there(tmp_path):
         (({"select": "a"}, "p.toml"), "operations and pipeline were given"),
         ((None, "p.toml", "m.json"), "pipeline and replay were given"),
         (({"sellect": "a"},), "no operation 'sellect'; did you mean 'select'"),
-        (({"select": 3},), "a text or a list of them is expected"),
+        (({"select": 3},), "expected a text or a list of them"),
         (({"rename": "ab"},), "it is written old=new"),
     ],
 )

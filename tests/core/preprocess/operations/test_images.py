@@ -55,7 +55,7 @@ def test_what_surrounds_an_image_never_matters(rows, do):
         ((2, 8, 8, 3), "image=8x8", r"its rows are \[2, 8, 8, 3\]"),
         ((8, 8, 8), "image=4x4", r"which dimension of \[8, 8, 8\] are the channels is not clear"),
         ((3, 8, 3), "image=4x4", "is not clear"),
-        ((8, 8, 8), "image=4x4:cwh", "hwc or chw is expected; did you mean 'chw'"),
+        ((8, 8, 8), "image=4x4:cwh", "expected hwc or chw; did you mean 'chw'"),
     ],
 )
 def test_what_cannot_be_resized(rows, do, shape, resize, words):

@@ -127,7 +127,7 @@ def test_every_reward_under_next_is_summed(rows, do):
         ({"n_step": 3}, "n-step needs a discount"),
         ({"mc_return": True}, "mc-return needs a discount"),
         ({"n_step": 0, "gamma": 0.9}, "0 steps ahead"),
-        ({"n_step": 2.5, "gamma": 0.9}, "a whole number is expected"),
+        ({"n_step": 2.5, "gamma": 0.9}, "expected a whole number"),
         ({"n_step": 2, "gamma": 1.5}, "the discount of n-step is 1.5"),
         ({"return_to_go": True, "gamma": 0}, "the discount of return-to-go is 0.0"),
         ({"return_to_go": True, "gamma": "x"}, "gamma is 'x'"),

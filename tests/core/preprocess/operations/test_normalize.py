@@ -157,7 +157,7 @@ def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
 @pytest.mark.parametrize(
     ("operations", "words"),
     [
-        ({"normalize": "action:mean-sdt"}, "one of mean-std, min-max, quantile is expected; did you mean 'mean-std'"),
+        ({"normalize": "action:mean-sdt"}, "expected one of mean-std, min-max, quantile; did you mean 'mean-std'"),
         ({"normalize": "done"}, "done of bool"),
         ({"normalize": "episode"}, "id of int64"),
         ({"normalize": "next.observation"}, "has to stay like it"),
@@ -177,7 +177,7 @@ def test_one_pass_cannot_measure_what_another_changes():
 
 def test_constants_of_other_fields_are_refused(rows, work):
     program = Program((NormalizeFields("action", "mean-std", (Constants("action", (0.0,), (1.0,)),)),))
-    with pytest.raises(UsageError, match="normalize has 1 constants for 'action', 2 are expected"):
+    with pytest.raises(UsageError, match="normalize has 1 constants for 'action', expected 2"):
         work(rows([2]), program)
 
 
