@@ -101,7 +101,7 @@ class Codec(ABC):
     def refuse_too_few(data: bytes, size: int) -> None:
         """Raise CorruptDataError for a size that compressed bytes cannot stand for, before memory is taken for it."""
         if size > len(data) * _MOST_PER_BYTE:
-            raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold {size:,}")
+            raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold the {size:,} expected")
 
     def decompress(self, data: bytes, size: int) -> bytes:
         """Undo `compress`, which must give `size` bytes; else CorruptDataError. No more memory than that is used."""

@@ -132,7 +132,7 @@ class TensorDictTokenizer:
         if len(ids) and found.lengths.max() > self.max_length:
             at = int(found.lengths.argmax())
             raise UsageError(
-                f"text {at} has {found.lengths[at]:,} tokens, expected and at most {self.max_length:,}",
+                f"text {at} has {found.lengths[at]:,} tokens, expected at most {self.max_length:,}",
                 hint="truncation=True cuts it, max_length=N makes room",
             )
         return found

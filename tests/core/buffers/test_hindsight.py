@@ -306,15 +306,15 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], error: type[Excep
     ("change", "options", "error", "words"),
     [
         (lambda data: data, {"reward_fn": lambda rows: torch.ones(6, 1)}, UsageError, "depends on the goal"),
-        (lambda data: data, {"reward_fn": lambda rows: torch.ones(6)}, UsageError, r"\[6\], rewards of shape \[6, 1\]"),
-        (lambda data: data, {"reward_fn": lambda rows: 1.0}, UsageError, "a float, rewards"),
+        (lambda data: data, {"reward_fn": lambda rows: torch.ones(6)}, UsageError, r"\[6\], expected rewards of shape"),
+        (lambda data: data, {"reward_fn": lambda rows: 1.0}, UsageError, "a float, expected rewards"),
         (lambda data: data.exclude("goal"), {}, MissingKeyError, "the goal 'goal'"),
         (lambda data: data.exclude("number"), {}, MissingKeyError, "the achieved goal 'number'"),
         (lambda data: data.exclude(("next", "reward")), {}, MissingKeyError, "the reward 'next.reward'"),
         (lambda data: data.exclude("episode", *[("next", f"{k}ated") for k in ("termin", "trunc")], ("next", "done")),
          {}, MissingKeyError, "episodes cannot be separated"),
         (lambda data: data.set("number", data["number"].view(4, 1)), {}, SchemaError,
-         r"the achieved goal is \[6, 1\], goals of shape \[6\]"),
+         r"the achieved goal is \[6, 1\], expected goals of shape \[6\]"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_relabelled(change: Any, options: Any, error: type[Exception], words: str) -> None:

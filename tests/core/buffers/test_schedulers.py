@@ -158,6 +158,6 @@ def test_a_state_of_something_else_changes_nothing(change: dict[str, Any]) -> No
     state = schedulers.schedulers[1].state_dict() | {"_step_cnt": 3}
     wrong = {name: value for name, value in (state | change).items() if value is not None or name[0] == "_"}
     for states in ([state, wrong], [state]):
-        with pytest.raises(RuntimeError, match="expected, found"):
+        with pytest.raises(RuntimeError, match=r"expected .*, found"):
             schedulers.load_state_dict({"schedulers": states})
     assert schedulers.state_dict() == before

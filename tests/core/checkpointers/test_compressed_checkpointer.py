@@ -259,7 +259,9 @@ def test_sharp_edge_8_files_of_a_wrong_size(leaf: str, change: str, tmp_path: Pa
         file.unlink()
     else:
         os.truncate(file, size + {"cut": -1, "longer": 1}[change])
-    message = f"is missing; {size} bytes" if change == "missing" else f"expected {size}: it was cut or overwritten"
+    message = (
+        f"is missing, expected {size} bytes" if change == "missing" else f"expected {size}: it was cut or overwritten"
+    )
     refuses(file.parents[leaf.count("/") + 1], CorruptDataError, message)
 
 

@@ -340,7 +340,7 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
         ({"kinds": [TENSOR | {"shape": [2**62]}]}, "is the shape of no tensor"),
         ({"kinds": [TENSOR | {"shape": [2**40]}]}, "items.memmap has 8 bytes, expected 4,398,046,511,104"),
         ({"kinds": [TENSOR | {"array": "matrix"}]}, "'matrix' is no kind of array"),
-        ({"kinds": [{"type": "tensordict", "fields": [1]}]}, r"'fields' of a described item is \[1\], a Mapping"),
+        ({"kinds": [{"type": "tensordict", "fields": [1]}]}, r"of a described item is \[1\], expected a Mapping"),
         ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "batch_size": [3]}]}, "row 0 of .* contradicts"),
         ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "names": ["x"]}]}, "cannot name the 0 dimensions"),
         ({"kinds": [{"type": "lazy_stack", "stack_dim": 0, "items": []}]}, "a lazy stack of 0 items"),

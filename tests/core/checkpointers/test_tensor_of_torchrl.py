@@ -73,7 +73,7 @@ def theirs(tmp_path: Path) -> Path:
 
 def test_a_file_that_is_missing_is_not_skipped(theirs: Path) -> None:
     (theirs / "observation.memmap").unlink()
-    with pytest.raises(CorruptDataError, match=r"observation.memmap is missing; \d+ bytes"):
+    with pytest.raises(CorruptDataError, match=r"observation.memmap is missing, expected \d+ bytes"):
         loaded(theirs)
 
 

@@ -77,6 +77,6 @@ except FileNotFoundError as error:
 """,
     )
     assert "expected one of them" in lines[0]
-    assert "expected 'force'" in lines[1]
+    assert "expected True, False or 'force'" in lines[1]
     assert "a sampler was given" in lines[2]
     assert "someone/else is not in" in lines[3]

@@ -60,7 +60,7 @@ def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None
     ("name", "value", "said"),
     [
         ("steps", "5", "has '5' as steps, expected a whole number"),
-        ("layout", "zip", "as layout, one of ted, packed"),
+        ("layout", "zip", "as layout, expected one of ted, packed"),
         ("request", {"source": 1, "asked": "", "id": ""}, "has 1 as request.source, expected text"),
         ("provenance", [{}], r"as provenance\[0\], expected an object with verb"),
         ("fields", [{"key": ["a"], "dtype": "int64", "shape": [], "role": "id"}] * 2, "a file of their own"),

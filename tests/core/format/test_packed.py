@@ -249,7 +249,7 @@ def test_what_is_something_else_says_what_it_is(tmp_path: Path) -> None:
         PackedRecorder(tmp_path / "recording", reader.fields).close()
     for name, kind, words, hint in (
         ("c.h5", FormatError, "is a checkpoint in one file", f"load {tmp_path / 'c.h5'} DEST --layout packed"),
-        ("words.txt", FormatError, "is a file, the folder of a dataset", ""),
+        ("words.txt", FormatError, "is a file, expected the folder of a dataset", ""),
         ("recording", CorruptDataError, "is a recording that was not finished", "rbtool repair"),
         ("ted", FormatError, "has layout ted", f"rbtool convert {tmp_path / 'ted'} DEST --layout packed"),
     ):

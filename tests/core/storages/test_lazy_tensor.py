@@ -192,7 +192,10 @@ def test_a_first_write_that_fails_leaves_the_storage_empty(cursor: Any, data: An
     ("change", "message"),
     [
         (lambda td: td.exclude(("next", "done")), "the entry 'next' lacks done, expected the entries reward, done"),
-        (lambda td: td.set("extra", torch.ones(2)), "the data brings the new extra, expected the entries observation, next"),
+        (
+            lambda td: td.set("extra", torch.ones(2)),
+            "brings the new extra, expected the entries observation, next",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])

@@ -99,7 +99,7 @@ def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object
         ({"version": 2}, {}, "has version 2, this rbtool reads up to 1"),
         ({}, {"codec": "brotli:3"}, "the codec 'brotli:3' is unknown; known are zstd"),
         ({"format": "another"}, {}, "its format is 'another'"),
-        ({}, {"dtype": "float99"}, "expected the type and the shape of a leaf"),
+        ({}, {"dtype": "float99"}, "expected the key, the type and the shape of a leaf"),
     ],
 )
 def test_check_finds_what_this_version_cannot_read(

@@ -103,7 +103,12 @@ def test_a_dry_run_writes_nothing(work):
         ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
         ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "1 weights were given for 2 datasets"),
-        ((["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError, "the weights are 'sise', expected numbers or 'size'"),
+        (
+            (["data/a", "data/b"], "m.toml"),
+            {"p": "sise"},
+            UsageError,
+            "weights are 'sise', expected numbers or 'size'",
+        ),
         ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
         ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
     ],
@@ -159,7 +164,7 @@ def test_a_changed_dataset_is_noticed_until_the_file_is_written_again(work):
     shutil.rmtree("data/b")
     shutil.move("data/c", "data/b")
     for open_it in (rbtool.load_dataset, rbtool.inspect, rbtool.sample):
-        with pytest.raises(CorruptDataError, match=r"data/b in .*m.toml has another content than when the mixture"):
+        with pytest.raises(CorruptDataError, match=r"data/b changed since .*m.toml was written"):
             open_it("m.toml")
     assert rbtool.check("m.toml").errors == 1
     rbtool.mix(["data/a", "data/b"], "m.toml", force=True)
@@ -177,7 +182,7 @@ def test_a_changed_mixture_in_a_mixture_is_noticed(work):
     rbtool.mix(["in.toml", "data/a"], "out.toml")
     assert [one.datasets for one in rbtool.inspect("out.toml").members] == [2, 1]
     rbtool.mix(["data/a", "data/b"], "in.toml", p=[1, 3], force=True)
-    with pytest.raises(CorruptDataError, match=r"in.toml in .*out.toml has another content"):
+    with pytest.raises(CorruptDataError, match=r"in.toml changed since .*out.toml was written"):
         rbtool.load_dataset("out.toml")
 
 
@@ -200,7 +205,7 @@ def test_mixtures_in_mixtures_without_end_are_refused(work, monkeypatch):
     text = "\n".join(line for line in Path("m0.toml").read_text().split("\n") if "digest" not in line)
     for number in range(1, 20):
         Path(f"m{number}.toml").write_text(text.replace("data/a", f"m{number - 1}.toml"))
-    with pytest.raises(FormatError, match="is a mixture in 16 others"):
+    with pytest.raises(FormatError, match=r"is nested in .* other mixtures"):
         rbtool.load_dataset("m19.toml")
     with pytest.raises(FormatError, match="has more than 50 datasets"):
         rbtool.inspect("m6.toml")

@@ -230,7 +230,7 @@ def test_shares_are_rounded_by_largest_remainder():
 @pytest.mark.parametrize(
     ("shares", "what"),
     [((0.8, 0.3, None), r"0.8 \+ 0.3 add up to 1.1, expected 1"), ((0.5, 0.2, 0.2), "add up to 0.9"),
-     ((1.5, None, None), "--train is 1.5, expected a fraction above 0 and below 1"), ((1.2, -0.2, None), "--train is 1.2"),
+     ((1.5, None, None), "--train is 1.5, expected a fraction above 0"), ((1.2, -0.2, None), "--train is 1.2"),
      ((None, None, None), "no fraction is given"), ((0.5, None, None), "only --train is given"),
      ((0.8, 0.2, 0.0), "--test is 0"), ((float("nan"), 0.5, None), "--train is nan")],
 )  # fmt: skip

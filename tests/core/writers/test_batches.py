@@ -70,7 +70,7 @@ def test_what_is_no_batch_is_a_type_error(batch: object, message: str) -> None:
 @pytest.mark.parametrize("batch", [[], (), {}, torch.zeros(0, 2), td(0), {"a": torch.zeros(0)}, range(0)])
 @pytest.mark.parametrize("kind", [IndexError, RuntimeError])
 def test_an_empty_batch_is_an_index_error_and_a_runtime_error(batch: object, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="expected at least one element, found none"):
+    with pytest.raises(kind, match="expected a batch of at least one element, found none"):
         batch_length(batch)
 
 
