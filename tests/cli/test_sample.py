@@ -93,7 +93,7 @@ def test_without_a_time_there_is_none(shell):
         ("--sampler prioritized --priority nothing", "there is no field 'nothing' here"),
         (
             "--sampler prioritized --priority next.done",
-            "'next.done', which is bool [1], expected real numbers",
+            "'next.done', which is bool [1], expected real",
         ),
         ("--sampler prioritized --alpha -1", "--alpha is -1.0, expected a finite number from 0"),
         ("--sampler without-replacement --drop-last -n 99999", "a batch of 99999 elements was asked for"),

@@ -203,8 +203,11 @@ def test_of_a_damaged_stream_nothing_is_taken(tmp_path: Path) -> None:
 
 EPISODE = random_episodes((4,))[0]
 ODD: dict[str, tuple[Any, str]] = {
-    "too few observations": ({**EPISODE, "observations": EPISODE["observations"][:4]}, "observations have 4 rows, 5"),
-    "too many actions": ({**EPISODE, "actions": np.zeros(5, int)}, "actions have 5 rows, 4"),
+    "too few observations": (
+        {**EPISODE, "observations": EPISODE["observations"][:4]},
+        "observations have 4 rows, expected 5",
+    ),
+    "too many actions": ({**EPISODE, "actions": np.zeros(5, int)}, "actions have 5 rows, expected 4"),
     "a flag in the middle": ({**EPISODE, "dones": np.array([0, 1, 0, 1])}, "before the last step"),
     "no rewards": ({name: rows for name, rows in EPISODE.items() if name != "rewards"}, "no array 'rewards'"),
     "text": ({**EPISODE, "actions": np.array(list("abcd"))}, "expected numbers"),

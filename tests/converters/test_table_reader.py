@@ -297,7 +297,7 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     ),
     ({"map": ["observation=obz"]}, UsageError, "has no column 'obz'; did you mean 'obs'", "columns are act"),
     ({"map": ["observation=COLUMN"]}, UsageError, "COLUMN is a placeholder", "columns are act, dead, few"),
-    ({"map": {"observation": 3}}, UsageError, "map: observation is 3, a column or a list", ""),
+    ({"map": {"observation": 3}}, UsageError, "map: observation is 3, expected a column or a list", ""),
     ({"map": {1: "obs"}}, UsageError, "expected columns by key", ""),
     ({"map": ["observation=obs"], "ends": "TERMINATED,TRUNCATED"}, UsageError, "TERMINATED is a placeholder", "dead"),
     ({"map": ["action=act"]}, UsageError, "--map has no observation", "observation=COLUMN"),

@@ -242,8 +242,8 @@ def broken(name: str, value: Any) -> Any:
     [
         (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, expected 0 alone"),
         (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, expected 0 alone"),
-        (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, 5 alone"),
-        (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, 5 alone"),
+        (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, expected 5 alone"),
+        (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, expected 5 alone"),
         (broken("is_last", lambda rows: rows * 3), "is_last is 3 in row 5, expected 0 or 1"),
         (broken("reward", lambda rows: rows[:-1]), r"different numbers of rows \(image 6, action 6, reward 5"),
         (broken("reward", lambda rows: np.zeros((6, 2))), r"'reward' has rows of shape \[2\]"),
