@@ -91,10 +91,7 @@ def test_without_a_time_there_is_none(shell):
         ("--sampler slice --slice-len 3 -n 10", "a batch of 10 steps was asked for, which the length of a slice, 3,"),
         ("--sampler slice --slice-len 99999", "slices of 99999 steps were asked for, the longest of"),
         ("--sampler prioritized --priority nothing", "there is no field 'nothing' here"),
-        (
-            "--sampler prioritized --priority next.done",
-            "'next.done', which is bool [1], expected real",
-        ),
+        ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1], expected"),
         ("--sampler prioritized --alpha -1", "--alpha is -1.0, expected a finite number from 0"),
         ("--sampler without-replacement --drop-last -n 99999", "a batch of 99999 elements was asked for"),
         ("--seconds 2", "--seconds says for how long to measure, and no time is taken"),
