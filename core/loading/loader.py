@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -103,7 +104,7 @@ class TorchLoader(DataLoader[Any]):
         start = self._numbers.dataset.passes.enter()
         self._numbers.dataset.batches.begin(start.epoch)
         self._next = start
-        return _Pass(self._batches_from, self._took, start)
+        return _Pass(self._batches_from, self._took, self._failed, start)
 
     def _batches_from(self, place: Start) -> Iterator[Any]:
         """Start the workers, or have persistent ones start, with this batch."""
@@ -111,12 +112,17 @@ class TorchLoader(DataLoader[Any]):
         batches: Iterator[Any] = super().__iter__()
         return batches if self.device is None else on_device(batches, self.device, self.ahead)
 
-    def _took(self, following: Start | None) -> None:
-        """Note the batch after one that was taken; None if one could not be made."""
-        if following is None:
-            self._iterator = None  # what persistent workers have made is for an iterator that is not used any more
-        else:
-            self._next = following
+    def _took(self, following: Start) -> None:
+        """Note the batch after one that was taken."""
+        self._next = following
+
+    def _failed(self, error: BaseException) -> None:
+        """End the workers after a failure: what they have made is for an iterator that is not used any more."""
+        self._iterator = None
+        if self.num_workers:
+            # The frames of the error refer to the iterator, which ends its workers when it is deleted. New workers
+            # that were forked before that had a copy of it, and waited 5 s each for its queues when they ended.
+            traceback.clear_frames(error.__traceback__)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of an epoch, from its first batch on."""
@@ -144,10 +150,15 @@ class _Pass(Iterator[Any]):
     """Yields the batches of an epoch from `place` on; after a failure, from the one that failed."""
 
     def __init__(
-        self, batches_from: Callable[[Start], Iterator[Any]], took: Callable[[Start | None], None], place: Start
+        self,
+        batches_from: Callable[[Start], Iterator[Any]],
+        took: Callable[[Start], None],
+        failed: Callable[[BaseException], None],
+        place: Start,
     ) -> None:
         self._batches_from = batches_from
         self._took = took
+        self._failed = failed
         self._place = place
         self._batches: Iterator[Any] | None = batches_from(place)
         self._ended = False
@@ -166,7 +177,7 @@ class _Pass(Iterator[Any]):
             raise
         except BaseException as error:
             self._batches = None
-            self._took(None)
+            self._failed(error)
             if isinstance(error, ConnectionError | EOFError):
                 raise WorkerDiedError(
                     "a worker of the loader died before its batch arrived", hint="it may have run out of memory"

@@ -114,7 +114,7 @@ class SamplerEnsemble(Sampler):
     @temperature.setter
     def temperature(self, value: float) -> None:
         try:
-            number = float(value)
+            number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
         if not (number > 0 and math.isfinite(number)):
@@ -135,9 +135,11 @@ class SamplerEnsemble(Sampler):
             weights = self._p.numpy().copy()
         empty = [number for number, size in enumerate(sizes) if not size and weights[number] > 0]
         if empty or not weights.any():
-            named = ", ".join(map(str, empty)) or "0 to " + str(len(sizes) - 1)
+            without = empty or range(len(sizes))
+            named = ", ".join(map(str, without))
+            which = f"member {named} has" if len(without) == 1 else f"members {named} have"
             raise SchemaError(
-                f"Cannot sample from an empty storage: member {named} has no elements",
+                f"Cannot sample from an empty storage: {which} no elements",
                 hint="write to it first, or give it the weight 0",
             )
         if self._temperature != 1.0:

@@ -130,7 +130,7 @@ def _destination(dest: PathLike) -> Path:
 
 
 def _require_weights(p: Sequence[float] | str | None, temperature: float, count: int) -> list[float | None]:
-    if not 0 < temperature < float("inf"):
+    if isinstance(temperature, bool) or not 0 < temperature < float("inf"):
         raise UsageError(f"the temperature is {temperature}, expected a number above 0")
     if p is None or p == BY_SIZE:
         return [None] * count

@@ -323,8 +323,9 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ReplayBufferEnsemble(*members, collate_fns=[None])
     with pytest.raises(RuntimeError):
         ReplayBufferEnsemble()
-    for arguments in ({"batch": "flat"}, {"temperature": 0}, {"schema": "any"}, {"num_buffer_sampled": 0},
-                      {"num_buffer_sampled": 1, "batch": "exact"}, {"storage": ListStorage(3)}):  # fmt: skip
+    for arguments in ({"batch": "flat"}, {"temperature": 0}, {"temperature": True}, {"schema": "any"},
+                      {"num_buffer_sampled": 0}, {"num_buffer_sampled": 1, "batch": "exact"},
+                      {"storage": ListStorage(3)}):  # fmt: skip
         with pytest.raises(ValueError):
             ReplayBufferEnsemble(*members, **arguments)
 
@@ -345,7 +346,7 @@ def test_an_empty_member_is_named_unless_its_weight_is_zero() -> None:
         ReplayBufferEnsemble(*members).sample(4)
     for p in ([1, 0], "size"):
         assert set(member_of(ReplayBufferEnsemble(*members, p=p).sample(4)).flatten().tolist()) == {0}
-    with pytest.raises(RuntimeError, match="member 0 to 1"):
+    with pytest.raises(RuntimeError, match="members 0, 1 have no elements"):
         ReplayBufferEnsemble(*rings(0, 0), p="size").sample(4)
 
 

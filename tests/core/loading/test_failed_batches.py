@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,17 @@ def test_a_loader_with_workers_has_every_batch_in_order(walks: Walks, persistent
         found, failures = taken(iter(loader))
         assert contents(found) == contents(expected)
         assert failures
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_failure_ends_the_workers(walks: Walks, persistent: bool) -> None:
+    before = set(multiprocessing.active_children())
+    dataset = opened(walks("ragged"), transform=Fails())
+    loader = rbtool.TorchLoader(dataset, num_workers=2, persistent_workers=persistent)
+    with pytest.raises(OSError, match="does not answer"):
+        list(batches := iter(loader))
+    assert set(multiprocessing.active_children()) <= before
+    assert len(list(itertools.islice(batches, 1))) == 1
 
 
 def test_the_workers_of_a_torch_loader_lose_no_batch(walks: Walks) -> None:
