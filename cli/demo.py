@@ -32,26 +32,52 @@ def demo(
 ) -> None:
     """See every step at work, on episodes recorded on the spot.
 
-    Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples, and prints the command of
-    each step. Ends with where everything is. No network.
+    Plays CartPole and Pendulum, converts, preprocesses, checkpoints, inspects and samples. Prints the commands of one
+    of the two and what each of them proves; with -v those of both, and their results. No network.
     """
     from ..core.verbs.demo import demo as run
 
     with out.progress() as progress:
-        result = run(folder, progress=progress, show=lambda shown: _show(out, shown))
-    out.show(result, [str(result.folder)], lambda width: _lines(result))
+        result = run(folder, progress=progress, view=_Screen(out))
+    out.show(result, [str(result.folder)], lambda width: _lines(result, verbose=out.verbose))
 
 
-def _show(out: Output, result: Any) -> None:
-    """Render an intermediate result on stderr as the module of its verb does, by its function `lines`."""
-    module = importlib.import_module(f".{result.kind.partition(' ')[0]}", __package__)
-    for line in module.lines(result, out.stderr_width):
-        out.summary(*line)
+class _Screen:
+    """Prints the commands of the first dataset, and what they prove; with -v those of all, and their results."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._names: list[str] = []
+
+    def dataset(self, name: str) -> None:
+        """Start a dataset."""
+        self._names.append(name)
+        if not self._is_shown():
+            self._out.summary(f"the same with {name}")
+
+    def command(self, line: str) -> None:
+        """Print a command."""
+        if self._is_shown():
+            self._out.say(Styled(f"$ {line}", "bold"))  # not wrapped: people copy it
+
+    def proved(self, sentence: str, *results: Any) -> None:
+        """Print what the commands prove; their results are rendered as the modules of their verbs do."""
+        if not self._is_shown():
+            return
+        if self._out.verbose:
+            for result in results:
+                module = importlib.import_module(f".{result.kind.partition(' ')[0]}", __package__)
+                for line in module.lines(result, self._out.stderr_width):
+                    self._out.summary(*line)
+        self._out.summary("  ", Styled(sentence, "green"))
+
+    def _is_shown(self) -> bool:
+        return len(self._names) < 2 or self._out.verbose
 
 
-def _lines(result: DemoResult) -> list[Line]:
+def _lines(result: DemoResult, *, verbose: bool) -> list[Line]:
     lines: list[Line] = [[Styled(f"done in {result.seconds:.0f} s; everything is in {result.folder}", "bold")]]
-    for one in result.datasets:
+    for one in result.datasets if verbose else ():
         about = f"{counted(one.steps, 'step')} in {counted(one.episodes, 'episode')}"
         lines += [
             ["", Styled(one.name, "bold"), f"   {about}"],
@@ -62,4 +88,4 @@ def _lines(result: DemoResult) -> list[Line]:
             *([f"  checkpoint  {path}"] for path in one.checkpoints.values()),
             [f"  loaded      {one.loaded}"],
         ]
-    return [*lines, ["go on with"], *([f"  {command}"] for command in result.suggestions)]
+    return [*lines, ["next"], *([f"  {command}"] for command in result.suggestions)]

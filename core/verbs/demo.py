@@ -6,7 +6,7 @@ import importlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..encodings.layout import Form
 from ..errors import UsageError
 from ..format import fs
 from ..progress import Progress, Silent
-from .results import Result
+from .results import Published, Result
 
 
 class DemoRecording(Protocol):
@@ -43,6 +43,30 @@ class DemoRecorder(Protocol):
 
     def cache_at(self, folder: Path) -> AbstractContextManager[None]:
         """Make `folder` the local cache of the source within the context."""
+
+
+class DemoView(Protocol):
+    """Receives what the demo does, dataset by dataset."""
+
+    def dataset(self, name: str) -> None:
+        """The commands from now on are for this dataset."""
+
+    def command(self, line: str) -> None:
+        """A shell command, before its verb runs."""
+
+    def proved(self, sentence: str, *results: Any) -> None:
+        """What the commands since the last call prove, and the results of their verbs."""
+
+
+class _NoView:
+    def dataset(self, name: str) -> None:
+        pass
+
+    def command(self, line: str) -> None:
+        pass
+
+    def proved(self, sentence: str, *results: Any) -> None:
+        pass
 
 
 def _recorder() -> tuple[FormatDeclaration, DemoRecorder]:
@@ -118,24 +142,24 @@ def demo(
     folder: str | os.PathLike[str] = "rbtool-demo",
     *,
     progress: Progress | None = None,
-    show: Callable[[Any], None] = lambda result: None,
+    view: DemoView | None = None,
 ) -> DemoResult:
     """Record CartPole and Pendulum episodes and run every verb on them, all inside `folder`.
 
-    `show` is called with the results of inspect, check, verify and sample; `progress` gets a note with the shell
-    command of each step. A second run keeps the recordings and `prep.py` and replaces the rest. Needs no network.
-    Raises UsageError if `folder` is not empty and not from a demo.
+    `view` receives the shell command of each step, and what it proves. A second run keeps the recordings and
+    `prep.py` and replaces the rest. Needs no network. Raises UsageError if `folder` is not empty and not from a demo.
     """
-    started, home, progress = time.perf_counter(), Path(folder), progress or Silent()
+    started, home = time.perf_counter(), Path(folder)
+    progress, view = progress or Silent(), view or _NoView()
     _claim(home)
     source, recorder = _recorder()
     raw = home / source.name
     if not raw.exists():
         progress.note(f"recording episodes of {' and '.join(one.environment for one in recorder.recordings)}")
         recorder.record(raw, progress)
-    progress.note(f"$ export {source.variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
+    view.command(f"export {source.variable}={_quoted(raw)} RBTOOL_HOME={_quoted(home / 'store')}")
     with recorder.cache_at(raw):
-        datasets = tuple(_DemoRun(home, source.name, one, progress, show).run() for one in recorder.recordings)
+        datasets = tuple(_DemoRun(home, source.name, one, view).run() for one in recorder.recordings)
     return DemoResult(
         folder=home,
         root=home / "store",
@@ -171,32 +195,26 @@ def _quoted(path: Path) -> str:
 class _DemoRun:
     """Runs the verbs on one dataset."""
 
-    def __init__(
-        self, home: Path, source: str, recording: DemoRecording, progress: Progress, show: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, home: Path, source: str, recording: DemoRecording, view: DemoView) -> None:
         self.home = home
         self.source = source
         self.recording = recording
-        self.progress = progress
-        self.show = show
+        self.view = view
         self.root = home / "store"
         self.stored = f"{source}:{recording.id}"
 
     def run(self) -> DemoDataset:
         """Run all steps."""
-        from .download import download
-        from .sample import sample
-
         name = self.recording.name
-        self._note_command("download", self.source, self.recording.id, "--local")
-        got = download(self.source, self.recording.id, local=True, root=self.root, progress=self.progress)
+        self.view.dataset(self.stored)
+        got = self._download()
         self._inspect()
         normalised = self.home / "normalised" / name
         digest = self._preprocess(normalised)
-        checkpoints = {str(form): self._save(normalised, form) for form in FORMS}
+        self._check(normalised)
+        checkpoints = self._save(normalised)
         self._load(checkpoints["flat"], self.home / "loaded" / name)
-        self._note_command("sample", normalised, "-n", "256", "--seed", "0")
-        self.show(sample(normalised, 256, seed=0))
+        self._sample(normalised)
         return DemoDataset(
             name=self.stored,
             source=self.home / self.source / self.recording.id,
@@ -210,44 +228,73 @@ class _DemoRun:
             loaded=self.home / "loaded" / name,
         )
 
-    def _note_command(self, *words: str | Path, replaces: Path | None = None) -> None:
-        """Note the shell command of the next step."""
+    def _command(self, *words: str | Path, replaces: Path | None = None) -> None:
+        """Show the shell command of the next step."""
         force = ["--force"] if replaces is not None and replaces.exists() else []
-        self.progress.note(f"$ {shlex.join(['rbtool', *map(str, words), *force])}")
+        self.view.command(shlex.join(["rbtool", *map(str, words), *force]))
+
+    def _download(self) -> Published:
+        from .download import download
+
+        self._command("download", self.source, self.recording.id, "--local")
+        got = download(self.source, self.recording.id, local=True, root=self.root)
+        self.view.proved(f"{got.steps:,} steps in {got.episodes:,} episodes, as TED; digest {got.content_digest}")
+        return got
 
     def _inspect(self) -> None:
         from .inspect import inspect
 
-        self._note_command("inspect", self.stored)
-        self.show(inspect(self.stored, root=self.root))
-        self._note_command("inspect", self.stored, "--episode", "0", "--head", "3")
-        self.show(inspect(self.stored, root=self.root, episode=0, head=3))
+        self._command("inspect", self.stored)
+        whole = inspect(self.stored, root=self.root)
+        ends = f"{whole.ends.terminated:,} terminated, {whole.ends.truncated:,} truncated"
+        self.view.proved(f"how its {whole.episodes:,} episodes end: {ends}", whole)
+        self._command("inspect", self.stored, "--episode", "0", "--head", "3")
+        self.view.proved(
+            "each step holds the observation after it; the last one is the environment's, not the next episode's",
+            inspect(self.stored, root=self.root, episode=0, head=3),
+        )
 
     def _preprocess(self, dest: Path) -> str:
-        from .check import check
         from .preprocess import preprocess
 
         function, root = f"{self.home / 'prep.py'}:{self.recording.name}", self.root
-        self._note_command(
-            "preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest
-        )
-        made = preprocess(self.stored, function, dest, num_workers=2, force=True, root=root, progress=self.progress)
-        self._note_command("check", dest)
-        self.show(check(dest, progress=self.progress))
+        self._command("preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest)
+        made = preprocess(self.stored, function, dest, num_workers=2, force=True, root=root)
+        self.view.proved(f"your function on every step, by two processes; digest {made.content_digest}")
         return made.content_digest or ""
 
-    def _save(self, dataset: Path, form: Form) -> Path:
+    def _check(self, dataset: Path) -> None:
+        from .check import check
+
+        self._command("check", dataset)
+        found = check(dataset)
+        self.view.proved(f"{found.rules} rules on every step: {found.errors} errors, {found.warnings} warnings", found)
+
+    def _save(self, dataset: Path) -> dict[str, Path]:
         from .checkpoint import save, verify
 
-        dest = self.home / "checkpoints" / f"{self.recording.name}.{form}"
-        self._note_command("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
-        save(dataset, dest, form=form, force=True, progress=self.progress)
-        self._note_command("checkpoint", "verify", dest, dataset)
-        self.show(verify(dest, dataset, progress=self.progress))
-        return dest
+        checkpoints, verified = {}, []
+        for form in FORMS:
+            dest = self.home / "checkpoints" / f"{self.recording.name}.{form}"
+            self._command("checkpoint", "save", dataset, dest, "--as", form, replaces=dest)
+            save(dataset, dest, form=form, force=True)
+            self._command("checkpoint", "verify", dest, dataset)
+            verified.append(verify(dest, dataset))
+            checkpoints[str(form)] = dest
+        equal = sum(one.equal for one in verified)
+        self.view.proved(f"{equal} of {len(FORMS)} forms equal the dataset bit for bit", *verified)
+        return checkpoints
 
     def _load(self, saved: Path, dest: Path) -> None:
         from .checkpoint import load
 
-        self._note_command("checkpoint", "load", saved, dest, replaces=dest)
-        load(saved, dest, force=True, progress=self.progress)
+        self._command("checkpoint", "load", saved, dest, replaces=dest)
+        loaded = load(saved, dest, force=True)
+        self.view.proved(f"the dataset as it was before it was saved; digest {loaded.content_digest}")
+
+    def _sample(self, dataset: Path) -> None:
+        from .sample import sample
+
+        self._command("sample", dataset, "-n", "256", "--seed", "0")
+        drawn = sample(dataset, 256, seed=0)
+        self.view.proved(f"a training batch: {drawn.n} steps of {len(set(drawn.episodes))} episodes", drawn)

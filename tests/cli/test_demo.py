@@ -36,17 +36,30 @@ def test_the_demo_goes_through_every_verb(demo):
     assert set(verbs) == {"download", "preprocess", "check", "inspect", "sample"} | checkpoints
 
 
-def test_the_demo_says_where_everything_is(demo):
-    folder, done = demo
+def test_the_demo_fits_a_screen(demo):
+    _, done = demo
     assert re.fullmatch(r"done in \d+ s; everything is in rbtool-demo", done.stdout.splitlines()[0])
-    paths = re.findall(r"^  (?:recorded|converted|normalised|checkpoint|loaded) +(\S+)$", done.stdout, re.MULTILINE)
+    assert len((done.stderr + done.stdout).splitlines()) <= 40
+    assert "  4 of 4 forms equal the dataset bit for bit\n" in done.stderr
+    assert "\nthe same with minari:pendulum/demo-v0\n" in done.stderr
+    first, second = re.findall(r"; digest (xxh3\S+)$", done.stderr, re.MULTILINE)[-2:]
+    assert first == second  # what was saved, and what came back
+
+
+def test_a_second_run_shows_more_on_request(demo, shell):
+    folder, done = demo
+    again = shell("rbtool demo -v", folder)
+    paths = re.findall(r"^  (?:recorded|converted|normalised|checkpoint|loaded) +(\S+)$", again.stdout, re.MULTILINE)
     assert len(paths) == 16
     assert all((folder / path).exists() for path in paths)
+    assert len(told(again.stderr)) == 2 * len(told(done.stderr)) - 1
+    assert "$ rbtool sample rbtool-demo/normalised/pendulum -n 256 --seed 0\n" in again.stderr
+    assert "256 steps of rbtool-demo/normalised/pendulum" in again.stderr
 
 
 def test_the_commands_to_go_on_with_work(demo, shell):
     folder, done = demo
-    for command in done.stdout.partition("go on with\n")[2].splitlines():
+    for command in done.stdout.partition("next\n")[2].splitlines():
         assert shell(command, folder).returncode == 0, command
 
 
