@@ -177,6 +177,7 @@ from .core.verbs.listing import list_datasets
 from .core.verbs.listing import list_remote as list_remote
 from .core.verbs.merge import merge as merge
 from .core.verbs.mix import mix as mix
+from .core.verbs.plot import plot as plot
 from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split

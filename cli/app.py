@@ -34,13 +34,13 @@ EXAMPLES = (
 )
 VERBS = (
     "list", "download", "convert", "preprocess", "merge", "split", "mix", "checkpoint", "export", "upload", "inspect",
-    "stats", "sample", "diff", "check", "repair", "cache", "demo",
+    "stats", "plot", "sample", "diff", "check", "repair", "cache", "demo",
 )  # fmt: skip
 """The verbs, in the order of the help page."""
 
 _MODULES = (
-    "cache", "check", "checkpoint", "convert", "demo", "inspect", "merge", "mix", "preprocess", "sample", "stats",
-    "upload",
+    "cache", "check", "checkpoint", "convert", "demo", "inspect", "merge", "mix", "plot", "preprocess", "sample",
+    "stats", "upload",
 )  # fmt: skip
 """The modules of the verbs; each has a function `add(app)`."""
 

@@ -24,9 +24,13 @@ STDOUT = "standard output"
 """The name of stdout in errors, in place of a file name."""
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
+_UPPER, _LOWER = 0b00011011, 0b11100100
+"""The dots of a braille letter, as bits: those of its upper half and of its lower half."""
 _ASCII = str.maketrans(
     {"…": "...", "·": "|", "→": "->", "′": "'", "×": "x", "−": "-", "≥": ">=", "≤": "<="}
     | dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True))
+    | {"│": "|", "─": "-", "└": "+", "┤": "+"}
+    | {chr(0x2800 + dots): " '.:"[bool(dots & _UPPER) + 2 * bool(dots & _LOWER)] for dots in range(256)}
 )
 
 

@@ -183,8 +183,10 @@ def _draw_lines(axes: Any, chart: Lines, width: int) -> None:
         alone = finite & ~np.r_[False, finite[:-1]] & ~np.r_[finite[1:], False]
         dots = finite if len(x) <= _FEW else alone
         axes.plot(x[dots], y[dots], linestyle="none", marker="o", markersize=2.5, color=style["color"])
-    _scale(axes.xaxis, x_power)
-    _scale(axes.yaxis, y_power)
+    for axis, power, values in ((axes.xaxis, x_power, "x"), (axes.yaxis, y_power, "y")):
+        whole = all(_are_whole(getattr(one, values)) for one in series)
+        axis.get_major_locator().set_params(integer=whole and not power)
+        _scale(axis, power)
     if not seen:
         _nothing(axes)
     elif len(series) > 1:
@@ -280,6 +282,11 @@ def _nothing(axes: Any) -> None:
     """Write that there is nothing to draw."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color=COLOURS["muted"].light)
+
+
+def _are_whole(values: Array) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool((finite == np.rint(finite)).all())
 
 
 def _power(*values: Array) -> int:

@@ -9,13 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from ..errors import UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
-from ..format.contracts import StepReader
-from ..format.episodes import normal_form, parse_episodes, select_episodes
+from ..format.episodes import normal_form
 from ..format.locate import find_dataset, require_apart, sink_class
 from ..format.manifest import has_manifest
 from ..format.sinks import Chosen, Sink
@@ -23,7 +20,7 @@ from ..format.staging import Staging
 from ..opening import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since
-from .saved_steps import has_steps
+from .saved_steps import has_steps, rows_of_episodes
 
 _SMALL_FILES = 64 << 10
 
@@ -68,7 +65,7 @@ def export(
     explained = damage_explained(source, can_skip=not skip_bad)
     with explained, whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
         reader = sound_steps(opened) if skip_bad else opened
-        chosen = Chosen(reader, _rows(reader, episodes))
+        chosen = Chosen(reader, rows_of_episodes(reader, episodes))
         sink = kind(chosen, destination.name)
         sink.check()
         staging = _ExportStaging(destination, kind.made, replace=force)
@@ -86,16 +83,6 @@ def export(
             if not staging.publish("export"):
                 raise UsageError(f"another process put something at {destination}", hint="add --force to replace it")
         return _result(sink, destination, source, to, episodes, started, size)
-
-
-def _rows(reader: StepReader, episodes: str | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    numbers = reader.episodes.episode.tolist()
-    if episodes is None:
-        return np.arange(len(numbers))
-    if len(set(numbers)) != len(numbers):
-        raise UsageError(f"--episodes cannot choose here: several episodes of {reader.path} have one number")
-    chosen = set(select_episodes(parse_episodes(episodes), numbers))
-    return np.flatnonzero([number in chosen for number in numbers])
 
 
 def _result(

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..declarations import title_of
 from ..encodings.digests import DIGESTS, require_digests
 from ..encodings.flat import STORAGE_METADATA
@@ -16,6 +19,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
 from ..format.documents import load_json
+from ..format.episodes import parse_episodes, select_episodes
 from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import one_generation
@@ -106,6 +110,20 @@ def _refuse_buffer(path: Path) -> None:
             f"{path} is the checkpoint of a storage, expected a dataset or a checkpoint of steps",
             hint=f"make the storage and have it load: storage.loads({str(path)!r})",
         )
+
+
+def rows_of_episodes(reader: StepReader, episodes: str | None) -> NDArray[np.int64]:
+    """Return the rows of the episode table that a selection like `0:100,250` takes, all for None, in storage order.
+
+    UsageError for a selection that is not understood or takes no episode, and where several episodes have one number.
+    """
+    numbers = reader.episodes.episode.tolist()
+    if episodes is None:
+        return np.arange(len(numbers))
+    if len(set(numbers)) != len(numbers):
+        raise UsageError(f"--episodes cannot choose here: several episodes of {reader.path} have one number")
+    chosen = set(select_episodes(parse_episodes(episodes), numbers))
+    return np.flatnonzero([number in chosen for number in numbers])
 
 
 _WRITER, _WRITER_FILE = "writer", "metadata.json"

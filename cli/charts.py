@@ -1,0 +1,152 @@
+"""Charts in a terminal, of braille dots: two columns and four rows of dots a letter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from .text import Cell, Styled, folded, number, width_of
+
+if TYPE_CHECKING:
+    from ..core.charts.marks import Array, Histogram, Lines, Series
+
+_IN_PIPE = 80
+_ACROSS, _DOWN = 2, 4  # dots of a letter
+_NARROWEST = 36  # columns of a chart next to another one
+_GAP = "  "
+_SIDE = 9  # the widest number at an axis, such as -1.23e-05
+_BLANK = "\u2800"
+
+
+def pair_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Iterator[list[Cell]]:
+    """Draw charts two by two next to each other, or below each other where `width` columns are too few."""
+    room = (width or _IN_PIPE) // 2 - len(_GAP) // 2
+    if room < _NARROWEST:
+        yield from chart_lines(charts, width)
+        return
+    for place in range(0, len(charts), 2):
+        left, *right = ([*_chart(chart, room, 7)] for chart in charts[place : place + 2])
+        nothing: list[Cell] = []
+        for one, other in zip_longest(left, right[0] if right else [], fillvalue=nothing):
+            blank = room - sum(map(width_of, one))
+            yield [*one, " " * blank, _GAP, *other] if other else one
+        yield []
+
+
+def chart_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Iterator[list[Cell]]:
+    """Draw charts below each other, each line of a chart in an area of its own with the scale of all."""
+    count = sum(len(getattr(chart, "series", " ")) for chart in charts)
+    height = 8 if count <= 4 else 4
+    for chart in charts:
+        yield from _chart(chart, width or _IN_PIPE, height)
+        yield []
+
+
+def _chart(chart: Lines | Histogram, width: int, height: int) -> Iterator[list[Cell]]:
+    from ..core.charts.marks import Histogram, readable
+
+    yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
+    if isinstance(chart, Histogram):
+        yield from _bars(chart, width, height)
+        return
+    shown = [one for one in chart.series if len(one.x)]
+    low, high = _range([one.y for one in shown])
+    first, last = _range([one.x for one in shown])
+    for one in shown:
+        if len(shown) > 1:
+            yield [Styled(readable(one.name), "dim")]
+        yield from _line(one, (first, last), (low, high), width, height)
+    if not shown:
+        yield [Styled("no values", "dim")]
+        return
+    yield from _below(first, last, chart.labels.x, width)
+
+
+def _range(values: Sequence[Array]) -> tuple[float, float]:
+    """The extremes of what is finite; 0 and 0 if nothing is."""
+    import numpy as np
+
+    finite = np.concatenate([one[np.isfinite(one)] for one in values]) if values else np.zeros(0)
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+
+
+def _line(
+    series: Series, across: tuple[float, float], up: tuple[float, float], width: int, height: int
+) -> Iterator[list[Cell]]:
+    """Draw a line: dots that are next to each other in it are joined, but not across a gap."""
+    import numpy as np
+    from plotille import Canvas
+
+    from ..core.charts.traces import reduced
+
+    columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
+    canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
+    part = reduced(series, columns)
+    finite = np.isfinite(part.y)
+    if not finite.any():
+        yield [Styled("no finite values", "dim")]
+        return
+    x, y = _dots(part.x, across, columns), _dots(np.where(finite, part.y, up[0]), up, rows)
+    before = None
+    for place in range(len(x)):
+        here = (x[place], y[place]) if finite[place] else None
+        if here is not None:
+            canvas.line(*(before or here), *here)
+        before = here
+    labels = [number(up[1]), *[""] * (height - 2), number(up[0])]
+    if up[0] == up[1]:
+        labels = [number(up[0]) if row == height - 1 - height // 2 else "" for row in range(height)]
+    yield from _area(canvas.plot("\n"), labels)
+
+
+def _dots(values: Array, ends: tuple[float, float], dots: int) -> list[int]:
+    """Return the dot of each value of an axis; the middle one if both ends are equal."""
+    import numpy as np
+
+    low, high = ends
+    if low == high:
+        return [dots // 2] * len(values)
+    share = (values / 2 - low / 2) / (high / 2 - low / 2)  # halves: the range of float64 is twice what float64 holds
+    found: list[int] = np.rint(share * (dots - 1)).astype(int).tolist()
+    return found
+
+
+def _bars(chart: Histogram, width: int, height: int) -> Iterator[list[Cell]]:
+    """Draw a bar for each bin; one that is not empty has a dot at least."""
+    from plotille import Canvas
+
+    counts = chart.counts.tolist()
+    top = max(counts, default=0)
+    if not top:
+        yield [Styled("no values", "dim")]
+        return
+    columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
+    canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)
+    edges = [round(place * columns / len(counts)) for place in range(len(counts) + 1)]
+    for count, left, right in zip(counts, edges, edges[1:], strict=False):
+        for column in range(left, max(left + 1, right - 1)) if count else ():
+            canvas.line(column, 0, column, math.ceil(count / top * rows) - 1)
+    yield from _area(canvas.plot("\n"), [number(int(top)), *[""] * (height - 2), "0"])
+    yield from _below(float(chart.edges[0]), float(chart.edges[-1]), chart.labels.x, width)
+
+
+def _area(drawn: str, labels: Sequence[str]) -> Iterator[list[Cell]]:
+    """Put the numbers of the upright axis before what is drawn."""
+    for label, row in zip(labels, drawn.split("\n"), strict=True):
+        mark = "┤" if label else "│"
+        yield [Styled(f"{label:>{_SIDE}} {mark}", "dim"), Styled(row.replace(_BLANK, " ").rstrip(), "cyan")]
+
+
+def _below(first: float, last: float, name: str, width: int) -> Iterator[list[Cell]]:
+    """Draw the level axis, with its numbers at the ends and its name between them."""
+    room = width - _SIDE - 2
+    low, high = _plain(first), _plain(last) if last != first else ""
+    middle = name.center(max(0, room - len(low) - len(high)))
+    yield [Styled(f"{'':>{_SIDE}} └{'─' * room}", "dim")]
+    yield [Styled(f"{'':>{_SIDE + 2}}{low}{middle}{high}", "dim")]
+
+
+def _plain(value: float) -> str:
+    return number(int(value)) if value == round(value) and abs(value) < 1e9 else number(value)

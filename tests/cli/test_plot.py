@@ -1,0 +1,86 @@
+"""`rbtool plot` in a real pseudo-terminal: whole screens, which are in `tests/data/screens`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from terminal import type_line
+
+from rbtool.core.format.ted.reader import TedReader
+
+SCREENS = Path(__file__).parents[1] / "data" / "screens"
+TRACES = "--field observation[2:4] --field reward --episodes 1,2"
+LINES = {"plot": "rbtool plot cartpole", "plot-field": f"rbtool plot cartpole {TRACES}"}
+
+
+@pytest.fixture(scope="module")
+def environment(forked):
+    return forked
+
+
+@pytest.fixture
+def terminal(folder, environment):
+    """Run a line of bash on a pseudo-terminal, with messages in a file; return its code and the screen."""
+
+    def run(line: str, columns: int, **variables: str) -> tuple[int, str]:
+        places = {"RBTOOL_HOME": str(folder / "home"), "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        code, shown = type_line(f"{line} 2> log", folder, environment | places | variables)
+        return code, shown.replace("\r", "")
+
+    return run
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("name", LINES)
+def test_screens_of_every_width(terminal, name, columns):
+    code, screen = terminal(LINES[name], columns, NO_COLOR="1")
+    assert code == 0
+    assert screen == (SCREENS / f"{name}-{columns}.txt").read_text(encoding="utf-8")
+    assert max(map(len, screen.splitlines())) <= columns
+
+
+def test_colours_change_nothing_else(terminal):
+    screen = terminal(LINES["plot"], 80)[1]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen)
+    assert "\x1b[36m" in screen
+    assert plain == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
+
+
+def test_a_pipe_gets_80_columns(terminal, folder):
+    terminal("rbtool plot cartpole > out", 60)
+    assert (folder / "out").read_text() == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
+
+
+def test_a_terminal_without_unicode_gets_ascii(terminal, variables):
+    real = {"PATH": variables["PATH"], "PYTHONIOENCODING": "ascii"}
+    code, screen = terminal("rbtool plot cartpole", 80, NO_COLOR="1", **real)
+    assert (code, screen.isascii(), "?" in screen) == (0, True, False)
+    assert screen == (SCREENS / "plot-80-ascii.txt").read_text(encoding="ascii")
+
+
+def test_json_has_the_numbers_that_are_plotted(shell, folder):
+    document = json.loads(shell(f"rbtool plot cartpole {TRACES} --json", folder).stdout)
+    with TedReader(folder / "cartpole") as reader:
+        start, length = int(reader.episodes.start[2]), int(reader.episodes.length[2])
+        rows = reader.read(("observation",), start, start + length)
+    line = document["charts"][0]["series"][1]
+    assert (document["kind"], document["episodes"], line["name"]) == ("plot", [1, 2], "episode 2")
+    assert np.array_equal(line["y"], rows[:, 2].astype(float))
+
+
+def test_a_picture_is_written_and_named(shell, folder):
+    done = shell("rbtool plot cartpole -o returns.svg", folder)
+    assert (done.returncode, done.stdout) == (0, "returns.svg\n")
+    assert (folder / "returns.svg").read_text().count("<text") > 20
+    again = shell("rbtool plot cartpole -o returns.svg", folder)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "--force" in again.stderr
+
+
+def test_an_unknown_field_ends_with_2(shell):
+    done = shell("rbtool plot cartpole --field observatoin")
+    assert (done.returncode, "did you mean 'observation'?" in done.stderr) == (2, True)
