@@ -9,8 +9,9 @@ import typer
 
 from ..core.progress import readable_size as size
 from .help import Example
-from .options import Dataset, DryRun, FromFormat, RawOptions, Root, ends, verb
+from .options import DryRun, FromFormat, RawOptions, Root, ends, verb
 from .output import Output
+from .several import Datasets, of_each
 from .text import Cell, Line, Styled, Table, counted, folded
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 CHECK_EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
+    Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
 )
 REPAIR_EXAMPLES = (
     Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
@@ -41,7 +43,7 @@ def add(app: typer.Typer) -> None:
 
 
 def check(
-    dataset: Dataset,
+    datasets: Datasets,
     *,
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
@@ -52,14 +54,19 @@ def check(
     """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 
     Reads everything: files against their digests, rows against the rules. Problems are listed on stdout, one per
-    line.
+    line. Of several datasets -q prints those that fail, and the exit code is the highest.
     """
     from ..core.verbs.check import check as run
 
-    with out.progress() as progress:
-        result = run(dataset, format=source_format, root=root, progress=progress, **raw)
-    out.show(result, dict.fromkeys(finding.rule for finding in result.findings), lambda width: lines(result, width))
-    return 3 if result.failed("warn" if fail_on is FailOn.WARN else "error") else 0
+    def check_one(dataset: str, out: Output) -> int:
+        with out.progress() as progress:
+            result = run(dataset, format=source_format, root=root, progress=progress, **raw)
+        failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
+        names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
+        out.show(result, names, lambda width: lines(result, width))
+        return 3 if failed else 0
+
+    return of_each("check", datasets, root, out, check_one)
 
 
 def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:

@@ -13,15 +13,18 @@ import typer
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import ensemble_lines, mixture_lines, parts_lines
-from .options import Dataset, FromFormat, RawOptions, Root, ends, not_following, verb, without_final
+from .options import FromFormat, RawOptions, Root, ends, not_following, verb, without_final
 from .output import Output
 from .provenance import step_lines
+from .several import Datasets, of_each
 from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
     from ..core.format.overview import ColumnView
     from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
     from ..core.verbs.inspect_columns import ColumnsResult
+    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
+    from ..core.verbs.mix import MixResult
 
 _INDENT = "  "
 _TITLE = 9
@@ -278,6 +281,7 @@ EXAMPLES = (
         f"a raw {EXAMPLE_SOURCE.title} dataset, before it is converted",
     ),
     Example("rbtool inspect ./cartpole.h5 --json", "a checkpoint, as JSON"),
+    Example(f"rbtool inspect ./cartpole '{SOURCE}:*'", "several: each one after the other"),
     Example("rbtool inspect ./log.csv", "a table: its columns, and a command that converts it"),
 )
 
@@ -288,7 +292,7 @@ def add(app: typer.Typer) -> None:
 
 
 def inspect(
-    dataset: Dataset,
+    datasets: Datasets,
     *,
     out: Output,
     episode: Annotated[
@@ -300,18 +304,34 @@ def inspect(
     root: Root = None,
     source_format: FromFormat = None,
     raw: RawOptions,
-) -> None:
+) -> int:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
     Reads metadata only, so the time does not depend on the size of the dataset. Of a table in no known format (HDF5,
     npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it.
     """
     from ..core.verbs.inspect import inspect as run
+
+    def inspect_one(dataset: str, out: Output) -> int:
+        result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
+        _show(result, dataset, out, plain=source_format is None and not any(raw.values()))
+        return 0
+
+    return of_each("inspect", datasets, root, out, inspect_one, named=episode is not None)
+
+
+def _show(
+    result: InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult,
+    dataset: str,
+    out: Output,
+    *,
+    plain: bool,
+) -> None:
+    """Show a result; a command to type next is suggested if none but `plain` options are given."""
     from ..core.verbs.inspect_columns import ColumnsResult
     from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
-    result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)
     if isinstance(result, ColumnsResult):
         out.show(result, [str(result.path)], lambda width: column_lines(result, width))
         return
@@ -326,7 +346,7 @@ def inspect(
         out.suggest(f"rbtool sample {shlex.quote(dataset)}")
         return
     out.show(result, [str(result.path)], lambda width: lines(result, width))
-    if result.episode is not None or source_format is not None or any(raw.values()):
+    if result.episode is not None or not plain:
         return  # what to type next would need the same options
     if result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")

@@ -232,7 +232,7 @@ def _logged(name: str, run: Callable[[], int | None], given: Mapping[str, Any]) 
 def _refuse_empty(given: dict[str, Any]) -> None:
     """Raise UsageError for an empty value: it is usually a variable that is not set, or a failed $(...)."""
     for name, value in given.items():
-        if value == "":
+        if value == "" or (isinstance(value, list) and "" in value):
             raise UsageError(f"the value of {name.replace('_', ' ')} is empty", hint="is a variable not set?")
 
 

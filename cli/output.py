@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..core.progress import Silent, clean
@@ -53,6 +54,8 @@ class Output:
         self._colour = colour == "always"
         self._no_progress = no_progress
         self._live: TerminalProgress | None = None
+        self._keep: Callable[[dict[str, Any]], None] | None = None
+        self._heading: Sequence[Line] = ()
 
     @classmethod
     def from_arguments(cls, arguments: Iterable[str]) -> Output:
@@ -60,6 +63,17 @@ class Output:
         words = set(arguments)
         colour = "never" if "--no-color" in words or "--color=never" in words else "auto"
         return cls(as_json="--json" in words, debug="--debug" in words, colour=colour)
+
+    def part(self, heading: Sequence[Line], keep: Callable[[dict[str, Any]], None]) -> Output:
+        """Return the output of one of several runs: text follows a heading, and `keep` receives JSON documents."""
+        part = copy.copy(self)
+        part._heading, part._keep = heading, keep
+        return part
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is the output of one of several runs."""
+        return self._keep is not None
 
     # The result ------------------------------------------------------------------------------------
 
@@ -72,12 +86,20 @@ class Output:
         if self.as_json:
             from ..core.verbs.results import to_document
 
-            self._write(sys.stdout, self._json(to_document(result)))
+            self.document(to_document(result))
         elif self.quiet:
             self._write(sys.stdout, "".join(f"{clean(name)}\n" for name in names))
         else:
             width = shutil.get_terminal_size().columns if self._is_terminal(sys.stdout) else None
-            self._write(sys.stdout, "".join(f"{self._paint(line, sys.stdout)}\n" for line in lines(width)))
+            text = (f"{self._paint(line, sys.stdout)}\n" for line in (*self._heading, *lines(width)))
+            self._write(sys.stdout, "".join(text))
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Write a JSON document to stdout; of one of several runs it is kept."""
+        if self._keep is None:
+            self._write(sys.stdout, self._json(document))
+        else:
+            self._keep(document)
 
     def text(self, text: str) -> None:
         """Write plain text, such as a help page, to stdout."""
@@ -106,8 +128,8 @@ class Output:
         self._to_stderr([Styled("warning: ", "yellow"), text])
 
     def suggest(self, command: str) -> None:
-        """Print the command to run next, on a terminal."""
-        if not self.as_json and self._is_terminal(sys.stderr):
+        """Print the command to run next, on a terminal; not after one of several runs."""
+        if not self.as_json and self._keep is None and self._is_terminal(sys.stderr):
             self.say(Styled(f"try: {command}", "dim"))
 
     @property
@@ -128,7 +150,7 @@ class Output:
         """Report an error: a sentence and a hint on stderr, and with `--json` a document on stdout."""
         self.end_progress()
         if self.as_json:
-            self._write(sys.stdout, self._json({"error": document}))
+            self.document({"error": document})
         self._to_stderr([Styled("error: ", "red"), document["message"]])
         if document["hint"]:
             self._to_stderr([Styled("hint: ", "cyan"), document["hint"]])

@@ -31,6 +31,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetsResult(Result):
+    """What `inspect` or `check` (`verb`) of several datasets found: by the name of each its document, or its error."""
+
+    kind: ClassVar[str] = "datasets"
+    verb: str
+    datasets: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 

@@ -1,0 +1,101 @@
+"""Several datasets for one verb: patterns, one result after the other, and the highest exit code."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from ..core.errors import DatasetNotFoundError, RbtoolError
+from .failures import report
+from .help import EXAMPLE_SOURCE, SOURCE
+from .output import Output
+from .text import Line, Styled, counted
+
+Datasets: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATASET...",
+        help=f"Paths, stored datasets like {SOURCE}:{EXAMPLE_SOURCE.example[0]}, or patterns like 'data/*'.",
+    ),
+]
+_WILD = frozenset("*?[")
+
+
+def of_each(
+    verb: str,
+    datasets: Sequence[str],
+    root: str | None,
+    out: Output,
+    run: Callable[[str, Output], int],
+    *,
+    named: bool = True,
+) -> int:
+    """Call `run` with each dataset and return the highest exit code; a failure is reported, and the others follow.
+
+    A single name, which is no pattern, has the output of `run` as it is. Of several the text of each follows an empty
+    line and, with `named`, its name; `--json` gives one document with the document or the error of each by its name.
+    """
+    if len(datasets) == 1 and not _is_pattern(datasets[0]):
+        return run(datasets[0], out)
+    codes: dict[str, int] = {}
+    documents: dict[str, Any] = {}
+    for name in dict.fromkeys(one for word in datasets for one in _matches(word, root)):
+        title: list[Line] = [[Styled(name, "bold")]] if named else []
+        part = out.part([*([[]] if codes else []), *title], _keeper(documents, name))
+        try:
+            codes[name] = run(_existing(name), part)
+        except Exception as error:
+            codes[name] = report(_with_name(error, name), part)
+    if out.as_json:
+        from ..core.verbs.results import DatasetsResult, to_document
+
+        out.document(to_document(DatasetsResult(verb=verb, datasets=documents)))
+    elif failed := [name for name, code in codes.items() if code]:
+        out.summary(f"{len(failed):,} of {counted(len(codes), 'dataset')} failed: {', '.join(failed)}")
+    return max(codes.values())
+
+
+def _keeper(documents: dict[str, Any], name: str) -> Callable[[dict[str, Any]], None]:
+    def keep(document: dict[str, Any]) -> None:
+        documents[name] = document
+
+    return keep
+
+
+def _is_pattern(word: str) -> bool:
+    from ..core.format import fs
+
+    return not _WILD.isdisjoint(word) and not os.path.lexists(fs.expanded(word))
+
+
+def _matches(word: str, root: str | None) -> list[str]:
+    """Return the names that a pattern matches, of stored datasets if it has a source; the word itself for none."""
+    if not _is_pattern(word):
+        return [word]
+    from ..core.format import fs
+    from ..core.format.locate import known_root, stored_datasets
+    from ..core.verbs.listing import fits, stored_name
+
+    if ":" not in word:
+        found = glob.glob(str(fs.expanded(word)), recursive=True)  # noqa: PTH207 - patterns may be absolute
+        return sorted(found) or [word]
+    folder = known_root(root)
+    stored = [stored_name(path, folder) for path, _ in stored_datasets(folder)] if folder else []
+    return sorted(name for name in stored if fits(name, word)) or [word]
+
+
+def _existing(name: str) -> str:
+    if _is_pattern(name):
+        raise DatasetNotFoundError(f"{name} matches no dataset", hint="rbtool list shows those that are stored")
+    return name
+
+
+def _with_name(error: Exception, name: str) -> Exception:
+    """Add the name of the dataset to an error that does not have it."""
+    if isinstance(error, RbtoolError) and name not in error.message:
+        error.message = f"{name}: {error.message}"
+    return error
