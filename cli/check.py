@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.progress import readable_size as size
 from .help import Example
 from .options import DryRun, FromFormat, RawOptions, Root, ends, verb
 from .output import Output
-from .several import Datasets, of_each
-from .text import Cell, Line, Styled, Table, counted, folded
+from .several import SomeDatasets, of_each, require_datasets
+from .text import Cell, Line, Style, Styled, Table, counted, folded
 
 if TYPE_CHECKING:
+    from ..core.ted.findings import Finding
     from ..core.verbs.check import CheckResult
+    from ..core.verbs.rules import RulesResult
 
 CHECK_EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
+    Example("rbtool check --rules", "what is checked"),
 )
 REPAIR_EXAMPLES = (
     Example("rbtool repair ./recording", "make a dataset of all episodes that were finished"),
     Example("rbtool repair ./recording --dry-run --json", "what would be kept, as JSON"),
 )
 _INDENT = 4
+_MOST = 10
+"""The findings of one rule that are shown; `--json` has all."""
+_COLOURS: Mapping[str, Style] = {"error": "red", "warning": "yellow"}
 
 
 class FailOn(StrEnum):
@@ -43,10 +52,11 @@ def add(app: typer.Typer) -> None:
 
 
 def check(
-    datasets: Datasets,
+    datasets: SomeDatasets = None,
     *,
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules, and check nothing.")] = False,
     root: Root = None,
     source_format: FromFormat = None,
     raw: RawOptions,
@@ -56,6 +66,9 @@ def check(
     Reads everything: files against their digests, rows against the rules. Problems are listed on stdout, one per
     line. Of several datasets -q prints those that fail, and the exit code is the highest.
     """
+    if rules:
+        _show_rules(datasets, out)
+        return 0
     from ..core.verbs.check import check as run
 
     def check_one(dataset: str, out: Output) -> int:
@@ -66,20 +79,30 @@ def check(
         out.show(result, names, lambda width: lines(result, width))
         return 3 if failed else 0
 
-    return of_each("check", datasets, root, out, check_one)
+    return of_each("check", require_datasets(datasets), root, out, check_one)
+
+
+def _show_rules(datasets: list[str] | None, out: Output) -> None:
+    from ..core.verbs.rules import RulesResult
+
+    if datasets:
+        raise UsageError("--rules lists the rules and checks nothing", hint="leave the dataset or --rules out")
+    result = RulesResult()
+    out.show(result, [entry.rule for entry in result.rules], lambda width: rule_lines(result, width))
+
+
+def rule_lines(result: RulesResult, width: int | None = None) -> list[list[Cell]]:
+    """Return a row for each rule: id, severities, name, and what it checks."""
+    rows: list[Line] = []
+    for entry in result.rules:
+        worst = Styled(" or ".join(entry.severities), _COLOURS[entry.severities[0]])
+        rows.append([Styled(entry.rule, "bold"), worst, entry.name, entry.checks])
+    return Table(rows).lines(width)
 
 
 def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
     """Return the findings and a line with totals, wrapped at `width` columns."""
-    rows: list[Line] = [
-        [
-            Styled(finding.severity, "red" if finding.severity == "error" else "yellow"),
-            Styled(finding.rule, "bold"),
-            finding.name,
-            finding.message,
-        ]
-        for finding in result.findings
-    ]
+    rows = [row for _, same in groupby(result.findings, key=_kind) for row in _finding_rows(list(same))]
     facts = [
         f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}",
         *([f"{result.unfinished:,} of them unfinished"] if result.unfinished else []),
@@ -95,6 +118,19 @@ def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
     notes: list[list[Cell]] = [[Styled("note: ", "yellow"), note] for note in result.notes]
     lines: list[Line] = [*Table(rows).lines(), *notes, *skipped, [" · ".join(facts)]]
     return [part for line in lines for part in folded(line, width, _INDENT)]
+
+
+def _kind(finding: Finding) -> tuple[str, ...]:
+    return finding.severity, finding.rule, finding.name
+
+
+def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
+    """Yield a row for each of the first findings of a rule, and one for the number of the others."""
+    severity, rule, name = _kind(same[0])
+    more = len(same) - _MOST
+    texts = [finding.message for finding in (same if more <= 1 else same[:_MOST])]
+    for text in (*texts, *([f"and {more:,} more, which --json lists"] if more > 1 else [])):
+        yield [Styled(severity, _COLOURS[severity]), Styled(rule, "bold"), name, text]
 
 
 def repair(

@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,9 +85,9 @@ class Output:
         """
         self.end_progress()
         if self.as_json:
-            from ..core.verbs.results import to_document
+            from ..core.verbs.results import entries_of
 
-            self.document(to_document(result))
+            self.document(entries_of(result))
         elif self.quiet:
             self._write(sys.stdout, "".join(f"{clean(name)}\n" for name in names))
         else:
@@ -96,10 +97,11 @@ class Output:
 
     def document(self, document: dict[str, Any]) -> None:
         """Write a JSON document to stdout; of one of several runs it is kept."""
-        if self._keep is None:
-            self._write(sys.stdout, self._json(document))
-        else:
+        if self._keep is not None:
             self._keep(document)
+            return
+        for piece in _json_pieces(document):
+            self._write(sys.stdout, piece)
 
     def text(self, text: str) -> None:
         """Write plain text, such as a help page, to stdout."""
@@ -218,19 +220,6 @@ class Output:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
     @staticmethod
-    def _json(document: dict[str, Any]) -> str:
-        """Format strict JSON; characters that stdout cannot encode, and lone surrogates, are escaped."""
-        from ..core.format.documents import plain
-
-        strict = plain(document)
-        text = json.dumps(strict, ensure_ascii=False, allow_nan=False, indent=1)
-        try:
-            text.encode(sys.stdout.encoding or "utf-8")
-        except UnicodeEncodeError:
-            text = json.dumps(strict, allow_nan=False, indent=1)
-        return f"{clean_json(text)}\n"
-
-    @staticmethod
     def _write(stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "utf-8"  # None for io.StringIO
         try:
@@ -249,6 +238,37 @@ class Output:
             if error.errno != errno.EPIPE and stream is sys.stdout:
                 error.filename = STDOUT
                 raise
+
+
+def _json_pieces(document: dict[str, Any]) -> Iterator[str]:
+    """Yield strict JSON; entries that write themselves, because they may be long, come piece by piece."""
+    from ..core.format.documents import plain
+
+    mark, long = secrets.token_hex(16), list[Any]()
+
+    def marked(value: Any) -> Any:
+        if hasattr(value, "json_pieces"):
+            long.append(value)
+            return mark
+        if isinstance(value, dict):
+            return {key: marked(item) for key, item in value.items()}
+        return [marked(item) for item in value] if isinstance(value, list) else value
+
+    first, *texts = _json(plain(marked(document))).split(f'"{mark}"')
+    yield first
+    for entry, text in zip(long, texts, strict=True):
+        yield from entry.json_pieces()
+        yield text
+
+
+def _json(strict: Any) -> str:
+    """Format strict JSON; characters that stdout cannot encode, and lone surrogates, are escaped."""
+    text = json.dumps(strict, ensure_ascii=False, allow_nan=False, indent=1)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(strict, allow_nan=False, indent=1)
+    return f"{clean_json(text)}\n"
 
 
 def detach(stream: TextIO) -> None:

@@ -9,19 +9,15 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from ..core.errors import DatasetNotFoundError, RbtoolError
+from ..core.errors import DatasetNotFoundError, RbtoolError, UsageError
 from .failures import report
 from .help import EXAMPLE_SOURCE, SOURCE
 from .output import Output
 from .text import Line, Styled, counted
 
-Datasets: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="DATASET...",
-        help=f"Paths, stored datasets like {SOURCE}:{EXAMPLE_SOURCE.example[0]}, or patterns like 'data/*'.",
-    ),
-]
+_ABOUT = f"Paths, stored datasets like {SOURCE}:{EXAMPLE_SOURCE.example[0]}, or patterns like 'data/*'."
+Datasets: TypeAlias = Annotated[list[str], typer.Argument(metavar="DATASET...", help=_ABOUT)]
+SomeDatasets: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="DATASET...", help=_ABOUT)]
 _WILD = frozenset("*?[")
 
 
@@ -51,12 +47,19 @@ def of_each(
         except Exception as error:
             codes[name] = report(_with_name(error, name), part)
     if out.as_json:
-        from ..core.verbs.results import DatasetsResult, to_document
+        from ..core.verbs.results import DatasetsResult, entries_of
 
-        out.document(to_document(DatasetsResult(verb=verb, datasets=documents)))
+        out.document(entries_of(DatasetsResult(verb=verb, datasets=documents)))
     elif failed := [name for name, code in codes.items() if code]:
         out.summary(f"{len(failed):,} of {counted(len(codes), 'dataset')} failed: {', '.join(failed)}")
     return max(codes.values())
+
+
+def require_datasets(datasets: list[str] | None) -> list[str]:
+    """Return the datasets; UsageError for none, where an option makes them optional."""
+    if not datasets:
+        raise UsageError("missing argument 'DATASET...'", hint="rbtool check --help")
+    return datasets
 
 
 def _keeper(documents: dict[str, Any], name: str) -> Callable[[dict[str, Any]], None]:

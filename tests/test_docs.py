@@ -17,10 +17,8 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.cli.failures import EXIT_CODES
 from rbtool.core import errors
-from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.ted.rules import DATA_RULES
-from rbtool.core.verbs.saved_buffers import BUFFER_RULES
+from rbtool.core.ted.rule_table import RULES
 
 DOCS = ROOT / "docs"
 WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -55,11 +53,19 @@ def test_examples_are_included_short_and_use_no_private_name(example: Path) -> N
             assert not name.startswith("_") or name == "__init__"
 
 
-def test_every_check_rule_has_a_section_and_every_section_a_rule() -> None:
-    declared = {(rule.rule_id, rule.name) for rule in (*DATA_RULES, EpisodeTableRule, *FOLDER_RULES)}
-    declared |= {("TED014", "opens"), *BUFFER_RULES.items()}
+def test_every_check_rule_has_a_section_with_its_severities_and_every_section_a_rule() -> None:
     page = (DOCS / "reference/checks.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^### ([A-Z]{3}\d{3}) (.*)$", page, re.MULTILINE)) == declared
+    found = set()
+    for part in page.split("\n## Rules about ")[1:]:
+        about, *sections = part.split("\n### ")
+        for section in sections:
+            title, _, text = section.partition("\n")
+            worst = tuple(sorted(set(re.findall(r"\b(error|warning)\b", text.lower()))))
+            found.add((*title.split(" ", 1), about.strip().removeprefix("the "), worst))
+    assert found == {(one.rule, one.name, one.about, one.severities) for one in RULES}
+    assert "\n<!-- rules -->\n" in page
+    table = generated_pages.rules_table().splitlines()[2:]
+    assert [re.split(r" (?<!\\)\| ", row)[0] for row in table] == [f"| {one.rule}" for one in RULES]
 
 
 def test_every_exit_code_and_every_error_has_its_row() -> None:

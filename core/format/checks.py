@@ -14,6 +14,8 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..ted.episodes import Final, rows_equal
 from ..ted.findings import Finding, Rows, Rule, Tally
+from ..ted.places import Places
+from ..ted.rule_table import RULE_BY_ID
 from ..ted.rules import DATA_RULES
 from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
 from .contracts import Array, PassedSteps, StepReader
@@ -31,7 +33,6 @@ class EpisodeTableRule(Rule):
     """
 
     rule_id = "TED010"
-    name = "episode table"
 
     def __init__(
         self, fields: Sequence[Field], steps: int, table: EpisodeTable, reward: Field | None, *, repeated: bool = False
@@ -40,7 +41,8 @@ class EpisodeTableRule(Rule):
         self.table = table
         self._repeated = state_keys(fields) if repeated and (table.final == Final.REPEATED).any() else []
         self._reward = reward
-        self._problems: list[str] = []
+        self._problem = ""
+        self._problems = 0
         self._bad = Tally()
         self._total = 0.0
 
@@ -51,8 +53,7 @@ class EpisodeTableRule(Rule):
             if wrong.any():
                 row = int(wrong.argmax())
                 found = int(rows.columns[EPISODE].reshape(-1)[row])
-                self._problems.append(f"the row of {rows.place(row)} says it belongs to episode {found}")
-                self._bad.add(rows, wrong)
+                self._add(f"the row of {rows.place(row)} says it belongs to episode {found}", rows, wrong)
         ends = np.flatnonzero(rows.last)
         which = self.table.index_of_step(ends + rows.start)
         for key, column in ((NEXT_TERMINATED, self.table.terminated), (NEXT_TRUNCATED, self.table.truncated)):
@@ -60,8 +61,7 @@ class EpisodeTableRule(Rule):
                 wrong = rows.columns[key].reshape(len(rows), -1)[ends].any(1) != column[which]
                 if wrong.any():
                     row = int(ends[wrong.argmax()])
-                    self._problems.append(f"{key[1]} of {rows.place(row)} differs from the table")
-                    self._bad.add(rows, wrong, ends)
+                    self._add(f"{key[1]} of {rows.place(row)} differs from the table", rows, wrong, ends)
         self._see_repeated(rows, ends[self.table.final[which] == Final.REPEATED])
         if self._reward is not None:
             self._see_rewards(rows, as_numbers(rows.columns[self._reward.key], self._reward.dtype), ends)
@@ -73,38 +73,42 @@ class EpisodeTableRule(Rule):
             wrong = ~rows_equal(rows.columns[NEXT, *key][ends], rows.columns[key][ends])
             if wrong.any():
                 row = int(ends[wrong.argmax()])
-                self._problems.append(f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table says")
-                self._bad.add(rows, wrong, ends)
+                text = f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table says"
+                self._add(text, rows, wrong, ends)
 
     def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:
-        begin = 0
-        for end in ends.tolist():
+        begin, wrong, text = 0, np.zeros(len(ends), bool), ""
+        for number, end in enumerate(ends.tolist()):
             total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin : end + 1])
             row = int(self.table.index_of_step(np.array([rows.start + end]))[0])
             expected = float(self.table.total_reward[row])
             if total != expected and not (np.isnan(total) and np.isnan(expected)):
-                self._problems.append(
-                    f"episode {int(rows.episode[end])} returns {total!r}, the table says {expected!r}"
-                )
-                self._bad.add(rows, np.array([True]), np.array([end]))
+                text = text or f"episode {int(rows.episode[end])} returns {total!r}, the table says {expected!r}"
+                wrong[number] = True
             begin = end + 1
+        if text:
+            self._add(text, rows, wrong, ends, count=int(wrong.sum()))
         if begin < len(rows):
             self._total = running_return(0.0 if rows.first[begin] else self._total, rewards[begin:])
 
+    def _add(self, text: str, rows: Rows, wrong: Array, index: Array | None = None, *, count: int = 1) -> None:
+        """Count problems, of which the first is described; `wrong` and `index` as in `Tally.add`."""
+        self._problem = self._problem or text
+        self._problems += count
+        self._bad.add(rows, wrong, index)
+
     def findings(self) -> list[Finding]:
         """Report the shape of the table first, then the first disagreement with the rows."""
-        table, problems = self.table, self._problems
+        table, problems = self.table, [self._problem] * bool(self._problem)
         lengths = np.concatenate(([0], np.cumsum(table.length)))
         if empty := int((table.length < 1).sum()):
-            problems = ["1 episode has no steps" if empty == 1 else f"{empty:,} episodes have no steps", *problems]
+            problems.insert(0, "1 episode has no steps" if empty == 1 else f"{empty:,} episodes have no steps")
         if not np.array_equal(table.start, lengths[:-1]) or lengths[-1] != self.steps:
-            problems = [
-                f"start and length do not place the episodes one after the other over {self.steps:,} steps",
-                *problems,
-            ]
-        if len(problems) > 1:
-            return [self.report("error", f"{problems[0]} (and {len(problems) - 1:,} more)", self._bad)]
-        return [self.report("error", text, self._bad) for text in problems]
+            text = f"start and length do not place the episodes one after the other over {self.steps:,} steps"
+            problems.insert(0, text)
+        more = len(problems) - bool(self._problem) + self._problems - 1
+        text = f"{problems[0]} (and {more:,} more)" if more > 0 else "".join(problems)
+        return [self.report("error", text, self._bad)] if problems else []
 
 
 def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
@@ -143,7 +147,6 @@ class FolderRule(NamedTuple):
     """
 
     rule_id: str
-    name: str
     problems: Callable[[StepReader], list[str]]
     listed: Callable[[ListedFiles], list[str]] | None = None
     places: Callable[[StepReader], dict[str, Any]] | None = None
@@ -158,7 +161,7 @@ class FolderRule(NamedTuple):
         return self._report(self.listed(files) if self.listed else [])
 
     def _report(self, problems: list[str], **places: Any) -> list[Finding]:
-        return [Finding(self.rule_id, self.name, "error", problem, **places) for problem in problems]
+        return [Finding(*RULE_BY_ID[self.rule_id].named, "error", problem, **places) for problem in problems]
 
 
 def file_problems(reader: StepReader) -> list[str]:
@@ -191,7 +194,7 @@ def _cut_steps(reader: StepReader) -> dict[str, Any]:
     if kept == steps:
         return {}
     table = reader.episodes
-    return {"steps": ((kept, steps),), "episodes": tuple(table.episode[table.start + table.length > kept].tolist())}
+    return {"steps": ((kept, steps),), "episodes": Places(table.episode[table.start + table.length > kept])}
 
 
 def _listed_sizes(files: ListedFiles) -> list[str]:
@@ -215,9 +218,9 @@ def _listed_digests(files: ListedFiles) -> list[str]:
 
 
 FOLDER_RULES: tuple[FolderRule, ...] = (
-    FolderRule("TED011", "lengths", _length_problems),
-    FolderRule("TED012", "sizes", size_problems, _listed_sizes, _cut_steps),
-    FolderRule("TED013", "digests", _digest_problems, _listed_digests),
+    FolderRule("TED011", _length_problems),
+    FolderRule("TED012", size_problems, _listed_sizes, _cut_steps),
+    FolderRule("TED013", _digest_problems, _listed_digests),
 )
 
 

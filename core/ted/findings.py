@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from .places import Places
+from .rule_table import RULE_BY_ID, Severity
 from .schema import Field, Key
 
 _Array: TypeAlias = np.ndarray[Any, Any]
-Severity: TypeAlias = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Finding:
     name: str
     severity: Severity
     message: str
-    steps: tuple[tuple[int, int], ...] = ()
-    episodes: tuple[int, ...] = ()
+    steps: Sequence[tuple[int, int]] = ()
+    episodes: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +56,54 @@ class Rows:
 
 
 class Tally:
-    """Counts rows with a problem and remembers where they are."""
+    """Counts rows with a problem and remembers where they are: 16 bytes a range of steps, 8 an episode."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first = ""
-        self._ranges: list[tuple[int, int]] = []
-        self._episodes: dict[int, None] = {}
+        self._ranges: list[_Array] = []
+        self._episodes: list[_Array] = []
 
     def add(self, rows: Rows, wrong: _Array, index: _Array | None = None) -> None:
-        """Count the true entries of `wrong`, which covers all `rows`, or those at `index`."""
+        """Count the true entries of `wrong`, which covers all `rows`, or those at `index`, in ascending order."""
         if not wrong.any():
             return
-        at = int(wrong.argmax())
-        self.first = self.first or rows.place(at if index is None else int(index[at]))
-        self.count += int(wrong.sum())
         where = np.flatnonzero(wrong) if index is None else index[wrong]
-        self._episodes.update(dict.fromkeys(rows.episode[where].tolist()))
+        self.first = self.first or rows.place(int(where[0]))
+        self.count += len(where)
+        episodes = rows.episode[where]
+        self._episodes.append(episodes[np.append(True, episodes[1:] != episodes[:-1])].astype(np.int64))
         steps = where + rows.start
         edges = np.flatnonzero(np.diff(steps) != 1)
-        first, last = steps[np.append(0, edges + 1)].tolist(), steps[np.append(edges, -1)].tolist()
-        if self._ranges and self._ranges[-1][1] == first[0]:
-            first[0] = self._ranges.pop()[0]
-        self._ranges += [(start, stop + 1) for start, stop in zip(first, last, strict=True)]
+        self._ranges.append(np.column_stack((steps[np.append(0, edges + 1)], steps[np.append(edges, -1)] + 1)))
 
     @property
     def places(self) -> dict[str, Any]:
         """The `steps` and `episodes` of a finding."""
-        steps: list[tuple[int, int]] = []
-        for start, stop in sorted(self._ranges):  # a rule may come back to steps that it has seen
-            if steps and start <= steps[-1][1]:
-                steps[-1] = steps[-1][0], max(stop, steps[-1][1])
-            else:
-                steps.append((start, stop))
-        return {"steps": tuple(steps), "episodes": tuple(self._episodes)}
+        return {"steps": Places(_joined(self._ranges)), "episodes": Places(_distinct(self._episodes))}
+
+
+def _joined(parts: Sequence[_Array]) -> _Array:
+    """Return ranges `[N, 2]` in ascending order, those that touch or overlap as one."""
+    if not parts:
+        return np.zeros((0, 2), np.int64)
+    ranges = np.concatenate(parts)
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]  # a rule may come back to steps that it has seen
+    reached = np.maximum.accumulate(ranges[:, 1])
+    starts = np.flatnonzero(np.append(True, ranges[1:, 0] > reached[:-1]))
+    return np.column_stack((ranges[starts, 0], reached[np.append(starts[1:], len(ranges)) - 1]))
+
+
+def _distinct(parts: Sequence[_Array]) -> _Array:
+    """Return every number once, in the order in which they first occur."""
+    numbers = np.concatenate([np.zeros(0, np.int64), *parts])
+    return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
 
 
 class Rule(ABC):
-    """Reads all rows once, in order, and reports problems. `rule_id` and `name` never change meaning."""
+    """Reads all rows once, in order, and reports problems. `rule_id` is that of its entry in `rule_table`."""
 
     rule_id: ClassVar[str]
-    name: ClassVar[str]
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         self.fields = tuple(fields)
@@ -110,7 +118,8 @@ class Rule(ABC):
 
     def report(self, severity: Severity, message: str, tally: Tally | None = None) -> Finding:
         """Make a finding of this rule; `tally` counts the steps concerned."""
-        return Finding(self.rule_id, self.name, severity, message, **({} if tally is None else tally.places))
+        places = {} if tally is None else tally.places
+        return Finding(*RULE_BY_ID[self.rule_id].named, severity, message, **places)
 
     def report_first(self, severity: Severity, message: str, tally: Tally) -> list[Finding]:
         """Make a finding that names the first of the steps that `tally` counts; none where it counts none."""

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .episodes import Continuity, rows_equal
-from .findings import Finding, Rows, Rule, Severity, Tally
+from .findings import Finding, Rows, Rule, Tally
+from .rule_table import Severity
 from .schema import (
     ACTION,
     FLAGS,
@@ -44,7 +45,6 @@ class SchemaRule(Rule):
     """
 
     rule_id = "TED001"
-    name = "schema"
 
     def findings(self) -> list[Finding]:
         errors = [self.report("error", text) for text in self._problems()]
@@ -84,7 +84,6 @@ class SingletonRule(Rule):
     """Reward and flags carry a trailing dimension of one, so that they have as many dimensions as the rest."""
 
     rule_id = "TED002"
-    name = "singleton dimensions"
 
     def findings(self) -> list[Finding]:
         return [
@@ -98,7 +97,6 @@ class DoneRule(Rule):
     """`done` is `terminated` or `truncated`, everywhere."""
 
     rule_id = "TED003"
-    name = "done = terminated | truncated"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -123,7 +121,6 @@ class MidEpisodeFlagRule(Rule):
     """
 
     rule_id = "TED006"
-    name = "flags at the ends of episodes"
 
     def __init__(self, fields: Sequence[Field], steps: int, *, unfinished: bool = False) -> None:
         super().__init__(fields, steps)
@@ -181,7 +178,6 @@ class ContinuityRule(_FollowingRule):
     """
 
     rule_id = "TED004"
-    name = "continuity"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -214,7 +210,6 @@ class AcrossRule(_FollowingRule):
     """The end of one episode does not run on into the next: that would be one episode cut in two."""
 
     rule_id = "TED005"
-    name = "no continuity across episodes"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -243,7 +238,6 @@ class NotFiniteRule(Rule):
     """No NaN or infinity: an error in what training reads, a warning elsewhere."""
 
     rule_id = "TED007"
-    name = "NaN and infinity"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -266,7 +260,6 @@ class AllZeroRule(Rule):
     """Not every number is zero: some importers allocate and never copy."""
 
     rule_id = "TED008"
-    name = "all zero"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -289,7 +282,6 @@ class ZeroVarianceRule(Rule):
     """Elements of observations and actions that never change; dividing by their deviation gives NaN."""
 
     rule_id = "TED009"
-    name = "zero variance"
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)

@@ -59,7 +59,6 @@ class SpaceRule(Rule):
     """
 
     rule_id = "TED015"
-    name = "recorded spaces"
 
     def __init__(self, fields: Sequence[Field], steps: int, *, spaces: Mapping[str, Any] | None = None) -> None:
         super().__init__(fields, steps)

@@ -31,6 +31,8 @@ from ..opening import open_steps
 from ..progress import Progress, Silent
 from ..ted.episodes import EndReason
 from ..ted.findings import Finding, Rule
+from ..ted.places import Places
+from ..ted.rule_table import RULE_BY_ID
 from ..ted.rules import DATA_RULES, data_rules
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
@@ -44,9 +46,7 @@ _IN_ANY = (
     "finding names"
 )
 _TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
-_DIGESTS = "TED013", "digests"
-_OPENS = "TED014", "opens"
-"""The first rule: manifest and files can be opened."""
+_DIGESTS, _OPENS = RULE_BY_ID["TED013"].named, RULE_BY_ID["TED014"].named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
         ]
     except (CorruptDataError, FormatError) as error:
         return (
-            [Finding(EpisodeTableRule.rule_id, EpisodeTableRule.name, "error", str(error))],
+            [Finding(*RULE_BY_ID[EpisodeTableRule.rule_id].named, "error", str(error))],
             reader.manifest.episodes,
             names,
         )
@@ -291,8 +291,8 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
     """Yield one finding about the marked episodes of a table, with all their steps, if there are any."""
     if lost.any():
         text = f"{int(lost.sum()):,} of {_episodes(len(lost))} {what}"
-        steps = zip(table.start[lost].tolist(), (table.start + table.length)[lost].tolist(), strict=True)
-        yield Finding(*rule, "error", text, tuple(steps), tuple(table.episode[lost].tolist()))
+        steps = np.column_stack((table.start[lost], (table.start + table.length)[lost]))
+        yield Finding(*rule, "error", text, Places(steps), Places(table.episode[lost]))
 
 
 def _as_converted(reader: StepReader) -> bool:

@@ -15,10 +15,11 @@ from ..format.returns import Ingest
 from ..progress import Progress
 from ..ted.episodes import BoundaryCounts
 from ..ted.findings import Finding, Rows, Rule
+from ..ted.rule_table import RULE_BY_ID
 from ..ted.rules import data_rules
 from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
 
-_READS = "TED014", "opens"
+_READS = RULE_BY_ID["TED014"].named
 _MOST_ROWS = 1 << 14
 _MOST_BYTES = 16 << 20
 _MOST_NAMED = 20

@@ -88,7 +88,12 @@ def seconds_since(started: float) -> float:
 
 def to_document(result: Any) -> dict[str, Any]:
     """Turn a result into its JSON document: `schema` and `kind` first, then the fields in order."""
-    return {"schema": result.schema, "kind": result.kind, **plain(_plain_paths(result))}
+    return dict(plain(entries_of(result)))
+
+
+def entries_of(result: Any) -> dict[str, Any]:
+    """Return the entries of a JSON document whose values need not be plain: `Places` are left as they are."""
+    return {"schema": result.schema, "kind": result.kind, **_plain_paths(result)}
 
 
 def _plain_paths(value: Any) -> Any:

@@ -22,6 +22,7 @@ from ..format.staging import is_ours
 from ..format.ted.tree import batch_of, read_tree
 from ..opening import open_steps
 from ..ted.findings import Finding
+from ..ted.rule_table import RULE_BY_ID, RULES
 from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 
@@ -64,7 +65,7 @@ def saved_folders(path: Path) -> SavedFolders:
     return SavedFolders("", path / STORAGE_FOLDER, path / "sampler", path / "writer")
 
 
-BUFFER_RULES = {"BUF001": "buffer digests", "BUF002": "buffer counts", "BUF003": "buffer sampler"}
+BUFFER_RULES = tuple(entry for entry in RULES if entry.about == "saved buffers")
 NO_DIGESTS = (
     "there are no digests of these files, as TorchRL and tensordict write none: whether their bytes are those that "
     "were saved cannot be verified"
@@ -110,7 +111,7 @@ def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
 
 
 def _finding(rule: str, message: str) -> Finding:
-    return Finding(rule, BUFFER_RULES[rule], "error", message)
+    return Finding(*RULE_BY_ID[rule].named, "error", message)
 
 
 def _verified(path: Path) -> bool:

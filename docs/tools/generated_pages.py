@@ -15,7 +15,7 @@ from typing import Any
 
 import rbtool
 
-__all__ = ["PAGES", "floors", "floors_table", "result_classes"]
+__all__ = ["PAGES", "floors", "floors_table", "result_classes", "rules_table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,6 +144,17 @@ def floors_table() -> str:
             file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
             doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
             text.append(f"| {len(levels) - number} | `{part}` | {_cell(' '.join(doc.split(chr(10) * 2)[0].split()))} |")
+    return chr(10).join(text)
+
+
+def rules_table() -> str:
+    """The rules of `check`, from their table."""
+    from rbtool.core.ted.rule_table import RULES
+
+    text = ["| rule | name | severity | what it checks |", "|---|---|---|---|"]
+    text += [
+        f"| {one.rule} | {_cell(one.name)} | {' or '.join(one.severities)} | {_cell(one.checks)} |" for one in RULES
+    ]
     return chr(10).join(text)
 
 

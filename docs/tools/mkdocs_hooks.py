@@ -28,7 +28,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Put the table of floors where a page asks for it."""
+    """Put the tables of floors and of rules where a page asks for them."""
     generated_pages = _generated_pages()
 
-    return markdown.replace("<!-- floors -->", generated_pages.floors_table())
+    markdown = markdown.replace("<!-- floors -->", generated_pages.floors_table())
+    return markdown.replace("<!-- rules -->", generated_pages.rules_table())
