@@ -72,6 +72,8 @@ from .core.maps.hashing import SipHash as SipHash
 from .core.maps.query import QueryModule as QueryModule
 from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
+from .core.recording.environments import RecordEpisodes as RecordEpisodes
+from .core.recording.vector import RecordVectorEpisodes as RecordVectorEpisodes
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.consuming import ConsumingSampler as ConsumingSampler

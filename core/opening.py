@@ -28,8 +28,9 @@ from .format.locate import reader_class, reader_names
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
 from .format.mixture import refuse_mixture
 from .format.open_files import ListedFiles, one_generation
+from .format.packed.commits import COMMITS
 from .format.packed.reader import CutPackedReader, PackedReader
-from .format.packed.recording import COMMITS, unfinished_recording
+from .format.packed.recording import unfinished_recording
 from .format.staging import PARTS_FILE, is_ours, mend
 from .format.ted.reader import FolderReader, PlainReader, TedReader
 from .ted.episodes import EndReason

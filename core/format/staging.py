@@ -228,6 +228,11 @@ class Staging:
                 os.close(lock)
 
 
+def new_sibling(destination: Path, *, aside: bool = False) -> Path:
+    """Return a new hidden path next to a destination, for what will be put there or, `aside`, what was there."""
+    return _sibling(destination, _ASIDE if aside else _MARK)
+
+
 def is_ours(path: Path) -> bool:
     """Return whether rbtool made what is at `path`: a folder with a manifest, or one of our HDF5 files."""
     if path.is_dir():

@@ -23,7 +23,7 @@ from ..format.locate import find_dataset, open_source
 from ..format.manifest import Manifest
 from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
-from ..format.packed.recording import COMMITS
+from ..format.packed.commits import COMMITS
 from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..format.returns import return_field_of
 from ..format.staging import mend

@@ -87,6 +87,17 @@ class PackedFiles:
                 self._own[key].append(rows)
         self._records.append(records)
 
+    def append_episode(self, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:
+        """Append an episode, each state `[length + 1, *shape]` once, by root key."""
+        records = np.zeros((length + 1, self.schema.record_bytes), np.uint8)
+        for one in self.schema.fields:
+            rows = (states if one.state else steps)[one.field.key]
+            if one.offset is not None:
+                self.schema.column(records, one)[: length + one.state] = rows
+            elif one.stem is not None:
+                self._own[one.field.key].append(rows)
+        self._records.append(records)
+
     def append_states(self, columns: Mapping[Key, Array], count: int) -> None:
         """Append records that hold these states, by root key, and nothing else."""
         records = np.zeros((count, self.schema.record_bytes), np.uint8)
@@ -252,6 +263,23 @@ class PackedRowBuilder:
                 self._buffer[key][self._used : self._used + taken] = array[start : start + taken]
             self._last[self._used : self._used + taken] = False if last is None else last[start : start + taken]
             self._used, start = self._used + taken, start + taken
+
+    def append_episode(self, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:
+        """Write a whole episode whose next rows follow: states `[length + 1, *shape]` by root key, steps by key."""
+        assert not self._used, "rows of another episode are gathered"
+        for field in self._fields:
+            key = field.key
+            rows = steps.get(key)
+            if rows is None:
+                rows = states[key][:-1] if key in states else states[key[1:]][1:]
+            self.ranges[key] = merge_ranges(self.ranges[key], range_of(rows, field))
+        self.files.append_episode(states, steps, length)
+        self.lengths.append(length)
+        self.explicit_starts.append(-1)
+
+    def moved(self, folder: Path) -> None:
+        """Make further files in another folder."""
+        self._folder = folder
 
     def write(self) -> None:
         """Write what is gathered."""

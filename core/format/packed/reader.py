@@ -19,7 +19,8 @@ from ..open_files import ListedFiles
 from ..staging import is_ours
 from ..ted.reader import FolderReader
 from ..ted.tree import MappedLeaf, leaf_path, tree_documents
-from .recording import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
+from .commits import COMMITS, COMMITS_COPY, commits_in, is_as_recorded
+from .recording import unfinished_recording
 from .row_files import pread_bytes, read_chunks
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 

@@ -20,8 +20,7 @@ from ..manifest import HIDDEN, MANIFEST, Manifest, has_manifest
 from ..open_files import OpenFiles
 from ..staging import lock_folder
 from ..ted.tree import FieldRange, merge_ranges, range_of
-from .reader import PackedReader
-from .recording import (
+from .commits import (
     COMMITS,
     COMMITS_COPY,
     RECORDING,
@@ -34,8 +33,9 @@ from .recording import (
     record_digest,
     records_in,
     schema_mark,
-    seal,
 )
+from .reader import PackedReader
+from .recording import seal
 from .schema import RECORDS, SCHEMA, PackedSchema, SchemaDocument
 
 
@@ -308,18 +308,24 @@ def repair_recording(folder: Path, state: RecordingState) -> Manifest:
         raise UsageError(f"{folder} is being recorded to by another process", hint="wait until it is done")
     try:
         fs.remove(folder / MANIFEST)  # no dataset from here on, until it is whole again
-        _make(folder / RECORDING, fields_bytes(state.fields))
-        _make(folder / SCHEMA, state.schema.to_bytes())
-        data = [record for name, size in state.sizes.items() if (record := _cut(folder, name, size))]
-        log = log_bytes(list(state.commits), state.schema)
-        for name in (COMMITS, COMMITS_COPY):
-            _make(folder / name, log)
+        data = restore_files(folder, state)
         manifest = seal(folder, state.fields, state.commits, data, {})
         with PackedReader(folder) as reader:
             ranges = _ranges(reader)
         return seal(folder, state.fields, state.commits, data, ranges) if manifest.steps else manifest
     finally:
         os.close(lock)
+
+
+def restore_files(folder: Path, state: RecordingState) -> list[FileRecord]:
+    """Cut the data files of a locked recording to its sound episodes, remake the other files; list the data files."""
+    _make(folder / RECORDING, fields_bytes(state.fields))
+    _make(folder / SCHEMA, state.schema.to_bytes())
+    data = [record for name, size in state.sizes.items() if (record := _cut(folder, name, size))]
+    log = log_bytes(list(state.commits), state.schema)
+    for name in (COMMITS, COMMITS_COPY):
+        _make(folder / name, log)
+    return data
 
 
 def _unlisted(folder: Path, state: RecordingState) -> int:

@@ -1,0 +1,1 @@
+"""Records environments: what gymnasium environments return, and the rollouts of TorchRL, become datasets."""

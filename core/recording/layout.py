@@ -1,0 +1,301 @@
+"""The leaves of recorded rows: they widen when an episode brings longer values, or infos that were not there before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..encodings.text_rows import length_key
+from ..errors import SchemaError
+from ..format.contracts import Array
+from ..format.packed.recording import StoredEpisode
+from ..format.ted.tree import FieldRange, merge_ranges
+from ..ted.episodes import EndReason
+from ..ted.schema import (
+    EPISODE,
+    NEXT,
+    NEXT_DONE,
+    NEXT_REWARD,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    key_name,
+)
+from .infos import INFO, PRESENT, InfoColumn, holds
+from .spaces import Leaf
+
+_WIDEST_ROW = 64 << 20
+"""Bytes of a padded value: every row takes the space of the longest."""
+_STEP_FIELDS = (
+    Field(EPISODE, "int64", (), "id"), Field(NEXT_REWARD, "float64", (1,), "reward"),
+    Field(NEXT_DONE, "bool", (1,), "done"), Field(NEXT_TERMINATED, "bool", (1,), "done"),
+    Field(NEXT_TRUNCATED, "bool", (1,), "done"),
+)  # fmt: skip
+
+
+class RowLeaf(NamedTuple):
+    """A leaf of the environment; a `state` has a row before the first step, and one after each."""
+
+    leaf: Leaf
+    state: bool
+
+
+@dataclass(slots=True)
+class RawEpisode:
+    """An episode of `length` steps: `states` `[length + 1, *shape]`, `steps` `[length, *shape]`, and infos."""
+
+    length: int
+    leaves: tuple[RowLeaf, ...]
+    states: dict[Key, Array]
+    steps: dict[Key, Array]
+    infos: dict[Key, InfoColumn]
+    seed: int | None = None
+    cut_off: bool = False
+
+
+class InfoTiming(Enum):
+    """Which rows have an entry of the infos."""
+
+    STEPS = "steps"
+    """Those after a step: it is under `next` alone."""
+    ALL = "all"
+    SOME = "some"
+    """A mask next to it marks those that have it."""
+
+
+def _timing(present: Array) -> InfoTiming:
+    if present.all():
+        return InfoTiming.ALL
+    return InfoTiming.STEPS if present[1:].all() else InfoTiming.SOME
+
+
+@dataclass(frozen=True, slots=True)
+class InfoLeaf:
+    """An entry of the infos as it is stored."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    text: bool
+    timing: InfoTiming
+
+    def fields(self, key: Key) -> list[Field]:
+        """The fields of it, root and next."""
+        found = [Field(key, self.dtype, self.shape, "text" if self.text else "info")]
+        found += [Field(length_key(key), "int32", (), "text")] if self.text else []
+        found += [Field(mask_key(key), "bool", (), "info")] if self.timing is InfoTiming.SOME else []
+        after = [replace(one, key=(NEXT, *one.key)) for one in found]
+        return after if self.timing is InfoTiming.STEPS else [*found, *after]
+
+
+def mask_key(key: Key) -> Key:
+    """Key of the mask of an entry."""
+    return (*key[:-1], key[-1] + PRESENT)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What a row of a recording has; `dropped` maps names of infos that do not fit to the reasons."""
+
+    leaves: tuple[RowLeaf, ...]
+    infos: Mapping[Key, InfoLeaf] = field(default_factory=dict)
+
+    def fields(self) -> tuple[Field, ...]:
+        """The leaves of TED."""
+        found = []
+        for leaf, state in self.leaves:
+            one = Field(leaf.key, leaf.dtype, leaf.shape, leaf.role)
+            found += [one, replace(one, key=(NEXT, *one.key))] if state else [one]
+        found += [one for key, info in self.infos.items() for one in info.fields(key)]
+        return (*sorted(found, key=lambda one: (one.key[0] == NEXT, one.key)), *_STEP_FIELDS)
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[Field], leaves: Sequence[RowLeaf], where: str) -> RowLayout:
+        """Return the layout of a recording that is continued; SchemaError where the environment has other leaves."""
+        by_key = {one.key: one for one in fields}
+        grown = []
+        for leaf, state in leaves:
+            found = by_key.get(leaf.key)
+            fits = found is not None and found.dtype == leaf.dtype and len(found.shape) == len(leaf.shape)
+            fits = fits and found is not None and found.shape[leaf.ragged :] == leaf.shape[leaf.ragged :]
+            if not fits or found is None or ((NEXT, *leaf.key) in by_key) != state:
+                there = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise SchemaError(
+                    f"{where} was recorded from another environment: {key_name(leaf.key)} is {there} there, "
+                    f"expected {leaf.dtype} {list(leaf.shape)}"
+                )
+            grown.append(RowLeaf(replace(leaf, shape=found.shape), state))
+        infos = {}
+        for key, one in by_key.items():
+            root = key[1:] if key[0] == NEXT else key
+            is_mask = root[-1].endswith(PRESENT)
+            if root[0] != INFO or root in infos or is_mask or (one.role == "text" and one.dtype == "int32"):
+                continue
+            timing = InfoTiming.ALL if root in by_key else InfoTiming.STEPS
+            timing = InfoTiming.SOME if mask_key(root) in by_key else timing
+            infos[root] = InfoLeaf(one.dtype, one.shape, one.role == "text", timing)
+        known = {one.key for one in (*cls(tuple(grown), infos).fields(),)}
+        if known != by_key.keys():
+            odd = ", ".join(sorted(map(key_name, known ^ by_key.keys())))
+            raise SchemaError(f"{where} was recorded from another environment: only one of both has {odd}")
+        return cls(tuple(grown), infos)
+
+    def grown(self, raw: RawEpisode, ranges: Mapping[Key, FieldRange], *, first: bool = False) -> RowLayout:
+        """Return the layout that holds this episode, too: this one if it does already."""
+        leaves = tuple(
+            RowLeaf(_grown(leaf, (raw.states if state else raw.steps)[leaf.key].shape[1:]), state)
+            for leaf, state in self.leaves
+        )
+        infos = dict(self.infos)
+        for key in self.infos.keys() | raw.infos.keys():
+            column = raw.infos.get(key)
+            known = infos.get(key)
+            if column is None:
+                infos[key] = replace(infos[key], timing=InfoTiming.SOME)
+            elif known is None:
+                timing = _timing(column.present) if first else InfoTiming.SOME
+                text = column.lengths is not None
+                shape = (_power(column.values.shape[1]),) if text else column.values.shape[1:]
+                infos[key] = InfoLeaf(column.values.dtype.name, shape, text, timing)
+            else:
+                infos[key] = _widened(known, column, _range(key, ranges))
+        same = leaves == self.leaves and infos == self.infos
+        return self if same else RowLayout(leaves, dict(sorted(infos.items())))
+
+    def columns(self, raw: RawEpisode, number: int) -> tuple[dict[Key, Array], dict[Key, Array]]:
+        """Return states and steps of an episode as the recording stores them."""
+        states: dict[Key, Array] = {}
+        steps = dict(raw.steps)
+        for leaf, state in self.leaves:
+            rows = (raw.states if state else raw.steps)[leaf.key]
+            (states if state else steps)[leaf.key] = _fitted(rows, leaf.shape) if leaf.ragged else rows
+        steps[EPISODE] = np.full(raw.length, number, np.int64)
+        for key, info in self.infos.items():
+            values = info_columns(key, info, raw.infos.get(key), raw.length)
+            if info.timing is InfoTiming.STEPS:
+                steps |= {(NEXT, *name): rows[1:] for name, rows in values.items()}
+            else:
+                states |= values
+        return states, steps
+
+    def raw(self, stored: StoredEpisode) -> RawEpisode:
+        """Undo `columns`."""
+        states, steps, length = stored.states, stored.steps, stored.commit.row.length
+        infos = {}
+        for key, info in self.infos.items():
+
+            def rows(name: Key, info: InfoLeaf = info) -> Array:
+                if info.timing is not InfoTiming.STEPS:
+                    return states[name]
+                after = steps[(NEXT, *name)]
+                return np.concatenate([np.zeros_like(after[:1]), after])
+
+            present = np.ones(length + 1, bool)
+            present[0] = info.timing is not InfoTiming.STEPS
+            present = states[mask_key(key)] if info.timing is InfoTiming.SOME else present
+            infos[key] = InfoColumn(rows(key), present, rows(length_key(key)) if info.text else None)
+        kept = {leaf.key for leaf, state in self.leaves if not state} | {one.key for one in _STEP_FIELDS}
+        row = stored.commit.row
+        return RawEpisode(
+            length, self.leaves, {leaf.key: states[leaf.key] for leaf, state in self.leaves if state},
+            {key: steps[key] for key in kept}, infos, row.seed, row.end_reason is EndReason.END_OF_FILE,
+        )  # fmt: skip
+
+
+def info_columns(key: Key, info: InfoLeaf, column: InfoColumn | None, length: int) -> dict[Key, Array]:
+    """Return the rows `[length + 1, …]` of an entry, of its lengths and of its mask."""
+    if column is None:
+        column = InfoColumn(np.zeros((length + 1, *info.shape), info.dtype), np.zeros(length + 1, bool))
+    values = column.values if column.values.dtype == info.dtype else column.values.astype(info.dtype)
+    found = {key: _fitted(values, info.shape) if info.text else values}
+    if info.text:
+        found[length_key(key)] = np.zeros(length + 1, np.int32) if column.lengths is None else column.lengths
+    if info.timing is InfoTiming.SOME:
+        found[mask_key(key)] = column.present
+    return found
+
+
+def fit_infos(layout: RowLayout, raw: RawEpisode, ranges: Mapping[Key, FieldRange]) -> dict[str, str]:
+    """Remove the infos of an episode that the leaves of a recording cannot hold; return their names and the reasons."""
+    dropped = {}
+    for key in list(raw.infos):
+        why = _why_not(layout, key, raw.infos, _range(key, ranges))
+        if why:
+            dropped[key_name(key)] = why
+            del raw.infos[key]
+    return dropped
+
+
+def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
+    """The range of an entry: the first row of an episode is at the root only, the last under `next` only."""
+    return merge_ranges(ranges.get(key), ranges.get((NEXT, *key)))
+
+
+def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, InfoColumn], known_range: FieldRange) -> str:
+    column, known = infos[key], layout.infos.get(key)
+    lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None}
+    lengths |= {length_key(one) for one, leaf in layout.infos.items() if leaf.text}
+    if key in lengths:
+        return f"{key_name(key)!r} is the name of the lengths of a text"
+    others = layout.infos.keys() - {key}
+    if any(key == one[: len(key)] or one == key[: len(one)] for one in others):
+        return "it is a dict in some episodes and a value in others"
+    if known is None:
+        return ""
+    if known.text != (column.lengths is not None):
+        return f"in some episodes: it is {'text' if known.text else 'numbers'} in others"
+    if not known.text and known.shape != column.values.shape[1:]:
+        return f"in some episodes: its shape is {list(column.values.shape[1:])}, and {list(known.shape)} in others"
+    if not known.text and _common(known.dtype, column.values, known_range) is None:
+        return f"in some episodes: no type holds its {column.values.dtype} and its {known.dtype} numbers"
+    return ""
+
+
+def _common(dtype: str, values: Array, known_range: FieldRange) -> np.dtype[Any] | None:
+    """Return the type that holds these numbers and those of another type within a range; None if none does."""
+    own = np.dtype(dtype)
+    if own == values.dtype or holds(own, values):
+        return own
+    wide = np.result_type(own, values.dtype)
+    limits = np.array(known_range, own) if known_range is not None else np.zeros(1, own)
+    exact = own.kind not in "iu" or wide.kind in "iu" or bool((np.abs(limits.astype(np.float64)) < 1 << 53).all())
+    return wide if holds(wide, values) and holds(wide, limits) and exact else None
+
+
+def _widened(known: InfoLeaf, column: InfoColumn, known_range: FieldRange) -> InfoLeaf:
+    timing = known.timing if known.timing in (_timing(column.present), InfoTiming.SOME) else InfoTiming.SOME
+    if known.text:
+        needed = column.values.shape[1]
+        return replace(known, timing=timing, shape=known.shape if needed <= known.shape[0] else (_power(needed),))
+    common = _common(known.dtype, column.values, known_range)
+    return replace(known, timing=timing, dtype=known.dtype if common is None else common.name)
+
+
+def _power(size: int) -> int:
+    """The next power of two, so that values that grow by and by are stored again only a few times."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _grown(leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
+    if not leaf.ragged or all(needed <= there for needed, there in zip(shape, leaf.shape, strict=True)):
+        return leaf
+    sizes = tuple(there if needed <= there else _power(needed) for needed, there in zip(shape, leaf.shape, strict=True))
+    if int(np.prod(sizes, dtype=np.float64)) * np.dtype(leaf.dtype).itemsize > _WIDEST_ROW:
+        raise SchemaError(
+            f"{key_name(leaf.key)} has a value of shape {list(shape)}, too large to be recorded: "
+            f"every row takes the space of the longest, and that is limited to {_WIDEST_ROW >> 20} MiB"
+        )
+    return replace(leaf, shape=sizes)
+
+
+def _fitted(rows: Array, shape: tuple[int, ...]) -> Array:
+    """Pad rows with zeros to this shape."""
+    if rows.shape[1:] == shape:
+        return rows
+    found = np.zeros((len(rows), *shape), rows.dtype)
+    found[tuple(map(slice, rows.shape))] = rows
+    return found

@@ -1,0 +1,195 @@
+"""RecordVectorEpisodes: a wrapper that records each of the environments of a gymnasium vector environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+
+from ..errors import SchemaError, UsageError
+from ..format.contracts import Array
+from ..format.manifest import Manifest
+from ..format.packed.recording import SYNC_SECONDS
+from .recorder import EnvironmentRecorder
+
+_MODES = {"NextStep": "next", "SameStep": "same", "Disabled": "disabled"}
+_FINAL = ("final_obs", "final_info")
+
+
+class RecordVectorEpisodes(VectorWrapper):
+    """Records every episode of each environment of `env`, as `RecordEpisodes` does, into one dataset at `dest`.
+
+    Episodes are in the order in which they end. All autoreset modes put the boundary where it is: with `NEXT_STEP` the
+    step that resets an environment is no step of an episode, with `SAME_STEP` the last observation and info are
+    `final_obs` and `final_info`, with `DISABLED` an environment is reset by `reset(options={"reset_mask": …})`.
+    The mode is `env.metadata["autoreset_mode"]`, or, for environments without it, `autoreset_mode`, an
+    `gymnasium.vector.AutoresetMode`.
+
+    With `max_episodes` the environments record as many episodes each, or one more, and nothing after them.
+    Episodes under way are cut off by `finish()`.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        dest: str | os.PathLike[str],
+        *,
+        autoreset_mode: Any = None,
+        resume: bool = False,
+        infos: bool = True,
+        render: bool = False,
+        max_episodes: int | None = None,
+        sync_seconds: float = SYNC_SECONDS,
+    ) -> None:
+        if not isinstance(env, VectorEnv):
+            raise UsageError("RecordVectorEpisodes takes a vector environment", hint="use RecordEpisodes")
+        super().__init__(env)
+        if render and env.render_mode != "rgb_array":
+            raise UsageError(f"render needs an environment with render_mode='rgb_array', it has {env.render_mode!r}")
+        self._render = render
+        self._mode = _mode_of(env, autoreset_mode)
+        if render and self._mode == "same":
+            raise UsageError("with the autoreset mode SAME_STEP the last frame of an episode cannot be rendered")
+        self._ended = np.zeros(env.num_envs, bool)
+        self.recorder = EnvironmentRecorder(
+            dest, env.single_observation_space, env.single_action_space, env.spec, lanes=env.num_envs, resume=resume,
+            infos=infos, max_episodes=max_episodes, sync_seconds=sync_seconds,
+        )  # fmt: skip
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of `options["reset_mask"]`; their episodes under way are cut off."""
+        self.recorder.require_spaces(self.env.single_observation_space, self.env.single_action_space)
+        mask = None if options is None else options.get("reset_mask")
+        lanes = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = self._seeds(seed)
+        for lane in lanes:
+            self.recorder.cut_off(lane)
+        observations, infos = self.env.reset(seed=seed, options=options)
+        rows, frames = self._rows(observations), self._frames()
+        for lane in lanes:
+            info = lane_info(infos, lane, self.num_envs)
+            self.recorder.begin(lane, rows[lane], info, seed=seeds[lane], frame=frames[lane])
+            self._ended[lane] = False
+        return observations, infos
+
+    def _seeds(self, seed: Any) -> list[int | None]:
+        if seed is None or isinstance(seed, int | np.integer):
+            return [None if seed is None else int(seed) + lane for lane in range(self.num_envs)]
+        return list(seed)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments and record the steps; the last one of an episode writes it."""
+        resetting = self._ended
+        if self._mode == "disabled" and resetting.any():
+            raise UsageError(
+                f"environment {int(np.flatnonzero(resetting)[0])} has ended its episode",
+                hint='reset it first: env.reset(options={"reset_mask": mask})',
+            )
+        for lane, action in enumerate(iterate(self.env.action_space, actions)):
+            if not resetting[lane]:
+                self.recorder.act(lane, action)
+        with self.recorder.stepping():
+            result = self.env.step(actions)
+            self._observe(resetting, *result)
+        return result
+
+    def _observe(
+        self,
+        resetting: Array,
+        observations: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        infos: Mapping[str, Any],
+    ) -> None:
+        rows, frames = self._rows(observations), self._frames()
+        done = np.logical_or(terminated, truncated)
+        for lane in range(self.num_envs):
+            info: Mapping[str, Any] = lane_info(infos, lane, self.num_envs) if infos else {}
+            frame = frames[lane]
+            if resetting[lane]:
+                self.recorder.begin(lane, rows[lane], info, frame=frame)
+            elif done[lane] and self._mode == "same":
+                self._end_and_begin(
+                    lane, rows[lane], (rewards[lane], terminated[lane], truncated[lane]), infos, info, frame
+                )
+            else:
+                self.recorder.observe(lane, rows[lane], rewards[lane], terminated[lane], truncated[lane], info, frame)
+        self._ended = done if self._mode != "same" else np.zeros(self.num_envs, bool)
+
+    def _end_and_begin(
+        self, lane: int, row: Any, outcome: tuple[Any, Any, Any], infos: Mapping[str, Any], info: Mapping[str, Any],
+        frame: Any,
+    ) -> None:  # fmt: skip
+        """Record the last step of an episode and the first observation of the next, which came together."""
+        if "final_obs" not in infos or not np.all(infos.get("_final_obs", np.ones(self.num_envs, bool))[lane]):
+            raise SchemaError(f"environment {lane} ended its episode, and the infos have no final_obs for it")
+        last = {name: value for name, value in info.items() if name not in _FINAL}
+        final = lane_info(infos.get("final_info", {}), lane, self.num_envs)
+        self.recorder.observe(lane, infos["final_obs"][lane], *outcome, final, frame)
+        self.recorder.begin(lane, row, last, frame=frame)
+
+    def _rows(self, observations: Any) -> list[Any]:
+        return list(iterate(self.env.observation_space, observations))
+
+    def _frames(self) -> Any:
+        if not self._render:
+            return (None,) * self.num_envs
+        return self.env.render()
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are written."""
+        return self.recorder.writer.episodes
+
+    def finish(self) -> Manifest:
+        """Make a dataset of the recording and return its manifest; episodes under way are cut off."""
+        return self.recorder.finish()
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments, and the recording if it is not finished: it can be continued then."""
+        self.recorder.close()
+        super().close(**kwargs)
+
+    def __enter__(self) -> RecordVectorEpisodes:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.recorder.leave(error)
+        finally:
+            self.close()
+
+
+def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
+    stated = env.metadata.get("autoreset_mode") if asked is None else asked
+    mode = _MODES.get(str(getattr(stated, "value", stated)))
+    if mode is None:
+        found = "does not state its autoreset mode" if stated is None else f"has the unknown autoreset mode {stated!r}"
+        raise UsageError(
+            f"the environment {found}, on which the ends of episodes depend",
+            hint="give autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED",
+        )
+    return mode
+
+
+def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:
+    """Return the info of one environment out of those of all, without what the masks `_NAME` leave out."""
+    found = {}
+    for name, value in infos.items():
+        if name.startswith("_") and name[1:] in infos:
+            continue
+        mask = infos.get(f"_{name}")
+        if mask is not None and not mask[lane]:
+            continue
+        if isinstance(value, Mapping):
+            found[name] = lane_info(value, lane, lanes)
+        elif isinstance(value, np.ndarray | list | tuple) and len(value) == lanes:
+            found[name] = value[lane]
+        else:
+            found[name] = value
+    return found

@@ -1,0 +1,165 @@
+"""Writes the episodes of environments into a recording, whose leaves widen where an episode needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import SchemaError, UsageError
+from ..format import fs
+from ..format.manifest import Dropped, Manifest, has_manifest
+from ..format.packed.continuing import continued
+from ..format.packed.recorded_origin import RecordedOrigin
+from ..format.packed.recording import PackedRecorder, unfinished_recording
+from ..format.staging import mend, new_sibling
+from .layout import RawEpisode, RowLayout, fit_infos
+
+
+class EpisodeWriter:
+    """Appends episodes to a recording at `dest`; each is safe from the death of the process when `add` returns.
+
+    With `resume`, an unfinished recording there is continued. UsageError where something else is at `dest`.
+    """
+
+    def __init__(self, dest: Path, origin: RecordedOrigin, *, sync_seconds: float, resume: bool = False) -> None:
+        self.dest = dest
+        self._origin, self._sync_seconds = origin, sync_seconds
+        self._recorder: PackedRecorder | None = None
+        self._layout: RowLayout | None = None
+        self._dropped = {one.key: one.why for one in origin.dropped_keys}
+        self._made = False
+        self.is_closed = False
+        mend(dest)
+        occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
+        if occupied and resume:
+            self._recorder = continued(dest, sync_seconds=sync_seconds)
+            with contextlib.suppress(FileNotFoundError):
+                self._origin = RecordedOrigin.load(dest)
+                self._dropped = {one.key: one.why for one in self._origin.dropped_keys}
+        elif occupied:
+            raise _occupied(dest)
+        elif not dest.exists():
+            fs.make_folder(dest)  # that it cannot be made is found before an environment runs for hours
+            self._made = True
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are written."""
+        return len(self._recorder.commits) if self._recorder is not None else 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps those have."""
+        return self._recorder.steps if self._recorder is not None else 0
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the episodes that are written."""
+        return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
+
+    def add(self, raw: RawEpisode, number: int | None = None, dropped: Mapping[str, str] | None = None) -> None:
+        """Write an episode; its number is by default how many there are. `dropped` names infos that are not in it."""
+        if self.is_closed:
+            raise UsageError(f"the recording {self.dest} is closed: nothing can be added")
+        recorder = self._recorder
+        ranges = recorder.rows.ranges if recorder is not None else {}
+        layout = self._layout
+        if layout is None:
+            layout = RowLayout(raw.leaves)
+            if recorder is not None:
+                layout = RowLayout.of_fields(recorder.fields, raw.leaves, str(self.dest))
+        lost = dict(dropped or {}) | fit_infos(layout, raw, ranges)
+        grown = layout.grown(raw, ranges, first=recorder is None)
+        if recorder is None:
+            recorder = PackedRecorder(self.dest, grown.fields(), sync_seconds=self._sync_seconds)
+            self._recorder = recorder
+            self._origin.save(self.dest)
+        elif grown is not layout:
+            recorder = self._recorder = self._rewritten(recorder, layout, grown)
+        self._layout = grown
+        if lost.keys() - self._dropped.keys():
+            self._note(lost)
+        states, steps = grown.columns(raw, self.episodes if number is None else number)
+        number = int(steps[("episode",)][0])
+        recorder.add_states(states, steps, episode=number, seed=raw.seed, cut_off=raw.cut_off)
+
+    def _note(self, dropped: Mapping[str, str]) -> None:
+        self._dropped = dict(dropped) | self._dropped
+        named = tuple(Dropped(key, why) for key, why in sorted(self._dropped.items()))
+        self._origin = replace(self._origin, dropped_keys=named)
+        self._origin.save(self.dest)
+
+    def _rewritten(self, old: PackedRecorder, layout: RowLayout, grown: RowLayout) -> PackedRecorder:
+        """Store all episodes with other leaves, and put that in the place of the recording at one instant."""
+        built = new_sibling(self.dest)
+        new = PackedRecorder(built, grown.fields(), sync_seconds=math.inf)
+        try:
+            self._origin.save(built)
+            for stored in old.episodes():
+                raw, row = layout.raw(stored), stored.commit.row
+                states, steps = grown.columns(raw, row.episode)
+                new.add_states(states, steps, episode=row.episode, seed=row.seed, cut_off=raw.cut_off)
+            new.sync()
+            _put_in_place(built, self.dest)
+        except BaseException:
+            new.close()
+            fs.remove(built)
+            raise
+        old.close()
+        new.moved(self.dest, self._sync_seconds)
+        return new
+
+    def sync(self) -> None:
+        """Wait until all episodes are on the disk."""
+        if self._recorder is not None and not self.is_closed:
+            self._recorder.sync()
+
+    def finish(self) -> Manifest:
+        """Make a dataset of the recording. SchemaError where nothing was recorded."""
+        if self.is_closed:
+            raise UsageError(f"the recording {self.dest} is closed already")
+        if self._recorder is None or not self.episodes:
+            self.close()
+            raise SchemaError(f"nothing was recorded at {self.dest}: no episode has a step")
+        manifest = self._recorder.finish()
+        self.is_closed = True
+        return manifest
+
+    def close(self) -> None:
+        """Stop without making a dataset; the episodes stay, and nothing stays where there are none."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._recorder is not None:
+            try:
+                self._recorder.sync()
+            finally:
+                self._recorder.close()
+        elif self._made:
+            with contextlib.suppress(OSError):
+                fs.remove_empty_folder(self.dest)
+
+
+def _occupied(dest: Path) -> UsageError:
+    unfinished = dest.is_dir() and not has_manifest(dest) and unfinished_recording(dest) is not None
+    if not unfinished:
+        return UsageError(f"{dest} exists already; recordings need a new folder", hint="choose another destination")
+    return UsageError(
+        f"{dest} has a recording that was not finished",
+        hint=f"continue it with resume (--resume), or finish it: rbtool repair {shlex.quote(str(dest))}",
+    )
+
+
+def _put_in_place(built: Path, dest: Path) -> None:
+    """Put a folder in the place of another one, which is removed."""
+    if not fs.exchange(built, dest):
+        aside = new_sibling(dest, aside=True)
+        fs.rename(dest, aside)
+        fs.rename(built, dest)
+        built = aside
+    fs.sync_folder(dest.parent)
+    fs.remove(built)

@@ -1,0 +1,330 @@
+"""Errors while an environment is recorded lose no finished episode, and each is one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted_envs import Plan, Recorded, ScriptedEnv, run
+
+import rbtool
+from rbtool.core.format import fs
+from rbtool.core.format.packed.recording import PackedRecorder
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+PLAN: Plan = ((3, "terminated"),)
+
+
+class Faulty(ScriptedEnv):
+    """Returns what `fault` makes of the results of a step, from the second step of the third episode on."""
+
+    def __init__(self, fault: Callable[[list[Any]], Any], space: spaces.Space[Any] = BOX) -> None:
+        super().__init__(space, spaces.Discrete(2), PLAN)
+        self._fault: Callable[[list[Any]], Any] | None = fault
+
+    def step(self, action: Any) -> Any:
+        result = list(super().step(action))
+        if len(self.log) == 3 and len(self.log[-1].actions) == 2 and self._fault is not None:
+            self._fault(result)
+        return tuple(result)
+
+
+def fail(result: list[Any]) -> None:
+    raise ZeroDivisionError("the simulator failed")
+
+
+def set_to(place: int, value: Any) -> Callable[[list[Any]], None]:
+    def fault(result: list[Any]) -> None:
+        result[place] = value
+
+    return fault
+
+
+FAULTS: dict[str, tuple[Callable[[list[Any]], None], str]] = {
+    "raises": (fail, "the simulator failed"),
+    "shape": (set_to(0, np.zeros(3, np.float32)), r"observation is float32 \[3\], expected float32 \[2\]"),
+    "type": (set_to(0, np.zeros(2)), r"observation is float64 \[2\], expected float32 \[2\]"),
+    "none": (set_to(0, None), "observation is object"),
+    "ragged": (set_to(0, [[1], [1, 2]]), "observation is a list"),
+    "reward": (set_to(1, np.zeros(2)), r"the reward is a ndarray \[2\], expected one number"),
+    "no reward": (set_to(1, None), "the reward is a NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_keeps_the_steps_before_it(tmp_path: Path, name: str) -> None:
+    fault, message = FAULTS[name]
+    env = Faulty(fault)
+    with (
+        pytest.raises((ZeroDivisionError, rbtool.SchemaError), match=message) as caught,
+        rbtool.RecordEpisodes(env, tmp_path / "d") as recording,
+    ):
+        run(recording, 5)
+    assert any("rbtool repair" in note for note in caught.value.__notes__)
+    assert rbtool.repair(tmp_path / "d").episodes == 3
+    recorded = Recorded(tmp_path / "d")
+    assert recorded.table.length.tolist() == [3, 3, 1]
+    assert recorded.table.end_reason.tolist() == [0, 0, 3]
+    assert recorded.manifest.provenance[0].arguments["num_envs"] == 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_nothing_is_recorded_across_a_fault(tmp_path: Path, name: str) -> None:
+    env = Faulty(FAULTS[name][0])
+    with rbtool.RecordEpisodes(env, tmp_path / "d") as recording:
+        with pytest.raises((ZeroDivisionError, rbtool.SchemaError)):
+            run(recording, 5)
+        with pytest.raises(rbtool.UsageError, match="call reset"):
+            recording.step(0)
+        run(recording, 1)
+    assert Recorded(tmp_path / "d").table.length.tolist() == [3, 3, 1, 3]
+
+
+ACTIONS = {
+    "a number": (spaces.Discrete(2), 1.5, "action is a float, expected whole numbers"),
+    "shape": (BOX, np.zeros(3, np.float32), r"action is float32 \[3\], expected float32 \[2\]"),
+    "type": (BOX, np.zeros(2), r"action is float64 \[2\], expected float32 \[2\]"),
+    "entry": (spaces.Dict({"a": BOX}), {"b": 1}, "action is a dict of other entries"),
+    "tuple": (spaces.Tuple([BOX]), (), "action is a tuple of 0, expected a tuple of 1"),
+    "text": (spaces.Text(3), 3, "action is a int, expected text"),
+    "choice": (spaces.OneOf([BOX]), (1, 0), "action is choice 1"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_wrong_action_is_refused_before_the_step(tmp_path: Path, name: str) -> None:
+    space, wrong, message = ACTIONS[name]
+    env = ScriptedEnv(BOX, space, PLAN)
+    with rbtool.RecordEpisodes(env, tmp_path / "d") as recording:
+        recording.reset()
+        with pytest.raises(rbtool.SchemaError, match=message):
+            recording.step(wrong)
+        for _ in range(3):
+            recording.step(space.sample())
+    assert Recorded(tmp_path / "d").table.length.tolist() == [3]
+
+
+def test_spaces_that_change_are_refused(tmp_path: Path) -> None:
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
+    run(recording, 2)
+    env.observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    with pytest.raises(rbtool.SchemaError, match="the observation space changed"):
+        run(recording, 1)
+    recording.close()
+    assert rbtool.repair(tmp_path / "d").episodes == 2
+
+
+class Odd(spaces.Space[Any]):
+    """A space of another library."""
+
+
+def test_unknown_spaces_are_refused(tmp_path: Path) -> None:
+    for space, message in ((Odd(), "observation has a space of type Odd"), (spaces.Dict({}), "holds nothing")):
+        with pytest.raises(rbtool.SchemaError, match=message):
+            rbtool.RecordEpisodes(ScriptedEnv(space, BOX, PLAN), tmp_path / "d")
+    clash = spaces.Dict({"a": spaces.Text(3), "a_length": BOX})
+    with pytest.raises(rbtool.SchemaError, match=r"need the key 'observation.a_length'"):
+        rbtool.RecordEpisodes(ScriptedEnv(clash, BOX, PLAN), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_destination_that_is_taken(tmp_path: Path) -> None:
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(rbtool.UsageError, match="exists already"):
+        rbtool.RecordEpisodes(env, tmp_path / "file")
+    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
+    run(recording, 1)
+    with pytest.raises(rbtool.UsageError, match="being recorded to by another process"):
+        rbtool.RecordEpisodes(env, tmp_path / "d", resume=True)
+    recording.close()
+    with pytest.raises(rbtool.UsageError, match="was not finished") as caught:
+        rbtool.RecordEpisodes(env, tmp_path / "d")
+    assert "rbtool repair" in caught.value.hint
+    rbtool.repair(tmp_path / "d")
+    for resume in (False, True):
+        with pytest.raises(rbtool.UsageError, match=r"exists already|finished dataset"):
+            rbtool.RecordEpisodes(env, tmp_path / "d", resume=resume)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_destination_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        rbtool.RecordEpisodes(ScriptedEnv(BOX, BOX, PLAN), tmp_path / "d")
+
+
+def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    with (
+        pytest.raises(rbtool.SchemaError, match="no episode has a step"),
+        rbtool.RecordEpisodes(env, tmp_path / "d") as recording,
+    ):
+        recording.reset()
+    recording = rbtool.RecordEpisodes(env, tmp_path / "e")
+    recording.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_finished_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    write = os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(env.log) == 3 and Path(f"/proc/self/fd/{descriptor}").readlink().name == "records.bin":
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(rbtool.OutOfSpaceError) as caught, rbtool.RecordEpisodes(env, tmp_path / "d") as recording:
+        run(recording, 4)
+    monkeypatch.undo()
+    assert any("2 episodes are kept" in note for note in caught.value.__notes__)
+    with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
+        run(recording, 1)
+    assert Recorded(tmp_path / "d").table.length.tolist() == [3, 3, 3]
+
+
+def test_a_recording_is_continued(tmp_path: Path) -> None:
+    space = spaces.Dict({"box": BOX, "image": spaces.Box(0, 255, (40, 40, 3), np.uint8), "text": spaces.Text(900)})
+    logs = []
+    for episodes in (2, 3, 1):
+        env = ScriptedEnv(space, spaces.Discrete(2), [(3, "both"), (1, "truncated")], infos)
+        recording = rbtool.RecordEpisodes(env, tmp_path / "d", resume=True)
+        run(recording, episodes)
+        recording.close()
+        logs += env.log
+    manifest = rbtool.RecordEpisodes(env, tmp_path / "d", resume=True).finish()
+    assert manifest.episodes == 6
+    recorded = Recorded(tmp_path / "d")
+    boxes = np.concatenate([episode.observations[:-1] for episode in logs])
+    for name in ("box", "image"):
+        expected = np.stack([one[name] for one in boxes])
+        assert recorded.columns[f"observation.{name}"].tobytes() == expected.tobytes()
+    ranges = {field.name: manifest.ranges[field.key] for field in manifest.fields}
+    low, high = ranges["observation.box"] or (0, 0)
+    assert (low, high) == (recorded.columns["observation.box"].min(), recorded.columns["observation.box"].max())
+    assert not rbtool.check(tmp_path / "d").errors
+
+
+def infos(episode: int, step: int) -> dict[str, Any]:
+    return {"step": step, "note": "x" * (10 * episode + step)} | ({"rare": 1.5} if step == 2 else {})
+
+
+def test_another_environment_cannot_continue(tmp_path: Path) -> None:
+    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
+    run(recording, 1)
+    recording.close()
+    other = ScriptedEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), PLAN)
+    with (
+        pytest.raises(rbtool.SchemaError, match="recorded from another environment"),
+        rbtool.RecordEpisodes(other, tmp_path / "d", resume=True) as recording,
+    ):
+        run(recording, 1)
+    assert rbtool.repair(tmp_path / "d").episodes == 1
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import numpy as np
+from gymnasium import spaces
+from scripted_envs import ScriptedEnv
+from rbtool.core.recording.environments import RecordEpisodes
+def info(episode, step):
+    return {{"note": "x" * 2 ** (episode % 9)}}
+env = ScriptedEnv(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), [(5, "terminated"), (2, "truncated")], info)
+recording = RecordEpisodes(env, {dest!r})
+print("started", flush=True)
+while True:
+    env.observation_space.seed(len(env.log))
+    recording.reset()
+    done = False
+    while not done:
+        *_, terminated, truncated, _ = recording.step(1)
+        done = terminated or truncated
+    print(recording.episodes, flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1])
+def test_kill_loses_the_open_episode_only(tmp_path: Path, delay: float) -> None:
+    """Real processes are killed; leaves widen meanwhile, so that the recording is also replaced as a whole."""
+    dest = tmp_path / "d"
+    script = SCRIPT.format(paths=[path for path in sys.path if "standins" in path], dest=str(dest))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        promised = max(
+            [1, *(int(line) for line in process.stdout.read().splitlines(keepends=True) if line[-1:] == "\n")]
+        )
+    found = rbtool.repair(dest).episodes
+    assert promised <= found <= promised + 1
+    recorded = Recorded(dest)
+    assert recorded.table.length.tolist() == [(5, 2)[number % 2] for number in range(found)]
+    assert recorded.columns["info.note_length"].tolist() == [
+        2 ** (number % 9) for number in range(found) for _ in range((5, 2)[number % 2])
+    ]
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    for number in range(found):
+        space.seed(number)
+        columns = recorded.episode(number)
+        expected = np.stack([space.sample() for _ in range(len(columns["observation"]) + 1)])
+        assert columns["observation"].tobytes() == expected[:-1].tobytes()
+        assert columns["next.observation"].tobytes() == expected[1:].tobytes()
+
+
+def test_a_wider_recording_replaces_the_old_one_at_one_instant(tmp_path: Path) -> None:
+    """At every change of the file system there is a recording with all episodes that were promised."""
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN, lambda episode, step: {"late": step} if episode else {})
+    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
+    run(recording, 1)
+    seen = []
+
+    def look(event: str, found: tuple[Any, ...]) -> None:
+        if event == "rbtool.fs" and seen is not None and looking:
+            seen.append((tmp_path / "d" / ".rbtool" / "commits.bin").stat().st_size > 0)
+
+    looking = True
+    sys.addaudithook(look)
+    run(recording, 1)
+    looking = False
+    assert len(seen) > 10
+    assert all(seen)
+    recording.finish()
+    columns = Recorded(tmp_path / "d").columns
+    assert columns["info.late_present"].tolist() == [False] * 3 + [True] * 3
+    assert columns["next.info.late"].tolist() == [0, 0, 0, 1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_disk_that_is_full_for_a_wider_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN, lambda episode, step: {"late": step} if episode else {})
+    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
+    run(recording, 1)
+
+    def full(*given: Any, **named: Any) -> None:
+        raise rbtool.OutOfSpaceError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedRecorder, "add_states", full)
+        patch.setattr(fs, "exchange", full)
+        with pytest.raises(rbtool.OutOfSpaceError):
+            run(recording, 1)
+    recording.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+    assert rbtool.repair(tmp_path / "d").episodes == 1
