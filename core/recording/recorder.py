@@ -171,7 +171,7 @@ class EnvironmentRecorder:
             self.finish()
             return
         try:
-            with contextlib.suppress(RbtoolError, OSError):  # the error that is under way says more
+            with contextlib.suppress(RbtoolError, OSError):  # the error that is under way is the one to show
                 for lane in range(len(self._lanes)):
                     self.cut_off(lane)
         finally:
