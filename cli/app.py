@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import importlib
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..core import __version__
+from .complete import SCRIPTS, install
 from .failures import (
     EXIT_CODES,
     Stopped,
@@ -22,7 +24,7 @@ from .failures import (
 )
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbGroup, examples_text
 from .output import STDOUT, Output
-from .words import SHORT_NAMES, in_order
+from .words import GROUPS, SHORT_NAMES, VERBS, in_order
 
 EXAMPLES = (
     Example("rbtool demo", "see all of it at work, on data made on the spot"),
@@ -32,30 +34,22 @@ EXAMPLES = (
     ),
     Example("rbtool inspect ./cartpole", "what is in it"),
 )
-VERBS = (
-    "list", "download", "convert", "preprocess", "merge", "split", "mix", "checkpoint", "export", "upload", "inspect",
-    "stats", "plot", "sample", "diff", "check", "repair", "cache", "demo",
-)  # fmt: skip
-"""The verbs, in the order of the help page."""
-
-_MODULES = (
-    "cache", "check", "checkpoint", "convert", "demo", "inspect", "merge", "mix", "plot", "preprocess", "sample",
-    "stats", "upload",
-)  # fmt: skip
-"""The modules of the verbs; each has a function `add(app)`."""
 
 
 class _Verbs(VerbGroup):
     """All verbs, in the order of `VERBS`; Typer lists groups of verbs first."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=VERBS.index)
+        return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
 
 _SHORT = ", ".join(f"{short} = {' '.join(verb)}" for short, verb in SHORT_NAMES.items())
 
+ShellName = enum.StrEnum("ShellName", {name.upper(): name for name in SCRIPTS})  # type: ignore[misc]  # from the table
+
 app = typer.Typer(
     cls=_Verbs,
+    add_completion=False,  # by `complete`: that of Typer knows no dataset, and takes twice as long
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
@@ -67,16 +61,29 @@ app = typer.Typer(
 def rbtool(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+    install_completion: Annotated[
+        ShellName | None, typer.Option("--install-completion", help="Complete words in this shell from now on.")
+    ] = None,
+    show_completion: Annotated[
+        ShellName | None, typer.Option("--show-completion", help="Print the completion script of a shell.")
+    ] = None,
 ) -> None:
     """Offline-RL datasets in one clear form, TED, that is fast to train from."""
     if version:
         Output().text(f"rbtool {__version__}")
         raise typer.Exit
+    if show_completion is not None:
+        Output().text(SCRIPTS[show_completion.value].strip())
+        raise typer.Exit
+    if install_completion is not None:
+        Output().text(str(install(install_completion.value)))
+        Output().summary("start a new shell to use it")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         Output().text(context.get_help())
 
 
-for module in _MODULES:
+for module in dict.fromkeys(VERBS.values()):
     importlib.import_module(f".{module}", __package__).add(app)
 
 
@@ -92,7 +99,7 @@ def main() -> None:
 
 def _run(given: Sequence[str]) -> int:
     """Run the command line and report errors of parsing; verbs report their own errors."""
-    words = in_order(given, {group.name for group in app.registered_groups if group.name})
+    words = in_order(given, GROUPS)
     try:
         return int(app(args=words, prog_name="rbtool", standalone_mode=False) or 0)
     except Stopped as stopped:

@@ -1,8 +1,34 @@
-"""Words of the command line in the order of the parser: options before the verb, `help VERB`, short names of verbs."""
+"""Words of the command line: the verbs, and the order of the parser for options before the verb and `help VERB`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+VERBS = {
+    "list": "cache",
+    "download": "convert",
+    "convert": "convert",
+    "preprocess": "preprocess",
+    "merge": "merge",
+    "split": "merge",
+    "mix": "mix",
+    "checkpoint": "checkpoint",
+    "export": "convert",
+    "upload": "upload",
+    "inspect": "inspect",
+    "stats": "stats",
+    "plot": "plot",
+    "sample": "sample",
+    "diff": "merge",
+    "check": "check",
+    "repair": "check",
+    "cache": "cache",
+    "demo": "demo",
+}
+"""The verbs, in the order of the help page, and the module of each, which has a function `add(app)`."""
+
+GROUPS = frozenset({"cache", "checkpoint"})
+"""Verbs that a second verb follows."""
 
 SHORT_NAMES = {"ls": ("list",), "rm": ("cache", "rm"), "show": ("inspect",)}
 """Names of other tools for verbs."""

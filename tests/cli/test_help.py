@@ -94,26 +94,3 @@ def test_the_exit_codes_are_listed(pages):
 def test_the_version_is_told(shell):
     assert shell("rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
     assert shell("python -m rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("rbtool ch", {"check", "checkpoint"}),
-        ("rbtool checkpoint save --as ", {"ted", "flat", "nested", "h5"}),
-        ("rbtool check --fail-on ", {"error", "warn"}),
-        ("rbtool mi", {"mix"}),
-        ("rbtool mix --schema ", {"error", "intersect", "union"}),
-    ],
-)
-def test_the_shell_completes(words, found, shell):
-    count = str(len(words.split(" ")) - 1)
-    done = shell("rbtool", _RBTOOL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
-    assert set(done.stdout.split()) == found
-
-
-def test_completion_can_be_installed(shell, tmp_path):
-    # Which shell it is, is read from the parent process: the second command keeps bash there.
-    done = shell("rbtool --install-completion && true", HOME=str(tmp_path), SHELL="/bin/bash")
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.rglob("*rbtool*"))
