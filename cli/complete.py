@@ -173,7 +173,7 @@ class _Parsed(NamedTuple):
         return self._values_of(self.arguments[0 if several else position], current)
 
     def _values_of(self, parameter: Any, current: str) -> Iterable[str]:
-        """Return the values of an option or argument: its choices, or what its name in the help page stands for."""
+        """Return the values of an option or argument: its choices, or those that its name in the help page means."""
         choices = parameter.type_descriptor.annotation
         for kind in (choices, *get_args(choices)):
             if isinstance(kind, type) and issubclass(kind, enum.Enum):
