@@ -128,10 +128,16 @@ def _of_system(error: OSError) -> Failure:
 
 
 def _usage(error: Any) -> Failure:
-    message = _missing(error) or error.format_message().rstrip(".")
+    message = _missing(error) or _extra(error) or error.format_message().rstrip(".")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
     return Failure("UsageError", message, f"{context.command_path} --help" if context else "", 2)
+
+
+def _extra(error: Any) -> str:
+    """Return a line that names the words for which a verb has no argument; "" for any other error."""
+    found = re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", error.format_message(), re.DOTALL)
+    return f"too many arguments: {found[1]}" if found else ""
 
 
 def _missing(error: Any) -> str:

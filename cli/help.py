@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..core.declarations import example_source
+from ..core.errors import did_you_mean
 
 EXAMPLE_SOURCE = example_source()
 SOURCE = EXAMPLE_SOURCE.name
@@ -185,7 +186,8 @@ def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
     except ValueError:
         words = ", ".join(str(choice.value) for choice in wanted) if issubclass(wanted, Enum) else ""
         expected = f"one of {words}" if words else "a number" if wanted is float else "a whole number"
-        raise typer.BadParameter(f"{value!r} is not {expected}", ctx=ctx, param=param) from None
+        near = did_you_mean(value, words.split(", ")) if words else ""
+        raise typer.BadParameter(f"{value!r} is not {expected}{near}", ctx=ctx, param=param) from None
 
 
 def _is_argument(parameter: Any) -> bool:

@@ -137,17 +137,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, whole: bool = False) -> str:
     """Find the known name that is nearest to `name`, "" where none comes near.
 
-    A dotted name is compared whole, then by its last part; the beginning of a name counts as near to it.
+    `cutoff` is the least similarity, from 0 to 1. A dotted name is compared whole, then by its last part; the beginning
+    of a name counts as near to it. Names are only compared `whole` if that is set.
     """
     from difflib import get_close_matches  # only errors need it
 
     names = {one.lower(): one for one in known}
     typed = name.lower()
     ends = {one.rpartition(".")[2]: one for one in names}
-    near = get_close_matches(typed, names, n=1)
+    near = get_close_matches(typed, names, n=1, cutoff=cutoff)
+    if whole:
+        return names[near[0]] if near else ""
     near = near or [ends[end] for end in get_close_matches(typed.rpartition(".")[2], ends, n=1, cutoff=0.75)]
     near = near or [one for one in names if typed and one.startswith(typed)]
     return names[near[0]] if near else ""

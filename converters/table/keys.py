@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
-from ...core.errors import UsageError
+from ...core.errors import UsageError, nearest
 from ...core.format.column_map import quoted_name
 from ...core.ted.schema import EPISODE, FLAGS, NEXT, Key, key_name
 
@@ -64,5 +62,4 @@ def _meant(name: str) -> str:
         return "done"
     if typed in _MEANT_BY:
         return _MEANT_BY[typed]
-    near = get_close_matches(typed, [one for one in _KNOWN if one[:2] == typed[:2]], n=1, cutoff=_CUTOFF)
-    return near[0] if near else ""
+    return nearest(typed, [one for one in _KNOWN if one[:2] == typed[:2]], cutoff=_CUTOFF, whole=True)

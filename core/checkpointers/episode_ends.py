@@ -6,7 +6,6 @@ that count elements, such as one of several environments; a storage of one dimen
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ import torch
 
 from ..encodings.layout import FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts, table_of_ends
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, nearest
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..storages.columns import plain_column
@@ -186,10 +185,10 @@ def require_keys(
     if lacking is None:
         return
     names = [key_name(key) for key in there]
-    near = difflib.get_close_matches(key_name(lacking), names, n=1)
+    near = nearest(key_name(lacking), names)
     raise MissingKeyError(
         f"{argument} names {key_name(lacking)!r}, but below {NEXT!r} {place} has only {', '.join(names) or 'nothing'}",
-        hint=f"did you mean {near[0]!r}?" if near else "",
+        hint=f"did you mean {near!r}?" if near else "",
     )
 
 

@@ -87,8 +87,8 @@ def _read(path: Path, place: Path) -> bytes:
     if not is_ours(place):
         if start is not None:
             _require_readable(path)
-        what = "an HDF5 file that rbtool did not write" if start is not None else "no dataset and no checkpoint"
-        raise FormatError(f"{path} is {what}: it does not begin with a manifest")
+        what = "an HDF5 file that rbtool did not write" if start is not None else "not a dataset or checkpoint"
+        raise FormatError(f"{path} is {what}")
     if start is None:
         raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
     with os.fdopen(open_regular(place), "rb") as file:

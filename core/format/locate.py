@@ -91,10 +91,17 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     if path.exists():
         _mark_use(path, root)
         return path
+    if "://" in os.fspath(name):
+        raise UsageError(
+            f"{name} is a URL, expected a path or a stored dataset like {source_example()}:ID",
+            hint="rbtool download fetches a dataset by its source and id",
+        )
     named = _NAMED.fullmatch(os.fspath(name))
     if named is None:
         hint = (
-            _stored_like(os.fspath(name), known_root(root))
+            _stored_like(os.fspath(name), known_root(root), alike=False)
+            or _path_like(path)
+            or _stored_like(os.fspath(name), known_root(root))
             or f"name an existing path, or a dataset like {source_example()}:ID"
         )
         raise DatasetNotFoundError(f"there is nothing at {path}", hint=hint)
@@ -146,14 +153,14 @@ def _how_to_get(name: str, root: Path) -> str:
     if source == HUB:
         return _stored_like(name, root) or f"fetch it with: rbtool download {shlex.quote(f'{HUB}://{id}')}"
     if source not in known:
-        return f"there is no source {source!r} here; known are {', '.join(known)}"
+        return f"there is no source {source!r} here{did_you_mean(source, known) or ';'} known are {', '.join(known)}"
     return _stored_like(name, root) or f"fetch it with: rbtool download {source} {shlex.quote(id.partition('@')[0])}"
 
 
-def _stored_like(name: str, root: Path | None) -> str:
+def _stored_like(name: str, root: Path | None, *, alike: bool = True) -> str:
     """Offer the stored dataset whose name ends like `name`, or is another version of it; "" where there is none.
 
-    Names that only look alike are offered where no source is named, and paths never.
+    With `alike`, names that only look alike are offered where no source is named or nearly all is alike; paths never.
     """
     if root is None or name.startswith((".", "/", "~")):
         return ""
@@ -161,9 +168,22 @@ def _stored_like(name: str, root: Path | None) -> str:
     words = name.replace(":", "/", 1).strip("/")
     near = [one for one in stored if f"/{one}".endswith(f"/{words}")]
     near = near or [one for one in stored if f"/{_family(one)}".endswith(f"/{_family(words)}")]
-    if not near and ":" not in name:
+    if alike and not near and ":" not in name:
         near = [one for one in stored if one.partition("/")[2] == _near_id(words, stored)]
+    if alike and not near:
+        near = [one for one in stored if one == nearest(words, stored, cutoff=_SLIP, whole=True)]
     return f"did you mean {near[0].replace('/', ':', 1)}, which is stored?" if near and "/" in near[0] else ""
+
+
+def _path_like(path: Path) -> str:
+    """Offer the entry of the same folder whose name is nearest; "" where none comes near."""
+    if set("*?[") & set(path.name):
+        return "patterns are for inspect and check; name one dataset"
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in itertools.islice(path.parent.iterdir(), _NAMES_COMPARED)]
+        if near := nearest(path.name, names, cutoff=0.75, whole=True):
+            return f"did you mean {shlex.quote(str(path.with_name(near)))}?"
+    return ""
 
 
 def _family(name: str) -> str:
@@ -198,6 +218,12 @@ def stored_datasets(root: Path) -> Iterator[tuple[Path, Manifest | Exception]]:
 _Contract = TypeVar("_Contract")
 _LOOKED_AT = 64
 """How many entries of a folder in no known format are looked at."""
+_DEPTH = 3
+"""How deep datasets are looked for in it: ids like D4RL/door/human-v2 have as many parts."""
+_SHOWN = 3
+_NAMES_COMPARED = 4096
+_SLIP = 0.9
+"""The least similarity, from 0 to 1, of the names of one dataset: other tasks of a source have similar names."""
 
 
 def _targets(kind: Literal["reader", "source", "sink"]) -> dict[str, str]:
@@ -262,6 +288,9 @@ def sink_class(name: str) -> type[Sink]:
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
+_TABLES = frozenset({"csv", "hdf5", "h5", "npz", "npy", "parquet"})
+
+
 def open_source(
     path: Path, *, format: str | None = None, final_step: str = "auto", options: Mapping[str, Any] | None = None
 ) -> Reader:
@@ -274,9 +303,14 @@ def open_source(
     if format is not None:
         known = reader_names()
         if format not in known:
-            meant = did_you_mean(format, known)
+            meant = "; tables are of format 'table'" if format in _TABLES else did_you_mean(format, known)
             raise UsageError(f"format {format!r} is unknown{meant}", hint=f"known are {', '.join(known)}")
-        return reader_class(format)(path, final_step=final_step, options=options)
+        try:
+            return reader_class(format)(path, final_step=final_step, options=options)
+        except FormatError as error:
+            if (other := recognised(path)) not in {None, format}:
+                error.hint = f"the content is that of format {other}: leave --from out"
+            raise
     name = recognised(path)
     if name is None:
         refuse_empty(path)
@@ -328,11 +362,16 @@ def dataset_around(file: Path) -> tuple[str, Path] | None:
 
 
 def inside_hint(folder: Path) -> str:
-    """Name a dataset in a known format that is directly in a folder; "" for a file, and where none is found."""
-    if not folder.is_dir():
-        return ""
+    """Name datasets, or one in a known format, in a folder or its folders; "" for a file, and where none is found."""
+    level = [folder]
     with contextlib.suppress(OSError):
-        for entry in sorted(itertools.islice(folder.iterdir(), _LOOKED_AT)):
-            if (name := recognised(entry)) is not None:
-                return f"{shlex.quote(str(entry))} in it is in format {name}"
+        for _ in range(_DEPTH):
+            inside = (entry for one in level if one.is_dir() for entry in sorted(one.iterdir()))
+            level = [entry for entry in itertools.islice(inside, _LOOKED_AT) if entry.name[0] != "."]
+            if ours := [shlex.quote(str(entry)) for entry in level if has_manifest(entry)]:
+                shown = ", ".join(ours[:_SHOWN])
+                return f"datasets in it: {shown}{', …' if len(ours) > _SHOWN else ''}"
+            for entry in level:
+                if (name := recognised(entry)) is not None:
+                    return f"{shlex.quote(str(entry))} in it is in format {name}"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from ..declarations import title_of
 from ..encodings.digests import DIGESTS, require_digests
 from ..encodings.flat import STORAGE_METADATA
+from ..encodings.h5_layout import read_block
 from ..encodings.layout import ENSEMBLE_FILE
 from ..encodings.save import VerifyingReader
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
@@ -23,11 +25,14 @@ from ..format.episodes import parse_episodes, select_episodes
 from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import one_generation
+from ..format.overview import conversion_hint
 from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
 from ..opening import BufferSteps, is_steps, open_steps, refuse_several, whole_episodes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER, find_torchrl
 
+_DEEPEST = 4
+"""How many folders up the folder of a dataset is looked for: the leaves of nested observations are deep."""
 _STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 
@@ -40,6 +45,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
     Raises UsageError for a mixture, the folder of a split, a raw dataset unless `raw` is set, a single file of one, and
     the checkpoint of a buffer without steps of its own; DatasetNotFoundError for an empty folder; else FormatError.
     """
+    _refuse_part_of_ours(path)
     found = is_steps(path)
     if not found or _is_storage(path):
         _refuse_buffer(path)
@@ -48,6 +54,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
     form = format or recognised(path)
     if form is None and path.is_file():
         _refuse_part_of_raw(path)
+        _refuse_unknown_file(path)
         return True
     if form is None:
         raise _unknown(path)
@@ -61,6 +68,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
 
 def is_unknown(path: Path) -> bool:
     """Return whether nothing at `path` is known; UsageError for a part of a buffer or of a raw dataset."""
+    _refuse_part_of_ours(path)
     if is_steps(path) or (path / HIDDEN).is_dir() or recognised(path) is not None:
         return False
     _refuse_buffer(path)
@@ -81,13 +89,33 @@ def _refuse_part_of_raw(path: Path) -> None:
         raise UsageError(f"{path} is one file of a {title_of(found[0])} dataset, not all of it", hint=hint)
 
 
+def _refuse_part_of_ours(path: Path) -> None:
+    """Raise UsageError for what is in the folder of a dataset, other than a dataset."""
+    full = path.absolute()
+    around = next((folder for folder in list(full.parents)[:_DEEPEST] if has_manifest(folder)), None)
+    if around is not None and (HIDDEN in full.relative_to(around).parts or not is_ours(path)):
+        whole = str(around) if path.is_absolute() else os.path.relpath(around)
+        raise UsageError(f"{path} is part of a dataset", hint=f"name its folder: {shlex.quote(whole)}")
+
+
+def _refuse_unknown_file(path: Path) -> None:
+    """Raise FormatError for a file that rbtool did not write, with the way to convert it."""
+    try:
+        read_block(path)
+    except FormatError as error:
+        error.hint = error.hint or conversion_hint(path) or "rbtool list --formats shows what can be read"
+        raise
+
+
 def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
     if path.is_dir() and not any(path.iterdir()):
         return DatasetNotFoundError(f"{path} is an empty folder, expected a dataset or a checkpoint")
+    if inside := inside_hint(path):
+        return FormatError(f"{path} is not a dataset or checkpoint, but there are some in it", hint=inside)
     formats = ", ".join(reader_names())
     return FormatError(
         f"{path} is not a dataset or checkpoint, and its format is unknown; supported: {formats}",
-        hint=inside_hint(path) or "name the folder of the dataset itself; `rbtool list` shows which ones are stored",
+        hint="name the folder of the dataset itself; `rbtool list` shows which ones are stored",
     )
 
 

@@ -48,6 +48,15 @@ FAILING = [
         "UsageError",
         "a TED dataset is needed; minari/tuple/trunc-v0 is Minari",
     ),
+    ("rbtool stats cartpole x y", 2, "UsageError", "too many arguments: x y"),
+    (
+        "rbtool inspect kitchen.hdf5 --from csv",
+        2,
+        "UsageError",
+        "format 'csv' is unknown; tables are of format 'table'",
+    ),
+    ("rbtool export cartpole x --to parqet", 2, "UsageError", "rlds, lerobot; did you mean 'parquet'?"),
+    ("rbtool inspect cartpole/next", 2, "UsageError", "cartpole/next is part of a dataset"),
     ("rbtool checkpoint save x y --as zip", 2, "UsageError", "'zip' is not one of ted, flat, nested, h5"),
 ]
 
@@ -69,6 +78,9 @@ UNKNOWN_FIELDS = [
     ("convert minari/cartpole/scripted-v0 x --layout packed --compress observaton=zstd", "observation"),
     ("download minari cartpole/scripted-v0 --local --layout packed --compress observaton=zstd", "observation"),
     ("checkpoint load cartpole.h5 x --layout packed --compress observaton=zstd", "observation"),
+    ("plot cartpole --field rewrd", "next.reward"),
+    ("split cartpole --train 0.5 --test 0.5 --dest x --by observaton", "observation"),
+    ("preprocess cartpole --dest x --fn prep.py:normalise --hindsight future --goal-key observaton", "observation"),
 ]
 
 
@@ -130,6 +142,9 @@ def test_a_traceback_is_shown_only_when_asked_for(shell):
         ("download minari", "name one, like: rbtool download minari D4RL/door/human-v2"),
         ("download d4rl", "name one, like: rbtool download d4rl hopper-medium-v2"),
         ("inspect arcade:pong", "hint: there is no source 'arcade' here; known are minari, d4rl"),
+        ("inspect kitchen.hdf5 --from minari", "hint: the content is that of format d4rl: leave --from out"),
+        ("check log.csv", "hint: its columns can be mapped: rbtool convert log.csv DEST --from table"),
+        ("stats cartpol", "hint: did you mean cartpole?"),
         ("stats cartpole/scripted-v0", "hint: did you mean minari:cartpole/scripted-v0, which is stored?"),
         ("cache rm cartpole/scripted-v0 -y", "hint: did you mean minari:cartpole/scripted-v0?"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 import functools
 import hashlib
 import importlib
@@ -23,7 +22,7 @@ from typing import Any, TypeAlias, get_args
 import cloudpickle
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import UsageError, did_you_mean
 from ...format import fs
 from ...format.digest import digest_file, read_regular
 from ..failures import error_text
@@ -220,9 +219,8 @@ def _attribute(module: types.ModuleType, name: str, place: str) -> Loaded:
 
 def _near(part: str, known: Mapping[str, Any]) -> str:
     functions = [name for name, value in known.items() if callable(value) and not name.startswith("__")]
-    near = difflib.get_close_matches(part, functions, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    if meant := did_you_mean(part, functions):
+        return meant
     own = [name for name in functions if getattr(known[name], "__module__", None) == known.get("__name__")]
     return f"; it has {', '.join(own)}" if own else ""
 

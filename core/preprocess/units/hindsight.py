@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import UsageError, did_you_mean
-from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
+from ...errors import UsageError
+from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name, unknown_field
 from ..processor import Context, LoadedProcessor, Unit
 from .functions import FunctionProcessor, find_function
 
@@ -76,7 +76,7 @@ def _named(name: str, fields: Sequence[Field]) -> Key:
     """Return the key of a field by its name; UsageError for an unknown one."""
     known = {key_name(one.key): one.key for one in fields}
     if name not in known:
-        raise UsageError(f"there is no field {name!r}{did_you_mean(name, known)}", hint=f"there are {', '.join(known)}")
+        raise unknown_field(name, known)
     return known[name]
 
 

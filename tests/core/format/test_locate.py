@@ -84,6 +84,8 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
         ("minari:D4RL/pen/human-v2", "fetch it with: rbtool download minari D4RL/pen/human-v2"),
         ("minari:atari/pong-v0", "fetch it with: rbtool download minari atari/pong-v0"),
         ("arcade:pong", f"there is no source 'arcade' here; known are {', '.join(source_names())}"),
+        ("minri:x", f"there is no source 'minri' here; did you mean 'minari'? known are {', '.join(source_names())}"),
+        ("minari:D4RL/doors/human-v2", "did you mean minari:D4RL/door/human-v2, which is stored?"),
         ("d4rl:door-human-v1", "fetch it with: rbtool download d4rl door-human-v1"),
         ("./human-v2", "name an existing path, or a dataset like minari:ID"),
         ("pong", "name an existing path, or a dataset like minari:ID"),
@@ -95,6 +97,33 @@ def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -
     with pytest.raises(DatasetNotFoundError) as caught:
         find_dataset(name, tmp_path)
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("walk", "did you mean walks?"),
+        ("./wlaks", "did you mean walks?"),
+        ("walks.h", "did you mean walks.h5?"),
+        ("other.h5", "name an existing path, or a dataset like minari:ID"),
+        ("wal*", "patterns are for inspect and check; name one dataset"),
+        ("no/walks", "name an existing path, or a dataset like minari:ID"),
+    ],
+)
+def test_the_nearest_name_of_the_folder_is_offered(
+    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for there in ("walks", "walks.h5", "my notes"):
+        (tmp_path / there).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DatasetNotFoundError) as caught:
+        find_dataset(name, tmp_path / "store")
+    assert caught.value.hint == hint
+
+
+def test_an_address_of_the_web_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"https://example\.org/x is a URL, expected a path or a stored dataset"):
+        find_dataset("https://example.org/x", tmp_path)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         buffer.dumps(place / name)
     shutil.copytree(place / "plain" / "storage", place / "storage")
     write_walks(place / "walks", [(3, "open")])
+    write_walks(place / "shelf/a/b/walks", [(3, "open")])
     (place / "empty").mkdir()
     (place / "folder").mkdir()
     (place / "folder" / "words.txt").write_text("words")
@@ -78,7 +79,16 @@ def of(dataset: Path, verb: str) -> Any:
         ("empty", 4, "is an empty folder, expected a dataset or a checkpoint", ""),
         ("folder", 1, NEITHER, "name the folder of the dataset itself"),
         ("damaged", 1, "was an rbtool dataset or checkpoint, but", ""),
-        ("folder/words.txt", 1, "is no dataset and no checkpoint", ""),
+        ("folder/words.txt", 1, "is not a dataset or checkpoint", "rbtool list --formats"),
+        (
+            "shelf",
+            1,
+            "is not a dataset or checkpoint, but there are some in it",
+            "datasets in it: {place}/shelf/a/b/walks",
+        ),
+        ("walks/next", 2, "is part of a dataset", "name its folder: {place}/walks"),
+        ("walks/next/reward.memmap", 2, "is part of a dataset", "name its folder: {place}/walks"),
+        ("walks/.rbtool/manifest.json", 2, "is part of a dataset", "name its folder: {place}/walks"),
     ],
 )
 def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentence: str, hint: str, verb: str) -> None:
