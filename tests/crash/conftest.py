@@ -9,37 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from atari_files import random_rows, write_run
-from dgrl_files import random_episodes, write_archive
-from openx_files import random_episodes as random_robot_episodes
-from openx_files import write_shards
-from rlds_files import PLAIN, random_episode, record, write_dataset
+from struck_work import prepare
 
-import rbtool
-from rbtool.core.testing.datasets import write_walks
-
-SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"
-TABLE = Path(__file__).parents[1] / "data" / "d4rl" / "hopper_random-v2.hdf5"
-VIDEOS = Path(__file__).parents[1] / "data" / "lerobot" / "v21"
 RUNNER = Path(__file__).with_name("runner.py")
-FORMS = ("ted", "flat", "nested", "h5")
 Strike = Callable[..., dict[str, int]]
-
-
-def _prepare(work: Path) -> None:
-    """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
-    shutil.copytree(SOURCE, work / "source")
-    shutil.copy(TABLE, work / "table.hdf5")
-    shutil.copytree(VIDEOS, work / "videos")
-    write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
-    write_archive(work / "archive.tar.xz", random_episodes((9, 1, 4)))
-    write_shards(work / "episodes", [random_robot_episodes((5, 2)), random_robot_episodes((4,))])
-    records = [record(PLAIN, random_episode(length, seed=length)) for length in (9, 2, 14)]
-    write_dataset(work / "shards", {"train": [records[:1], records[1:]]}, PLAIN)
-    write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
-    write_walks(work / "older", [(5, "truncated")], seed=1)
-    for form in FORMS:
-        rbtool.checkpoint.save(work / "dataset", work / f"saved-{form}", form=form)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +41,7 @@ def strike(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strike]:
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("prepared")
-    _prepare(work)
+    prepare(work)
     return work
 
 

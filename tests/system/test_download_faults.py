@@ -15,10 +15,11 @@ from hub import Fault, Hub
 
 from rbtool.core.format.ted.reader import TedReader
 
+SLOW = pytest.mark.slow
 FAULTS = [
     pytest.param(Fault(MAIN, "status:404", 99), 4, "main_data.hdf5", id="404 on a file"),
     pytest.param(Fault("GET", "status:401", 99), 5, "401", id="401"),
-    pytest.param(Fault("GET", "status:403", 99), 5, "403 Forbidden", id="403"),
+    pytest.param(Fault("GET", "status:403", 99), 5, "403 Forbidden", id="403", marks=SLOW),
     pytest.param(Fault(MAIN, "status:429", 1, headers={"Retry-After": "0"}), 0, "", id="429 with Retry-After once"),
     pytest.param(
         Fault(MAIN, "status:429", 99, headers={"Retry-After": "9000"}),
@@ -26,21 +27,21 @@ FAULTS = [
         "9,000 s",
         id="429 with a Retry-After of hours",
     ),
-    pytest.param(Fault("/api/", "status:500", 1), 0, "", id="500 once from the API"),
+    pytest.param(Fault("/api/", "status:500", 1), 0, "", id="500 once from the API", marks=SLOW),
     pytest.param(Fault(MAIN, "status:503", 1), 0, "", id="503 once"),
-    pytest.param(Fault("GET", "status:500", 99), 5, "500", id="500 for ever"),
+    pytest.param(Fault("GET", "status:500", 99), 5, "500", id="500 for ever", marks=SLOW),
     pytest.param(Fault(MAIN, "status:503", 99), 5, "503", id="503 for ever"),
     pytest.param(Fault(MAIN, "reset", 1), 0, "", id="reset once"),
-    pytest.param(Fault(MAIN, "reset", 99), 5, "", id="reset for ever"),
-    pytest.param(Fault(MAIN, "corrupt", 1), 0, "", id="a corrupt byte once"),
+    pytest.param(Fault(MAIN, "reset", 99), 5, "", id="reset for ever", marks=SLOW),
+    pytest.param(Fault(MAIN, "corrupt", 1), 0, "", id="a corrupt byte once", marks=SLOW),
     pytest.param(Fault(MAIN, "corrupt", 99), 1, "sha256", id="a corrupt byte for ever"),
     pytest.param(Fault(INFO, "corrupt", 99), 1, "git-sha1", id="a corrupt byte in a small file"),
-    pytest.param(Fault(INFO, "corrupt", 1), 0, "", id="a corrupt byte in a small file once"),
+    pytest.param(Fault(INFO, "corrupt", 1), 0, "", id="a corrupt byte in a small file once", marks=SLOW),
     pytest.param(Fault(MAIN, "norange", 99), 0, "", id="no ranges"),
-    pytest.param(Fault(MAIN, "slow:0.5", 1), 0, "", id="slow"),
-    pytest.param(Fault(MAIN, "stall:20000", 1), 0, "", id="stalled once"),
+    pytest.param(Fault(MAIN, "slow:0.5", 1), 0, "", id="slow", marks=SLOW),
+    pytest.param(Fault(MAIN, "stall:20000", 1), 0, "", id="stalled once", marks=SLOW),
     pytest.param(Fault("/api/", "slow:30", 99), 5, "did not answer", id="a stalled API"),
-    pytest.param(Fault(MAIN, "slow:30", 99), 5, "did not answer", id="a stalled file"),
+    pytest.param(Fault(MAIN, "slow:30", 99), 5, "did not answer", id="a stalled file", marks=SLOW),
 ]
 
 
@@ -58,7 +59,9 @@ def test_a_fault_is_survived_or_named_and_the_next_run_completes(hub_root, tmp_p
         assert machine.leftovers() == []
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize(
+    "tenth", [tenth if tenth in (0, 4) else pytest.param(tenth, marks=SLOW) for tenth in range(10)]
+)
 def test_a_body_that_is_cut_goes_on_where_it_ended(hub_root, tmp_path, expected, tenth):
     size = (DATA / SMALL / "data/main_data.hdf5").stat().st_size
     with Hub(hub_root) as server:

@@ -26,7 +26,7 @@ FAULTS = [
     pytest.param(
         Fault("POST .*/preupload/", "status:404", 99), 4, "404", id="the repository is removed meanwhile", marks=SLOW
     ),
-    pytest.param(Fault(COMMIT, "status:413", 99), 5, "too large", id="413"),
+    pytest.param(Fault(COMMIT, "status:413", 99), 5, "too large", id="413", marks=SLOW),
     pytest.param(
         Fault(COMMIT, "status:400", 99, body='{"error": "bad name"}'), 5, "bad name", id="400 with a reason", marks=SLOW
     ),
@@ -38,7 +38,9 @@ FAULTS = [
     pytest.param(Fault(OBJECT, "status:503", 2), 0, "", id="503 twice for an object"),
     pytest.param(Fault(OBJECT, "status:503", 99), 5, "503", id="503 for ever for objects", marks=SLOW),
     pytest.param(Fault(OBJECT, "broken:2000", 2), 0, "", id="an object broken off twice", marks=SLOW),
-    pytest.param(Fault(OBJECT, "broken:2000", 99), 5, "could not be sent to", id="objects broken off for ever"),
+    pytest.param(
+        Fault(OBJECT, "broken:2000", 99), 5, "could not be sent to", id="objects broken off for ever", marks=SLOW
+    ),
     pytest.param(Fault(OBJECT, "lost", 1), 0, "", id="the answer to an object is lost", marks=SLOW),
     pytest.param(Fault(OBJECT, "slow:20", 1), 0, "", id="an object is not answered once", marks=SLOW),
     pytest.param(Fault(BATCH, "status:502", 1), 0, "", id="502 once for a batch", marks=SLOW),

@@ -1,0 +1,35 @@
+"""The folder that crash tests strike: sources of every kind that the jobs of `tests/crash/runner.py` read."""
+
+import shutil
+from pathlib import Path
+
+from atari_files import random_rows, write_run
+from dgrl_files import random_episodes, write_archive
+from openx_files import random_episodes as random_robot_episodes
+from openx_files import write_shards
+from rlds_files import PLAIN, random_episode, record, write_dataset
+
+import rbtool
+from rbtool.core.testing.datasets import write_walks
+
+DATA = Path(__file__).parents[1] / "data"
+SOURCE = DATA / "minari" / "cartpole" / "scripted-v0"
+TABLE = DATA / "d4rl" / "hopper_random-v2.hdf5"
+VIDEOS = DATA / "lerobot" / "v21"
+FORMS = ("ted", "flat", "nested", "h5")
+
+
+def prepare(work: Path) -> None:
+    """Lay out what the jobs read: small enough that a disk of a few megabytes holds it."""
+    shutil.copytree(SOURCE, work / "source")
+    shutil.copy(TABLE, work / "table.hdf5")
+    shutil.copytree(VIDEOS, work / "videos")
+    write_run(work / "run", random_rows((9, 4), tail=3), (5, 11))
+    write_archive(work / "archive.tar.xz", random_episodes((9, 1, 4)))
+    write_shards(work / "episodes", [random_robot_episodes((5, 2)), random_robot_episodes((4,))])
+    records = [record(PLAIN, random_episode(length, seed=length)) for length in (9, 2, 14)]
+    write_dataset(work / "shards", {"train": [records[:1], records[1:]]}, PLAIN)
+    write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
+    write_walks(work / "older", [(5, "truncated")], seed=1)
+    for form in FORMS:
+        rbtool.checkpoint.save(work / "dataset", work / f"saved-{form}", form=form)
