@@ -39,7 +39,7 @@ Strike = Callable[..., dict[str, int]]
 
 @pytest.mark.parametrize("job", struck(EVERY_DAY))
 def test_killed_anywhere_the_destination_is_old_or_new(strike: Strike, work: Path, job: str) -> None:
-    counts = strike(work, job, "--strikes", "4", "--over")
+    counts = strike(work, job, "--strikes", "5", "--over")
     assert counts["old"] >= 2
     assert counts["new"] >= 1
     assert counts["old"] + counts["new"] == 5
