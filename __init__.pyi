@@ -174,6 +174,7 @@ from .core.verbs.demo import demo as demo
 from .core.verbs.diff import diff as diff
 from .core.verbs.download import download as download
 from .core.verbs.export import export as export
+from .core.verbs.frames import frames as frames
 from .core.verbs.inspect import inspect as inspect
 from .core.verbs.listing import list_datasets
 from .core.verbs.listing import list_remote as list_remote

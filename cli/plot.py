@@ -1,10 +1,10 @@
-"""`rbtool plot`."""
+"""`rbtool plot` and `rbtool frames`."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,16 +16,24 @@ from .text import Cell, counted
 if TYPE_CHECKING:
     from ..core.verbs.plot import PlotResult
 
+FRAMES_EXAMPLES = (
+    Example("rbtool frames ./push --episode 0 -o episode.mp4", "an episode as a video (rbtool[video])"),
+    Example("rbtool frames ./push --episode 0 --steps 0:5 --fps 10 --scale 4 -o start.gif", "some steps, enlarged"),
+    Example("rbtool frames ./push --episode 0 --field pixels -o sheet.png", "frames of the episode side by side"),
+)
 EXAMPLES = (
     Example("rbtool plot ./cartpole", "return and length of every episode, in the terminal"),
     Example("rbtool plot ./cartpole --field action --field 'observation[0:2]' --episodes 0,3", "values over steps"),
     Example("rbtool plot ./cartpole -o cartpole.svg", "the same as a picture (rbtool[plot])"),
 )
 
+_Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
+
 
 def add(app: typer.Typer) -> None:
     """Add the verb to the command line."""
     verb(app, "plot", EXAMPLES)(plot)
+    verb(app, "frames", FRAMES_EXAMPLES)(frames)
 
 
 def plot(
@@ -41,7 +49,7 @@ def plot(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write a picture: .svg, .png or .pdf.")
     ] = None,
     root: Root = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the picture that is there.")] = False,
+    force: _Force = False,
 ) -> None:
     """Plot return and length of every episode, or fields over steps.
 
@@ -71,3 +79,42 @@ def plot_lines(result: PlotResult, width: int | None = None) -> Iterator[list[Ce
     while lines and not lines[-1]:
         lines.pop()
     yield from lines
+
+
+def frames(
+    dataset: Dataset,
+    episode: Annotated[int, typer.Option("--episode", metavar="K", help="The number of the episode.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file: .mp4, .gif or .png.")],
+    *,
+    out: Output,
+    field: Annotated[
+        str | None, typer.Option("--field", metavar="KEY", help="The images. Default: the first field of images.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="A:B", help="Only these steps, or a single one. Default: all.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option("--fps", metavar="N", help="Frames a second. Default: as the data state, else 30.")
+    ] = None,
+    scale: Annotated[int, typer.Option("--scale", metavar="N", help="Repeat each pixel N times.")] = 1,
+    root: Root = None,
+    force: _Force = False,
+) -> None:
+    """Write the images of an episode as a video, or as a sheet.
+
+    A .png shows up to 40 frames side by side, or a single step as it is. Grey and RGB, channels first or last; of
+    stacked frames the newest. FILE appears when it is complete, or not at all.
+    """
+    from ..core.verbs.frames import frames as run
+
+    with out.progress() as progress:
+        result = run(
+            dataset, output, episode=episode, field=field, steps=steps, fps=fps, scale=scale, root=root, force=force,
+            progress=progress,
+        )  # fmt: skip
+    for note in result.notes:
+        out.summary(f"note: {note}")
+    rate = "" if result.fps is None else f", {result.fps:g} a second"
+    what = f"{result.field} of episode {result.episode}"
+    out.summary(f"{what}: {counted(len(result.steps), 'frame')} of {result.width} × {result.height}{rate}")
+    out.show(result, [output], lambda width: [[output]])

@@ -18,6 +18,7 @@ VERBS = {
     "inspect": "inspect",
     "stats": "stats",
     "plot": "plot",
+    "frames": "plot",
     "sample": "sample",
     "diff": "merge",
     "check": "check",

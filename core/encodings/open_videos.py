@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import UsageError
+from ..errors import CorruptDataError, SchemaError, UsageError
+from ..format.contracts import Array
+from ..format.digest import read_regular
+from ..format.manifest import VIDEOS
+from ..format.videos import index_name, video_name
 from .video import VideoFile, VideoIndex
 
 _State: TypeAlias = tuple[str, int, int, int]
 DEFAULT_SIZE = 8
+_IDS = 1 << 60
 
 
 class _OpenVideos:
@@ -88,3 +93,20 @@ def clear_video_decoder_cache() -> None:
 def _state_of(path: Path) -> _State:
     found = path.stat()
     return str(path), found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def kept_frames(folder: Path, number: int, frames: Array) -> Array:
+    """Decode these frames of the video with the id `number` that the dataset at `folder` keeps, as `VideoFile.read`.
+
+    SchemaError for what is no id, CorruptDataError for a file that is missing, damaged, or too short for its rows.
+    """
+    if not 0 < number < _IDS:
+        raise SchemaError(f"{number} is no id of a video")
+    path = folder / f"{VIDEOS}{video_name(number)}"
+    if not path.is_file():
+        raise CorruptDataError(f"{path} is missing: rows refer to its frames")
+    index = folder / f"{VIDEOS}{index_name(number)}"
+    with open_video(path, lambda: VideoIndex.from_bytes(read_regular(index), str(index))) as video:
+        if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
+            raise CorruptDataError(f"{path} has {len(video):,} frames, rows refer to frame {int(frames.max()):,}")
+        return video.read(frames)

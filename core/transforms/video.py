@@ -12,18 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..encodings.open_videos import open_video
-from ..encodings.video import VideoIndex
-from ..errors import CorruptDataError, SchemaError
-from ..format.digest import read_regular
-from ..format.manifest import VIDEOS
-from ..format.videos import image_key, index_name, video_name
+from ..encodings.open_videos import kept_frames
+from ..errors import SchemaError
+from ..format.videos import image_key
 from .base import Transform
 from .keyed import Path as KeyPath
 from .keyed import as_keys, require_tensordict
 
 _MOST_THREADS = 8
-_DIGITS = 1 << 60
 
 
 class DecodeVideo(Transform):
@@ -75,7 +71,7 @@ class DecodeVideo(Transform):
         def decode(number: int) -> list[tuple[KeyPath, NDArray[np.int64], NDArray[np.uint8]]]:
             parts = jobs[number]
             frames = np.concatenate([references[key][places, 1] for key, places in parts])
-            images = self._read(number, frames)
+            images = kept_frames(self.path, number, frames)
             cuts = np.cumsum([len(places) for _, places in parts])[:-1]
             return [(key, places, part) for (key, places), part in zip(parts, np.split(images, cuts), strict=True)]
 
@@ -92,15 +88,3 @@ class DecodeVideo(Transform):
                                   f"{list(found[key].shape[1:])}")  # fmt: skip
             found[key][places] = images
         return {key: found.get(key, np.zeros((len(rows), 0, 0, 3), np.uint8)) for key, rows in references.items()}
-
-    def _read(self, number: int, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
-        if not 0 < number < _DIGITS:
-            raise SchemaError(f"{number} is no id of a video")
-        path = self.path / f"{VIDEOS}{video_name(number)}"
-        if not path.is_file():
-            raise CorruptDataError(f"{path} is missing: rows refer to its frames")
-        index = self.path / f"{VIDEOS}{index_name(number)}"
-        with open_video(path, lambda: VideoIndex.from_bytes(read_regular(index), str(index))) as video:
-            if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
-                raise CorruptDataError(f"{path} has {len(video):,} frames, rows refer to frame {int(frames.max()):,}")
-            return video.read(frames)

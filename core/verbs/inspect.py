@@ -31,7 +31,7 @@ from .inspect_columns import ColumnsResult
 from .inspect_parts import EnsembleResult, PartsResult, inspect_several
 from .mix import MixResult
 from .results import Result, given_options, refuse_raw_options
-from .saved_steps import has_steps, is_unknown
+from .saved_steps import has_steps, is_unknown, row_of_episode
 
 _MOST_NUMBERS = 64
 
@@ -68,7 +68,7 @@ class EpisodeView:
 def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView:
     """Return an episode of a dataset or checkpoint of rbtool."""
     table = table_with_returns(reader)
-    row = _row_of(table, number)
+    row = row_of_episode(table, number)
     start = int(table.start[row])
 
     def read(key: Key, step: int) -> Array:
@@ -81,7 +81,7 @@ def steps_view(reader: StepReader, number: int, head: int | None) -> EpisodeView
 
 def source_view(reader: Reader, table: EpisodeTable, number: int, head: int | None) -> EpisodeView:
     """Return an episode of a raw dataset."""
-    row = _row_of(table, number)
+    row = row_of_episode(table, number)
     source = reader.facts().fields
     fields, timings = ted_fields(source), {field.key: timing for field, timing in source}
     wanted, rows, before = set(_wanted(int(table.length[row]), head)), list[RowView](), 0
@@ -109,14 +109,6 @@ def _flags(terminated: Any, truncated: Any, number: int) -> dict[Key, Any]:
         (NEXT, "truncated"): truncated,
         (NEXT, "done"): terminated | truncated,
     }
-
-
-def _row_of(table: EpisodeTable, number: int) -> int:
-    found = np.flatnonzero(table.episode == number)
-    if not len(found):
-        known = f"{int(table.episode.min())} to {int(table.episode.max())}" if len(table) else "none"
-        raise UsageError(f"episode {number} is not there: there are {len(table)} ({known})")
-    return int(found[0])
 
 
 def _wanted(length: int, head: int | None) -> list[int]:

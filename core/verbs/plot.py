@@ -153,7 +153,7 @@ def _columns_of(fields: Sequence[Field], asked: str, dataset: str | os.PathLike[
     if field is None and (which := _WHICH.fullmatch(asked)) is not None:
         field = _leaf(by_name, which["name"])
     if field is None:
-        raise unknown_field(which["name"] if which else asked, by_name)
+        raise unknown_field(which["name"] if which else asked, {name.removeprefix("video.") for name in by_name})
     _refuse_other_than_numbers(field, dataset)
     every = math.prod(field.shape)
     if which is None:

@@ -21,7 +21,7 @@ from ..encodings.save import VerifyingReader
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
 from ..format.documents import load_json
-from ..format.episodes import parse_episodes, select_episodes
+from ..format.episodes import EpisodeTable, parse_episodes, select_episodes
 from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import one_generation
@@ -152,6 +152,15 @@ def rows_of_episodes(reader: StepReader, episodes: str | None) -> NDArray[np.int
         raise UsageError(f"--episodes cannot choose here: several episodes of {reader.path} have one number")
     chosen = set(select_episodes(parse_episodes(episodes), numbers))
     return np.flatnonzero([number in chosen for number in numbers])
+
+
+def row_of_episode(table: EpisodeTable, number: int) -> int:
+    """Return the row of the episode table of the episode `number`; UsageError if it is not there."""
+    found = np.flatnonzero(table.episode == number)
+    if not len(found):
+        known = f"{int(table.episode.min())} to {int(table.episode.max())}" if len(table) else "none"
+        raise UsageError(f"episode {number} is not there: there are {len(table)} ({known})")
+    return int(found[0])
 
 
 _WRITER, _WRITER_FILE = "writer", "metadata.json"

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from field_files import write_fields
 from forked_commands import folder_of_commands
 from hub import Hub
 from minari_hub import lay_out_hub
@@ -49,6 +51,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
         rbtool.download("minari", "cartpole/scripted-v0", local=True, root=folder / "home")
     _record(folder / "cartpole", folder / "recording")
+    images = np.random.default_rng(0).integers(0, 256, (9, 24, 32, 3), np.uint8)
+    write_fields(folder / "push", {"reward": np.zeros(8), "pixels": images})
     return folder
 
 

@@ -84,3 +84,23 @@ def test_a_picture_is_written_and_named(shell, folder):
 def test_an_unknown_field_ends_with_2(shell):
     done = shell("rbtool plot cartpole --field observatoin")
     assert (done.returncode, "did you mean 'observation'?" in done.stderr) == (2, True)
+
+
+def test_frames_are_written_and_named(shell, folder):
+    done = shell("rbtool frames push --episode 0 -o sheet.png", folder)
+    assert (done.returncode, done.stdout) == (0, "sheet.png\n")
+    assert "pixels of episode 0: 9 frames of 32 × 24" in done.stderr
+    assert (folder / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_frames_of_an_unknown_field_end_with_2(shell, folder):
+    done = shell("rbtool frames push --episode 0 --field pixls -o a.gif --json", folder)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["exit_code"]) == (2, 2)
+    assert "did you mean 'pixels'?" in error["message"]
+
+
+def test_an_image_field_is_plotted_by_frames(shell, folder):
+    done = shell("rbtool plot push --field pixels", folder)
+    assert done.returncode == 2
+    assert "rbtool frames push --episode K --field pixels -o frames.png" in done.stderr

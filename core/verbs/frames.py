@@ -1,0 +1,293 @@
+"""`frames`: the images of an episode as a video, or as a sheet of small pictures."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..encodings.open_videos import kept_frames
+from ..encodings.picture_files import enlarged, require_gif_rate, sheet, write_gif, write_mp4
+from ..encodings.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
+from ..encodings.video import require_pyav
+from ..errors import UsageError
+from ..format import fs
+from ..format.contracts import Array, StepReader
+from ..format.documents import parse_json
+from ..format.locate import find_dataset
+from ..format.videos import image_key, reference_keys
+from ..opening import open_steps
+from ..progress import Progress, Silent
+from ..ted.episodes import Final
+from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, unknown_field
+from .results import Result
+from .saved_steps import has_steps, row_of_episode
+from .written_file import FileStaging, require_suffix
+
+FRAME_SUFFIXES = (".mp4", ".gif", ".png")
+DEFAULT_RATE = 30
+_MOST_SCALE = 32
+_BLOCK_BYTES = 16 << 20
+_ON_SHEET = 40
+_STEPS = re.compile(r"(?P<first>\d*)(?P<range>:(?P<stop>\d*))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesResult(Result):
+    """The file `output` with images of the field `field` of one episode, at `fps`; None for a sheet.
+
+    `steps` are the steps whose frames are in it: of a sheet perhaps fewer than were asked for. The frame of step t is
+    the observation before it; that of the last step plus one is the observation after the episode. `height` and `width`
+    are those of a frame, before it is enlarged.
+    """
+
+    kind: ClassVar[str] = "frames"
+    path: Path
+    output: Path
+    field: str
+    episode: int
+    steps: tuple[int, ...]
+    height: int
+    width: int
+    fps: float | None
+    notes: tuple[str, ...]
+
+
+def frames(
+    dataset: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    episode: int,
+    field: str | None = None,
+    steps: str | None = None,
+    fps: float | None = None,
+    scale: int = 1,
+    root: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> FramesResult:
+    """Write the images of an episode as a video (.mp4, .gif), or some of them as a sheet (.png).
+
+    `dataset` is a path or `source:id` of a dataset or a checkpoint of steps, `episode` the number of an episode.
+    `field` is by default the first with images, which may be frames of kept videos. `steps` is a range like `0:100`, or
+    one step; all by default, with the observation after the last step. A sheet has at most 40, evenly apart, and a
+    single step is written as it is. `fps` is by default that of the data, where they state it, else 30. Each pixel is
+    repeated `scale` times across and down. Grey and RGB images of any size are shown, channels first or last, of
+    stacked frames the newest; numbers other than bytes are scaled.
+
+    Memory is bounded however long the episode is. Raises UsageError for a dataset without images, an unknown field, one
+    that holds no images, an episode or steps that are not there, `output`, and where PyAV is missing for .mp4;
+    DatasetNotFoundError, FormatError or CorruptDataError for the dataset.
+    """
+    destination = fs.expanded(output)
+    suffix = require_suffix(destination, FRAME_SUFFIXES)
+    rate = _rate(fps)
+    if not 1 <= scale <= _MOST_SCALE:
+        raise UsageError(f"--scale is {scale}, a number from 1 to {_MOST_SCALE} is expected")
+    staging = FileStaging(destination, replace=force)
+    staging.refuse_if_taken()
+    if suffix == ".mp4":
+        require_pyav()
+    path = find_dataset(dataset, root)
+    has_steps(path)
+    with open_steps(path) as reader:
+        notes = list[str]()
+        images = _Images.of(reader, field, episode, notes)
+        chosen = _chosen(steps, images.count, episode)
+        rate = rate or _stated_rate(reader) or Fraction(DEFAULT_RATE)
+        if suffix == ".gif":
+            require_gif_rate(rate)
+        shown = chosen
+        if suffix == ".png" and len(chosen) > _ON_SHEET:
+            shown = [chosen[place] for place in np.linspace(0, len(chosen) - 1, _ON_SHEET).round().astype(int)]
+            notes.append(f"{len(shown)} of {len(chosen):,} frames are on the sheet; --steps A:B chooses others")
+        low, high = images.scale(chosen, notes)
+        made = images.bytes_of(shown, low, high, scale, progress or Silent())
+        with staging:
+            built = staging.path / f"frames{suffix}"
+            if suffix == ".png":
+                fs.write_file(built, sheet([*made], [str(step) for step in shown]))
+            else:
+                {".mp4": write_mp4, ".gif": write_gif}[suffix](built, made, rate)
+            staging.publish_file(built.name)
+        return FramesResult(
+            path=reader.path, output=staging.destination, field=key_name(images.key), episode=episode,
+            steps=tuple(shown), height=images.layout.height, width=images.layout.width,
+            fps=None if suffix == ".png" else float(rate), notes=tuple(notes),
+        )  # fmt: skip
+
+
+def _rate(fps: float | None) -> Fraction | None:
+    if fps is None:
+        return None
+    if not 0 < fps <= 1000:
+        raise UsageError(f"--fps is {fps:g}, a number above 0 and up to 1,000 is expected")
+    return Fraction(fps).limit_denominator(1001)
+
+
+def _stated_rate(reader: StepReader) -> Fraction | None:
+    """The frames a second that a document of the source states, as that of LeRobot."""
+    for name, data in sorted(reader.documents().items()):
+        document: Any = parse_json(data, name) if name.endswith("info.json") else None
+        stated = document.get("fps") if isinstance(document, dict) else None
+        if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= 1000:
+            return Fraction(stated).limit_denominator(1001)
+    return None
+
+
+def _chosen(steps: str | None, count: int, episode: int) -> Sequence[int]:
+    """The steps that a text like `0:100` asks for, of the `count` that have frames."""
+    if steps is None:
+        return range(count)
+    found = _STEPS.fullmatch(steps.strip())
+    if found is None or not steps.strip() or (not found["range"] and not found["first"]):
+        raise UsageError(f"--steps {steps!r} is not understood", hint="write it like 0:100, or 7 for one step")
+    first = int(found["first"] or 0)
+    stop = (int(found["stop"]) if found["stop"] else count) if found["range"] else first + 1
+    if not first < stop <= count:
+        raise UsageError(f"--steps {steps} is not there: episode {episode} has frames of the steps 0 to {count - 1}")
+    return range(first, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images of an episode: `length` rows from `start` on, and `after` where one follows the last step."""
+
+    reader: StepReader
+    key: Key
+    field: Field
+    layout: PictureLayout
+    start: int
+    length: int
+    after: bool
+    videos: bool
+
+    @classmethod
+    def of(cls, reader: StepReader, name: str | None, episode: int, notes: list[str]) -> _Images:
+        """Find the field, and the layout that the first image of the episode shows."""
+        referred = {image_key(key): key for key in reference_keys(reader.fields)}
+        key = _image_field(reader, referred, name, notes)
+        table = reader.episodes
+        row = row_of_episode(table, episode)
+        leaves = {field.key: field for field in reader.fields}
+        field = leaves[referred.get(key, key)]
+        after = (NEXT, *field.key) in leaves and table.final[row] == Final.OBSERVED
+        start, length = int(table.start[row]), int(table.length[row])
+        images = cls(reader, key, field, _ANY, start, length, after, key in referred)
+        first = images._rows(0, 1)
+        layout = picture_layout(first.shape[1:])
+        if layout is None:
+            raise _no_image(field, reader.fields, referred)
+        layout = layout.seen(first[0])
+        if layout.stacked > 1:
+            notes.append(f"{key_name(key)} holds {layout.stacked} frames a step: the newest is shown")
+        return replace(images, layout=layout)
+
+    @property
+    def count(self) -> int:
+        """The number of frames."""
+        return self.length + self.after
+
+    def _rows(self, first: int, stop: int) -> Array:
+        """Read the rows of some frames, at least one."""
+        rows = self._read(self.field.key, self.start + first, self.start + min(stop, self.length))
+        if stop <= self.length:
+            return rows
+        end = self.start + self.length
+        last = self._read((NEXT, *self.field.key), end - 1, end)
+        return np.concatenate([rows, last]) if first < self.length else last
+
+    def _read(self, key: Key, start: int, stop: int) -> Array:
+        rows = self.reader.read(key, start, max(start, stop))
+        if not self.videos:
+            return as_numbers(rows, self.field.dtype)
+        parts = [kept_frames(self.reader.path, int(number), rows[places, 1]) for number, places in _runs(rows[:, 0])]
+        return np.concatenate(parts) if parts else np.zeros((0, 1, 1, 3), np.uint8)
+
+    def _blocks(self, steps: Sequence[int]) -> Iterator[Array]:
+        """Read the frames of ascending steps, the newest of each row, in blocks of neighbours."""
+        size = self._rows(0, 1).nbytes
+        most = max(1, _BLOCK_BYTES // size)
+        place = 0
+        while place < len(steps):
+            stop = place + 1
+            while stop < len(steps) and stop - place < most and steps[stop] == steps[stop - 1] + 1:
+                stop += 1
+            yield self.layout.newest(self._rows(steps[place], steps[stop - 1] + 1))
+            place = stop
+
+    def scale(self, steps: Sequence[int], notes: list[str]) -> tuple[float, float]:
+        """Return the numbers that become black and white: those of the type, or of the frames if it has none."""
+        if self.videos or self.field.dtype in {"uint8", "bool"}:
+            return (0, 1) if self.field.dtype == "bool" else (0, 255)
+        low, high = np.inf, -np.inf
+        for block in self._blocks(steps):
+            finite = block[np.isfinite(block)].astype(np.float64)
+            low, high = min(low, finite.min(initial=np.inf)), max(high, finite.max(initial=-np.inf))
+        is_real = "float" in self.field.dtype
+        if low > high or (is_real and low >= 0 and high <= 1):
+            return 0, 1
+        if is_real and low >= 0 and high <= 255:
+            return 0, 255
+        if is_real and low >= -1 and high <= 1:
+            low, high = -1.0, 1.0
+        notes.append(f"{key_name(self.key)} has numbers from {low:.4g}, shown as black, to {high:.4g}, shown as white")
+        return float(low), float(high)
+
+    def bytes_of(
+        self, steps: Sequence[int], low: float, high: float, scale: int, progress: Progress
+    ) -> Iterator[Array]:
+        """Yield the frames of some steps as bytes, enlarged."""
+        progress.start("drawing", len(steps), "frames")
+        for block in self._blocks(steps):
+            for frame in block:
+                yield enlarged(as_bytes(frame, low, high), scale)
+                progress.advance(1)
+        progress.done()
+
+
+_ANY = PictureLayout(1, 1, 1, 1, channels_first=False, apart=False)
+
+
+def _runs(numbers: Array) -> Iterator[tuple[int, slice]]:
+    """Yield each run of equal numbers with its place."""
+    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.zeros(0, int)
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(numbers)], strict=True):
+        yield int(numbers[start]), slice(start, stop)
+
+
+def _image_field(reader: StepReader, referred: dict[Key, Key], name: str | None, notes: list[str]) -> Key:
+    """Find the field with images that has the name, or the first one."""
+    fields: dict[str, Field | None] = {one.name: one for one in reader.fields if one.key not in referred.values()}
+    fields |= {key_name(key): None for key in referred}
+    images = [key for key in referred if key[0] != NEXT]
+    images += [one.key for one in reader.fields if one.key[0] != NEXT and looks_like_picture(one)]
+    if name is None:
+        if not images:
+            raise UsageError(f"{reader.path} has no images", hint="rbtool plot shows fields of numbers")
+        if len(images) > 1:
+            others = ", ".join(key_name(key) for key in images[1:])
+            notes.append(f"{key_name(images[0])} is shown; --field chooses another: {others}")
+        return images[0]
+    name = next((key_name(image) for image, key in referred.items() if key_name(key) == name), name)
+    if name not in fields:
+        raise unknown_field(name, fields)
+    field = fields[name]
+    if field is None:
+        return next(key for key in referred if key_name(key) == name)
+    if picture_layout(field.shape) is None or field.role == "text" or "complex" in field.dtype:
+        raise _no_image(field, reader.fields, referred)
+    return field.key
+
+
+def _no_image(field: Field, fields: Sequence[Field], referred: dict[Key, Key]) -> UsageError:
+    shape = "×".join(map(str, field.shape)) or "one number"
+    others = [*map(key_name, referred), *(one.name for one in fields if looks_like_picture(one))]
+    hint = f"images are {', '.join(others)}" if others else f"rbtool plot --field {field.name} shows its numbers"
+    return UsageError(f"{field.name} holds no images: its rows are {shape} of {field.dtype}", hint=hint)
