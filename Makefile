@@ -20,10 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-ray coverage lint docs bench clean
+.PHONY: help demo test test-all test-browser test-ray coverage lint docs bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 # Set-up -------------------------------------------------------------------------------------------
 
@@ -65,6 +65,14 @@ test-all: $(RAY_READY) ## run every test, then try the wheel
 coverage: $(READY) ## run the tests but the slow ones, and list the lines that none of them runs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not peer" --cov --cov-report=term-missing \
 		-W "ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning"
+
+AXE := build/npm/node_modules/axe-core/axe.min.js
+
+$(AXE):
+	npm install --silent --no-fund --no-audit --prefix build/npm axe-core@4.14.1
+
+test-browser: $(READY) $(AXE) ## test the page of a report in a Chromium that is installed
+	$(BIN)/python -m pytest tests/core/report/test_browser.py
 
 # mypy sees the package as installed: in place, its name would be that of the clone's folder.
 lint: $(READY) ## check style, types, sizes and words

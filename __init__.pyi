@@ -182,6 +182,7 @@ from .core.verbs.merge import merge as merge
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
 from .core.verbs.preprocess import preprocess as preprocess
+from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats

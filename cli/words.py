@@ -19,6 +19,7 @@ VERBS = {
     "stats": "stats",
     "plot": "plot",
     "frames": "plot",
+    "report": "report",
     "sample": "sample",
     "diff": "merge",
     "check": "check",

@@ -149,9 +149,8 @@ def _drawn(charts: Sequence[Chart], form: str, title: str, width: int, heights: 
     return file.getvalue()
 
 
-@contextmanager
-def _matplotlib() -> Iterator[Callable[..., Any]]:
-    """Yield the class of figures, with our settings and no others; its warnings are of fonts that lack a letter."""
+def require_matplotlib() -> tuple[Any, Callable[..., Any]]:
+    """Import matplotlib and return it and its class of figures; UsageError where it is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -159,11 +158,18 @@ def _matplotlib() -> Iterator[Callable[..., Any]]:
         raise UsageError(
             f"charts need matplotlib, which is not installed here ({error})", hint="pip install 'rbtool[plot]'"
         ) from error
+    return matplotlib, Figure
+
+
+@contextmanager
+def _matplotlib() -> Iterator[Callable[..., Any]]:
+    """Yield the class of figures, with our settings and no others; its warnings are of fonts that lack a letter."""
+    matplotlib, figure_class = require_matplotlib()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain: Any = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
         with matplotlib.rc_context(plain | _SETTINGS):
-            yield Figure
+            yield figure_class
 
 
 def _draw_lines(axes: Any, chart: Lines, width: int) -> None:
@@ -224,10 +230,10 @@ def _draw_bars(axes: Any, chart: Bars, width: int) -> None:
     colours = [COLOURS["below" if value < 0 else "above"].light for value in values]
     axes.barh(places, values, color=colours, height=0.7)
     for place, value in zip(places, values, strict=True):
-        end = value if np.isfinite(value) else 0.0
+        end = max(value, 0.0) if np.isfinite(value) else 0.0  # next to a bar to the left, the names have no room left
         label = axes.annotate(
-            shown(chart.values[place]), (end, place), (-3 if end < 0 else 3, 0), textcoords="offset points",
-            ha="right" if end < 0 else "left", va="center", fontsize=9,
+            shown(chart.values[place]), (end, place), (3, 0), textcoords="offset points", ha="left", va="center",
+            fontsize=9,
         )  # fmt: skip
         label.set_in_layout(False)
     axes.margins(x=0.12)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -174,15 +176,19 @@ class _Pass:
 
     def describe(self, field: Field, pooled: bool) -> FieldFigures:
         """Describe a field; of damaged files, the rows before those that are lost."""
-        steps, problem = self._reader.manifest.steps, ""
-        kept = self._reader.kept_steps if isinstance(self._reader, FolderReader) else steps
-        for rows in dict.fromkeys((steps, kept)):
-            if rows or not steps:
-                try:
-                    return self._described(field, pooled, rows)
-                except (CorruptDataError, FormatError) as error:
-                    problem = problem or str(error)
+        try:
+            return self._described(field, pooled, self._reader.manifest.steps)
+        except (CorruptDataError, FormatError) as error:
+            problem = str(error)
+        if self._kept_steps:
+            with contextlib.suppress(CorruptDataError, FormatError):
+                return self._described(field, pooled, self._kept_steps)
         return FieldFigures(field=field, pooled=pooled, columns=(), lost=problem)
+
+    @cached_property
+    def _kept_steps(self) -> int:
+        """How many steps at the beginning are whole in all files of a damaged dataset."""
+        return self._reader.kept_steps if isinstance(self._reader, FolderReader) else 0
 
     def _described(self, field: Field, pooled: bool, rows: int) -> FieldFigures:
         width = 1 if pooled else math.prod(field.shape)

@@ -11,6 +11,7 @@ from ..format.manifest import has_manifest
 from ..format.staging import Staging
 
 _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
+    ".html": (b"<!doctype html",),
     ".svg": (b"<?xml", b"<svg"),
     ".png": (b"\x89PNG\r\n",),
     ".pdf": (b"%PDF-",),

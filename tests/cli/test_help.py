@@ -10,7 +10,7 @@ import rbtool
 
 VERBS = [
     "list", "download", "convert", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot", "frames",
-    "sample", "diff", "check", "demo",
+    "report", "sample", "diff", "check", "demo",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [
