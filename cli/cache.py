@@ -182,11 +182,14 @@ def _root_option(root: str | None) -> str:
 
 
 def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = False) -> list[list[Cell]]:
-    """Return one row per entry, followed by its problem, if any."""
+    """Return the names of the columns and a row per entry, followed by its problem, if any; nothing without entries."""
+    if not entries:
+        return []
     now = datetime.datetime.now(datetime.UTC)
-    table = Table([_row(entry, now, hint=hints) for entry in entries], right=_RIGHT)
-    lines: list[list[Cell]] = []
-    for entry, block in zip(entries, table.blocks(width), strict=True):
+    header: Line = [Styled(name, "dim") for name in ("name", "kind", "size", "last used")]
+    first, *blocks = Table([header, *(_row(entry, now, hint=hints) for entry in entries)], right=_RIGHT).blocks(width)
+    lines = list(first)
+    for entry, block in zip(entries, blocks, strict=True):
         lines += block
         if entry.problem:
             lines += folded(["    ", Styled(f"cannot be read: {entry.problem}", "red")], width, 4)
@@ -331,22 +334,22 @@ def _remote_lines(entries: Sequence[RemoteEntry], width: int | None) -> list[lis
     rows: list[Line] = [
         [
             Styled(entry.name, "bold"),
-            "" if entry.steps is None else counted(entry.steps, "step"),
-            "" if entry.episodes is None else counted(entry.episodes, "episode"),
+            "" if entry.steps is None else f"{entry.steps:,}",
+            "" if entry.episodes is None else f"{entry.episodes:,}",
             "" if entry.bytes is None else size(entry.bytes),
             "stored" if entry.stored else "",
         ]
         for entry in entries
     ]
-    return Table(rows, right=_LIST_RIGHT).lines(width)
+    return _headed(("dataset", "steps", "episodes", "size"), rows, width)
 
 
 def _stored_lines(datasets: Sequence[StoredDataset], width: int | None) -> list[list[Cell]]:
     rows: list[Line] = [
         [
             Styled(entry.name, "bold"),
-            counted(entry.steps, "step"),
-            counted(entry.episodes, "episode"),
+            f"{entry.steps:,}",
+            f"{entry.episodes:,}",
             size(entry.bytes),
             entry.layout,
             (entry.created or "")[:10],
@@ -360,4 +363,10 @@ def _stored_lines(datasets: Sequence[StoredDataset], width: int | None) -> list[
         if entry.problem
     ]
     below = [part for line in Table(broken).lines() for part in folded(line, width, 4)]
-    return Table(rows, right=_LIST_RIGHT).lines(width) + below
+    return _headed(("dataset", "steps", "episodes", "size", "layout", "created"), rows, width) + below
+
+
+def _headed(names: Sequence[str], rows: Sequence[Line], width: int | None) -> list[list[Cell]]:
+    """Return a table with the names of its columns above; nothing without rows."""
+    header: Line = [Styled(name, "dim") for name in names]
+    return Table([header, *rows], right=_LIST_RIGHT).lines(width) if rows else []

@@ -237,7 +237,10 @@ def _refuse_empty(given: dict[str, Any]) -> None:
 
 
 def _start_logs(out: Output, file: str | None) -> None:
-    """Send log records and the warnings of other libraries to stderr with `-v`, and to the log file."""
+    """Send log records and the warnings of other libraries to stderr with `-v`, and to the log file.
+
+    Records of level WARNING, such as of a server that does not answer, are shown without `-v`, too, but not with `-q`.
+    """
     logger = logging.getLogger("rbtool")
     handlers: list[logging.Handler] = []
     if out.verbose:
@@ -250,13 +253,17 @@ def _start_logs(out: Output, file: str | None) -> None:
         except OSError as error:
             raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from error
         handlers[-1].setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    notes = [] if out.verbose or out.quiet else [_StderrHandler(out)]
+    for handler in notes:
+        handler.setFormatter(_Redacting())
+        handler.setLevel(logging.WARNING)
     logging.raiseExceptions = False
     logging.captureWarnings(True)
     warnings.simplefilter("default" if handlers else "ignore")
-    for log in (logger, logging.getLogger("py.warnings")):
+    for log, own in ((logger, [*handlers, *notes]), (logging.getLogger("py.warnings"), handlers)):
         log.propagate = False
-        log.handlers = handlers or [logging.NullHandler()]
-        log.setLevel(logging.DEBUG if handlers else logging.CRITICAL)
+        log.handlers = own or [logging.NullHandler()]
+        log.setLevel(logging.DEBUG if handlers else logging.WARNING if own else logging.CRITICAL)
 
 
 class _Redacting(logging.Formatter):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _EVERY = 0.1  # seconds between two refreshes
 _QUICK = 1.0  # seconds before a stage is reported
-_WIDE, _NARROW = 80, 45
+_WIDE, _NARROW = 100, 45
+_SPEED_WIDTH = 26  # of `999.9k steps/s  0:03 left`, with a gap
 _PAST = {"looking over": "looked over"}
 
 
@@ -172,7 +173,8 @@ def _stage_line(task: Task, width: int) -> Text:
     """Draw a stage in one line. On a narrow screen the bar is shortened, then the speed left out; never the count."""
     from rich.text import Text
 
-    label, count, bar = (14, 18, 20) if width >= _WIDE else (10, 15, 8 if width >= _NARROW else 0)
+    label, count = (14, 18) if width >= _WIDE else (10, 15)
+    bar = min(20, max(8 if width >= _NARROW else 0, width - label - count - _SPEED_WIDTH - 12))
     total, done = task.total or 0, task.finished
     filled = bar * int(task.completed) // int(total) if total else 0
     line = Text(no_wrap=True, overflow="ellipsis")
@@ -182,7 +184,8 @@ def _stage_line(task: Task, width: int) -> Text:
     line.append("━" * (bar - filled) + " " * bool(bar), "bar.back")
     line.append(f"{task.percentage:>3.0f} %" if task.total is not None else "     ", "progress.percentage")
     room = width - line.cell_len - 1
-    for text in (task.fields["speed"], task.fields["speed"].partition("  ")[0]):
+    speed, _, left = task.fields["speed"].partition("  ")
+    for text in (task.fields["speed"], left, speed):
         if text and len(text) <= room:
             return line.append(f" {text}", "dim")
     return line

@@ -44,7 +44,8 @@ _VALUED = frozenset({"--color", "--log-file", "--root"})
 def in_order(words: Sequence[str], groups: Collection[str]) -> list[str]:
     """Return the words with common options after the verb; `groups` have a second verb.
 
-    `rbtool --json inspect DATASET` and `rbtool help inspect` are what people type who come from git or docker.
+    `rbtool --json inspect DATASET` and `rbtool help inspect` are what people type who come from git or docker,
+    `rbtool list remote minari` those who come from Minari.
     """
     options, rest = _split(words)
     if not rest:
@@ -52,6 +53,8 @@ def in_order(words: Sequence[str], groups: Collection[str]) -> list[str]:
     if rest[0] == "help":
         return [*_verb(rest[1:2]), *rest[2:], "--help"]
     path, rest = _verb(rest[:1]), rest[1:]
+    if path == ["list"] and next((word for word in rest if not word.startswith("-")), "") == "remote":
+        rest[rest.index("remote")] = "--remote"
     if len(path) == 1 and path[0] in groups and rest and not rest[0].startswith("-"):
         path, rest = [*path, rest[0]], rest[1:]
     return [*path, *options, *rest]

@@ -93,9 +93,10 @@ def retrying(
 ) -> T:
     """Call until there is no Transient, waiting longer each time, exactly as long as the server asks where it does.
 
-    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait the log and `note` receive
-    the error and the time of the next attempt. Raises the `error` of the last Transient, at once if the server asks
-    to wait for longer than anybody would; every other exception passes through. Signals interrupt the waiting.
+    `attempts` replaces the number that `Patience.from_environment` gives. Before each wait `note`, or else the log at
+    level WARNING, receives the error and the time of the next attempt. Raises the `error` of the last Transient, at
+    once if the server asks to wait for longer than anybody would; every other exception passes through. Signals
+    interrupt the waiting.
     """
     import tenacity  # only when something is fetched: it would slow every start of the command line
 
@@ -105,7 +106,7 @@ def retrying(
     def report(state: tenacity.RetryCallState) -> None:
         wait = state.next_action.sleep if state.next_action else 0.0
         text = f"{_failure(state)}; trying again in {wait:.3g} s ({state.attempt_number} of {limit} attempts made)"
-        _LOG.info(text)
+        _LOG.log(logging.WARNING if note is None else logging.INFO, text)
         if note is not None:
             note(text)
 
@@ -168,7 +169,10 @@ PAGES = 2_000
 """Pages of one listing, of about a thousand entries each."""
 LEAST_RATE = 128
 """Bytes a second: a server that sends fewer for a while is given up like one that is silent."""
+SLOW_SECONDS = 5.0
+"""Seconds without an answer, or with less than 2 kB a second of one, after which a log record names the server slow."""
 _REDIRECTIONS = 20
+_SLOW_RATE = 2_000
 _ANSWER_TIMES = 4  # the time-out of a single read, within which a whole head has to come
 _READ_SECONDS = 30.0
 _TIMEOUT = "RBTOOL_TIMEOUT"
@@ -189,15 +193,25 @@ def read_seconds() -> float:
 
 @contextlib.contextmanager
 def head_in_time(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `interrupt`, which breaks the connection off, in another thread if the head of an answer takes too long."""
-    late = threading.Timer(_ANSWER_TIMES * read_seconds(), interrupt)
-    late.daemon = True
+    """Call `interrupt`, which breaks the connection off, in another thread if the head of an answer takes too long.
+
+    A log record of level WARNING announces a server that is slow to answer.
+    """
+    answered, limit = threading.Event(), _ANSWER_TIMES * read_seconds()
+    slow = min(SLOW_SECONDS, read_seconds() / 2)
+
+    def watch() -> None:
+        if not answered.wait(slow):
+            _LOG.warning("no answer from the server for %.3g s; still waiting", slow)
+            if not answered.wait(limit - slow):
+                interrupt()
+
     with contextlib.suppress(RuntimeError):  # no more threads can be started: the head has no limit of its own then
-        late.start()
+        threading.Thread(target=watch, name="rbtool-answer", daemon=True).start()
     try:
         yield
     finally:
-        late.cancel()
+        answered.set()
 
 
 @contextlib.contextmanager
@@ -226,7 +240,7 @@ def paced(blocks: Iterable[bytes], what: str) -> Iterator[bytes]:
     """Yield blocks; raise Transient when they come at fewer than 128 bytes a second. Only waiting for them counts."""
     seconds = read_seconds()
     iterator = iter(blocks)
-    waited, received = 0.0, 0
+    waited, received, announced = 0.0, 0, False
     while True:
         start = time.monotonic()
         block = next(iterator, None)
@@ -234,6 +248,9 @@ def paced(blocks: Iterable[bytes], what: str) -> Iterator[bytes]:
             return
         waited += time.monotonic() - start
         received += len(block)
+        if waited > min(SLOW_SECONDS, seconds / 2) and received < waited * _SLOW_RATE and not announced:
+            announced = True
+            _LOG.warning("%s comes slowly: %s bytes in %.0f s; still waiting", what, f"{received:,}", waited)
         if waited > seconds:
             if received < seconds * LEAST_RATE:
                 raise Transient(NetworkError(f"{what} comes too slowly: {received:,} bytes in {waited:.0f} s"))

@@ -42,7 +42,8 @@ def test_the_listing_shows_bytes_use_and_leftovers(folder, leftover, shell):
     done = shell("rbtool cache ls", folder)
     assert done.returncode == 0
     rows = [line.split("  ") for line in done.stdout.splitlines()]
-    assert [(row[0], row[1].strip()) for row in rows] == [(STORED, "dataset"), (STORED, "leftover")]
+    assert done.stdout.splitlines()[0].split("  ")[0].rstrip() == "name"
+    assert [(row[0], row[1].strip()) for row in rows[1:]] == [(STORED, "dataset"), (STORED, "leftover")]
     assert "just now" in done.stdout or "ago" in done.stdout
     assert done.stdout.endswith("prune removes it\n")
     found = json.loads(shell("rbtool cache ls --json", folder).stdout)

@@ -115,8 +115,8 @@ def test_a_stage_without_a_total_says_what_was_done(label, count, line):
     ("width", "shown"),
     [
         (100, "  converting                 2.5 MB ━━━━━━━━━━━━━━━━━━━━  50 % 12.1 MB/s  0:03 left"),
-        (80, "  converting                 2.5 MB ━━━━━━━━━━━━━━━━━━━━  50 % 12.1 MB/s"),
-        (60, "  converting          2.5 MB ━━━━━━━━  50 % 12.1 MB/s"),
+        (80, "  converting          2.5 MB ━━━━━━━━━━━━━━━━━  50 % 12.1 MB/s  0:03 left"),
+        (60, "  converting          2.5 MB ━━━━━━━━  50 % 0:03 left"),
         (48, "  converting          2.5 MB ━━━━━━━━  50 %"),
         (40, "  converting          2.5 MB  50 %"),
     ],

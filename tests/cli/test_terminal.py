@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from loopback import Fault
 from terminal import type_line
 
 ESCAPE = "\x1b["
@@ -159,3 +160,38 @@ def test_an_error_ends_the_bar(terminal, real):
     assert code == 1
     assert shown.rstrip().splitlines()[-1].startswith(("\x1b[1;31merror: ", "\x1b[36mhint: "))
     assert "Traceback" not in shown
+
+
+LISTINGS = {
+    60: """
+dataset                      steps  episodes    size  layout
+    created
+minari:cartpole/scripted-v0  4,864        12  292 kB  ted
+    DATE
+1 dataset below ROOT
+try: rbtool inspect minari:cartpole/scripted-v0
+""",
+    80: """
+dataset                      steps  episodes    size  layout  created
+minari:cartpole/scripted-v0  4,864        12  292 kB  ted     DATE
+1 dataset below ROOT
+try: rbtool inspect minari:cartpole/scripted-v0
+""",
+}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_listing_is_a_table_with_the_names_of_its_columns(terminal, columns, tmp_path):
+    (tmp_path / "r").symlink_to("work/home")  # a short name, which fits every screen
+    code, shown = terminal(f"rbtool list --root {tmp_path}/r", columns, NO_COLOR="1")
+    shown = re.sub(r"\d{4}-\d\d-\d\d", "DATE", shown).replace("\r", "")
+    joined = re.sub(rf"below\s+{re.escape(str(tmp_path))}/r", "below ROOT", shown)
+    assert (code, joined) == (0, LISTINGS[min(columns, 80)].lstrip())
+
+
+def test_a_slow_server_is_announced_without_being_asked(shell, hub, tmp_path):
+    for quiet, announced in (("", True), ("-q", False)):
+        hub.faults.append(Fault("GET /api/", "slow:1.5"))
+        done = shell(f"rbtool list --remote minari --refresh --root {tmp_path} {quiet}", RBTOOL_TIMEOUT="2")
+        assert done.returncode == 0
+        assert ("no answer from the server for 1 s; still waiting" in done.stderr) is announced

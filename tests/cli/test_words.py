@@ -31,6 +31,11 @@ GROUPS = {"cache", "checkpoint"}
         ("--json show help", "inspect --json help"),
         ("rm x --yes", "cache rm x --yes"),
         ("-V", "-V"),
+        ("list remote minari door", "list --remote minari door"),
+        ("ls --refresh remote minari", "list --refresh --remote minari"),
+        ("list remote", "list --remote"),
+        ("list door remote", "list door remote"),
+        ("check remote", "check remote"),
     ],
 )
 def test_words_are_put_in_the_order_of_the_parser(typed, parsed):
