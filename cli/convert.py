@@ -216,15 +216,14 @@ EXPORT_EXAMPLES = (
         f"rbtool export ./cartpole ./cartpole-{SOURCE} --to {SOURCE}",
         f"a folder that {EXAMPLE_SOURCE.title} opens",
     ),
-    Example("rbtool export ./cartpole ./cartpole.npz --to npz --episodes 0:10", "some episodes for NumPy"),
-    Example(
-        f"rbtool export {STORED} ./table --to parquet",
-        "tables for pandas and its like",
-    ),
-    Example("rbtool export ./cartpole ./plain.h5 --to h5 --dry-run --json", "what would be written, as JSON"),
+    Example("rbtool export ./cartpole ./cartpole.npz --episodes 0:10", "some episodes for NumPy"),
+    Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas and its like"),
+    Example("rbtool export ./cartpole ./table --to parquet", "steps and episodes, for datasets.load_dataset"),
+    Example("rbtool export ./cartpole ./plain.h5 --dry-run --json", "what would be written, as JSON"),
 )
 
 _FORMATS = {one.name: one for one in declared() if one.sink is not None}
+_SUFFIXES = ", ".join(suffix for one in _FORMATS.values() for suffix in one.suffixes)
 _TO = "; ".join(f"{name}: {one.written}" if one.written else name for name, one in _FORMATS.items())
 
 Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # type: ignore[misc]  # from declarations
@@ -232,10 +231,12 @@ Format = enum.StrEnum("Format", {name.upper(): name for name in _FORMATS})  # ty
 
 def export(
     dataset: Dataset,
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz) or folder to write.")],
-    to: Annotated[Format, typer.Option("--to", help=f"{_TO}.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file (h5, npz, parquet) or folder to write.")],
     *,
     out: Output,
+    to: Annotated[
+        Format | None, typer.Option("--to", help=f"{_TO}. Default: by the suffix of DEST, {_SUFFIXES}.")
+    ] = None,
     episodes: Episodes = None,
     root: Root = None,
     skip_bad: SkipBad = False,
@@ -253,7 +254,7 @@ def export(
         result = run(
             dataset,
             dest,
-            to=to.value,
+            to=to and to.value,
             episodes=episodes,
             skip_bad=skip_bad,
             root=root,
@@ -261,5 +262,7 @@ def export(
             dry_run=dry_run,
             progress=progress,
         )
-    inside, code = _FORMATS[to.value].opened
-    show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(dest + inside)))}")
+    form = _FORMATS[result.layout]
+    inside, code = form.opened
+    opened = dest if dest.lower().endswith(form.suffixes) else dest + inside
+    show_published(out, result, dest, f"python -c {shlex.quote(code.format(repr(opened)))}")

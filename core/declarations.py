@@ -20,14 +20,14 @@ _CONVERTERS = "rbtool.converters"
 class FormatDeclaration:
     """A format: `reader`, `source` and `sink` are `module:Class` inside `package`, None where there is none.
 
-    `order` is its position in lists. `written` describes an export; `opened` has what follows its path, and a line of
-    Python that opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the
-    source, and words that name it; `variable` the environment variable of the source's local cache. `demo` is a
-    `DemoRecorder`, like `reader`; `overview`, for a format that is never detected, a function from a path to an
-    `Overview` or None; `layout` that of a dataset for which none is asked for. The rest is what
-    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode,
-    `final` whether files have an observation after the last step, `extra` the extra of this package that has to be
-    installed.
+    `order` is its position in lists. `written` describes an export, `suffixes` are those of files that it is for;
+    `opened` has what follows its path, and a line of Python that opens it, with `{}` for the path. `title` is its name
+    in sentences; `example` the id of a dataset of the source, and words that name it; `variable` the environment
+    variable of the source's local cache. `demo` is a `DemoRecorder`, like `reader`; `overview`, for a format that is
+    never detected, a function from a path to an `Overview` or None; `layout` that of a dataset for which none is asked
+    for. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what
+    ends an episode, `final` whether files have an observation after the last step, `extra` the extra of this package
+    that has to be installed.
     """
 
     name: str
@@ -37,6 +37,7 @@ class FormatDeclaration:
     source: str | None = None
     sink: str | None = None
     written: str = ""
+    suffixes: tuple[str, ...] = ()
     opened: tuple[str, str] = ("", "")
     title: str = ""
     example: tuple[str, str] = ("", "")
@@ -64,6 +65,11 @@ def declared() -> tuple[FormatDeclaration, ...]:
     for name in packages:
         found += importlib.import_module(f"{_CONVERTERS}.{name}").FORMATS
     return tuple(sorted(found, key=lambda one: (one.order, one.name)))
+
+
+def format_for(path: str) -> str:
+    """The name of the export format for the suffix of a path, such as `h5` for `out.hdf5`; "" for no such suffix."""
+    return next((one.name for one in declared() if one.suffixes and path.lower().endswith(one.suffixes)), "")
 
 
 def example_source() -> FormatDeclaration:

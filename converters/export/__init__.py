@@ -7,16 +7,24 @@ from ...core.declarations import FormatDeclaration
 __all__ = ["FORMATS"]
 
 _OPENED = {
-    "h5:H5Exporter": ("one dataset a leaf", "", "import h5py; h5py.File({}).visititems(print)"),
-    "npz:NpzExporter": ("NumPy", "", "import numpy; print(numpy.load({}).files)"),
+    "h5:H5Exporter": (
+        "one dataset a leaf", (".h5", ".hdf5"), "", "import h5py; h5py.File({}).visititems(print)"
+    ),
+    "npz:NpzExporter": ("NumPy", (".npz",), "", "import numpy; print(numpy.load({}).files)"),
     "parquet:ParquetExporter": (
-        "a row a step", "/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"
+        "a row a step", (".parquet",), "/steps.parquet", "import pyarrow.parquet as pq; print(pq.read_table({}))"
     ),
 }  # fmt: skip
 
 FORMATS = tuple(
     FormatDeclaration(
-        name=sink.partition(":")[0], package=__name__, order=order, sink=sink, written=written, opened=(suffix, code)
+        name=sink.partition(":")[0],
+        package=__name__,
+        order=order,
+        sink=sink,
+        written=written,
+        suffixes=suffixes,
+        opened=(inside, code),
     )
-    for order, (sink, (written, suffix, code)) in enumerate(_OPENED.items(), start=1)
+    for order, (sink, (written, suffixes, inside, code)) in enumerate(_OPENED.items(), start=1)
 )

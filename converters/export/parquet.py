@@ -1,4 +1,4 @@
-"""Exports to a folder of two Parquet files.
+"""Exports to a folder of two Parquet files, or to one file where the destination is called `.parquet`.
 
     steps.parquet      one row a step: `episode_index` (which row of episodes.parquet) and `step` (from 0 in its
                        episode), then a column a leaf, parts of nested keys joined by dots; vectors are lists, arrays
@@ -6,7 +6,9 @@
     episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason, seed,
                        has_seed, and `text`, a JSON object, where episodes have any text
 
-The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces.
+    README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
+
+The one file is that of the steps. The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from ...core.format.contracts import Array
 from ...core.format.digest import require_regular
 from ...core.format.documents import dump_json
 from ...core.format.sinks import Sink
+from ...core.format.ted.builder import created_by
 from ...core.ted.schema import SINGLETONS, Field
 from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names
 
 _STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"
+_CARD, _FILE = "README.md", ".parquet"
 _GROUP_BYTES = 8 << 20
 
 
@@ -57,12 +61,13 @@ class ParquetExporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has the two files, and the metadata of the steps those of an export."""
+        """Return whether the folder has these files and no others, and the steps the metadata of an export."""
         try:
-            names = {entry.name for entry in path.iterdir()}
-            require_regular(path / _STEPS)
-            metadata = pq.read_schema(path / _STEPS).metadata or {}
-            return names == {_STEPS, _EPISODES} and FORMAT.encode() in metadata.get(_ABOUT, b"")
+            names = {entry.name for entry in path.iterdir()} if path.is_dir() else {_STEPS, _EPISODES}
+            steps = path / _STEPS if path.is_dir() else path
+            require_regular(steps)
+            metadata = pq.read_schema(steps).metadata or {}
+            return names - {_CARD} == {_STEPS, _EPISODES} and FORMAT.encode() in metadata.get(_ABOUT, b"")
         except (OSError, ValueError):
             return False
 
@@ -70,30 +75,58 @@ class ParquetExporter(Sink):
         """Refuse bfloat16 and complex numbers, which Parquet does not have."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Parquet")
         require_names(["episode_index", "step", *(column.field.name for column in self._columns)], "Parquet")
+        if self._is_file:
+            self.notes.append(f"{self.name} has the steps alone; in a folder (--to parquet) are the episodes, too")
+
+    @property
+    def _is_file(self) -> bool:
+        return self.name.lower().endswith(_FILE)
 
     @property
     def _columns(self) -> list[ExportColumn]:
         return columns_of(self.chosen.fields)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write steps, then episodes."""
-        fs.make_folder(target)
+        """Write steps, then episodes and the card."""
+        if not self._is_file:
+            fs.make_folder(target)
         schema = pa.schema(
             [("episode_index", pa.int64()), ("step", pa.int64())]
             + [(column.field.name, _type(column)) for column in self._columns],
             {_ABOUT: about(self.chosen).encode()},
         )
-        with parquet_writer(target / _STEPS, schema) as (writer, file):
+        with parquet_writer(target if self._is_file else target / _STEPS, schema) as (writer, file):
             for batch, size in self._batches(schema):
                 writer.write_batch(batch)
                 file.check()
                 progress(size)
+        if not self._is_file:
+            self._write_episodes(target)
+            fs.write_file(target / _CARD, self._card().encode())
+            fs.sync_folder(target)
+
+    def _write_episodes(self, target: Path) -> None:
         columns: dict[str, Any] = dict(episode_columns(self.chosen))
         if self.chosen.text is not None:
             columns["text"] = pa.array([dump_json(row) for row in self.chosen.text], pa.string())
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
         with parquet_writer(target / _EPISODES, table.schema) as (writer, _):
             writer.write_table(table)
+
+    def _card(self) -> str:
+        """Return the card by which `datasets` finds both tables, each a configuration of its own."""
+        manifest = self.chosen.reader.manifest
+        return (
+            "---\nconfigs:\n"
+            f"- config_name: steps\n  data_files: {_STEPS}\n  default: true\n"
+            f"- config_name: episodes\n  data_files: {_EPISODES}\n"
+            "tags:\n- reinforcement-learning\n---\n\n"
+            f"{self.chosen.steps:,} steps in {len(self.chosen.rows):,} episodes, exported by {created_by()}"
+            f" from {manifest.request.source}:{manifest.request.id}.\n\n"
+            "```python\nfrom datasets import load_dataset\n\n"
+            'steps = load_dataset(FOLDER)["train"]  # a row a step; episode_index is the row of its episode\n'
+            'episodes = load_dataset(FOLDER, "episodes")["train"]\n```\n'
+        )
 
     def _batches(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield the rows of about 8 MB and how many bytes they are."""

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from ..declarations import declared, format_for
 from ..errors import UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.episodes import normal_form
-from ..format.locate import find_dataset, require_apart, sink_class
+from ..format.locate import find_dataset, require_apart, sink_class, sink_names
 from ..format.manifest import has_manifest
 from ..format.sinks import Chosen, Sink
 from ..format.staging import Staging
@@ -37,7 +38,7 @@ def export(
     dataset: str | os.PathLike[str],
     dest: str | os.PathLike[str],
     *,
-    to: str,
+    to: str | None = None,
     episodes: str | None = None,
     skip_bad: bool = False,
     root: str | os.PathLike[str] | None = None,
@@ -46,6 +47,8 @@ def export(
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write a dataset (a path or `source:id`) to `dest` in the format `to`: one of `sink_names()`.
+
+    Without `to`, the suffix of `dest` is that of the format: `.h5` or `.hdf5`, `.npz`, `.parquet`.
 
     The modules of `rbtool.converters` that write a format document its contents. Element types are kept; data that a
     format cannot represent is refused before anything is written, and keys that it has no place for are listed in the
@@ -58,6 +61,7 @@ def export(
     for the checkpoint of a buffer without steps; OutOfSpaceError. `dest` is unchanged in every case.
     """
     started, progress = time.perf_counter(), progress or Silent()
+    to = to or _format_of(os.fspath(dest))
     kind = sink_class(to)
     source, destination = find_dataset(dataset, root), fs.expanded(dest)
     require_apart(source, destination)
@@ -83,6 +87,18 @@ def export(
             if not staging.publish("export"):
                 raise UsageError(f"another process put something at {destination}", hint="add --force to replace it")
         return _result(sink, destination, source, to, episodes, started, size)
+
+
+def _format_of(dest: str) -> str:
+    """Return the format for the suffix of a destination; UsageError for one that no format has."""
+    found = format_for(dest)
+    if not found:
+        suffixes = [suffix for one in declared() for suffix in one.suffixes]
+        raise UsageError(
+            f"{dest}: the format to export is unclear; expected one of the suffixes {', '.join(suffixes)}, or --to",
+            hint=f"add --to {', '.join(sink_names()[:-1])} or {sink_names()[-1]}",
+        )
+    return found
 
 
 def _result(

@@ -34,7 +34,12 @@ FAILING = [
     ("rbtool list --log-file /no/such/folder/x", 2, "UsageError", "log file"),
     ("rbtool lst", 2, "UsageError", "no such command 'lst'. Did you mean 'list'?"),
     ("rbtool inspct x", 2, "UsageError", "no such command 'inspct'. Did you mean 'inspect'?"),
-    ("rbtool export cartpole x", 2, "UsageError", "--to is missing: minari, h5, npz, parquet, rlds or lerobot"),
+    (
+        "rbtool export cartpole x",
+        2,
+        "UsageError",
+        "x: the format to export is unclear; expected one of the suffixes",
+    ),
     ("rbtool checkpoint save cartpole x", 2, "UsageError", "--as is missing: ted, flat, nested or h5"),
     ("rbtool stats minari/tuple/trunc-v0", 2, "UsageError", "a TED dataset is needed; minari/tuple/trunc-v0 is Minari"),
     ("rbtool inspect minari/tuple/trunc-v0/data/main_data.hdf5", 2, "UsageError", "is one file of a Minari dataset"),

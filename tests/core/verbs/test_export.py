@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +253,59 @@ def test_flags_as_observations_without_a_space_go_to_minari_and_back(shape: tupl
     convert(tmp_path / "out", tmp_path / "again")
     assert np.array_equal(rows_of(tmp_path / "again", ("observation",), slice(None)), seen[:-1].numpy())
     assert minari.MinariDataset(tmp_path / "out" / "data").observation_space.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("a.h5", "h5"), ("a.HDF5", "h5"), ("a.npz", "npz"), ("a.parquet", "parquet")]
+)
+def test_the_suffix_of_the_destination_names_the_format(name: str, form: str, walks: Path, tmp_path: Path) -> None:
+    result = export(walks, tmp_path / name)
+    assert (result.layout, (tmp_path / name).is_file()) == (form, True)
+
+
+@pytest.mark.parametrize("name", ["out", "out.csv", "out.h5/x", "h5"])
+def test_without_a_suffix_the_format_has_to_be_named(name: str, walks: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the format to export is unclear") as raised:
+        export(walks, tmp_path / name)
+    assert raised.value.hint == "add --to minari, h5, npz, parquet, rlds or lerobot"
+    assert [path.name for path in tmp_path.iterdir()] == ["walks"]
+
+
+def test_a_parquet_file_has_the_steps(walks: Path, tmp_path: Path) -> None:
+    result = export(walks, tmp_path / "out.parquet", episodes="0,2")
+    export(walks, tmp_path / "folder", to="parquet", episodes="0,2")
+    assert pq.read_table(tmp_path / "out.parquet").equals(pq.read_table(tmp_path / "folder/steps.parquet"))
+    assert "has the steps alone" in result.notes[-1]
+    with pytest.raises(UsageError, match="is there already"):
+        export(walks, tmp_path / "out.parquet")
+    assert export(walks, tmp_path / "out.parquet", force=True).steps == 10
+    (tmp_path / "mine.parquet").write_bytes((tmp_path / "folder/episodes.parquet").read_bytes())
+    with pytest.raises(UsageError, match="no export in this format"):
+        export(walks, tmp_path / "mine.parquet", force=True)
+
+
+LOAD = """
+import sys
+from datasets import load_dataset
+for name in ([], ["steps"], ["episodes"]):
+    (split, rows), = load_dataset(sys.argv[1], *name).items()
+    print(split, rows.num_rows, *rows.column_names)
+rows = load_dataset(sys.argv[1])["train"]
+print(rows["observation"] == rows.data["observation"].to_pylist(), rows[5]["next.reward"], rows[5]["episode_index"])
+"""
+
+
+def test_datasets_loads_the_folder_as_it_is(walks: Path, tmp_path: Path) -> None:
+    export(walks, tmp_path / "out", to="parquet")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "out")], env=os.environ | offline, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    default, steps, episodes, values = done.stdout.splitlines()
+    assert default == steps
+    assert steps.startswith("train 10 episode_index step action")
+    assert episodes.startswith("train 4 episode start length return")
+    expected = rows_of(walks, ("next", "reward"), np.arange(10))
+    assert values.split() == ["True", str(float(expected[5].item())), "2"]
