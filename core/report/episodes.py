@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, UsageError
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.returns import return_field_of
@@ -106,7 +106,7 @@ def _shown(
         frame_steps = np.unique(np.linspace(0, length - 1, min(length, _FRAMES)).round().astype(np.int64))
         try:
             sheet = sheet_of(sources[0].frames((start + frame_steps).tolist()), len(frame_steps), frame_bytes)
-        except (CorruptDataError, UsageError) as error:
+        except (CorruptDataError, SchemaError, UsageError) as error:
             note = str(error)
     return ShownEpisode(
         row=row, number=int(table.episode[row]), why=why, length=length,

@@ -183,10 +183,10 @@ def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
     ends = [(_range(column).low, _range(column).high) for _, column in columns]
     names = [f"{label} {shown(low)} … {shown(high)}" for (label, _), (low, high) in zip(columns, ends, strict=True)]
     limit = _FULL / shares.shape[1]
-    labels = Labels(
-        title="Where actions are in their range", x=f"from low to high; full colour: {limit:.0%} of the steps or more"
-    )
-    return chart(Heatmap(shares, names, [""] * shares.shape[1], labels, limit), name, height=None)
+    labels = Labels(title="Where actions are in their range", x="from the low to the high end of the range")
+    drawn = Heatmap(shares, names, [""] * shares.shape[1], labels, limit)
+    words = f"The full colour is a part with {limit:.0%} of the steps or more."
+    return element("div", chart(drawn, name, height=None), element("p", words, class_="note"))
 
 
 def _coverage(label: str, column: Distribution) -> list[Child]:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..encodings.open_videos import open_video
+from ..encodings.open_videos import kept_frames
 from ..encodings.pictures import as_bytes, looks_like_picture, picture_layout
-from ..encodings.video import VideoIndex
-from ..errors import CorruptDataError
 from ..format.contracts import Array, StepReader
-from ..format.videos import image_key, index_name, reference_keys, video_name
+from ..format.videos import image_key, reference_keys
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ _SIDE = 112
 """Pixels of the longer side of a frame in a sheet."""
 _LEAST = 16
 _QUALITY = 72
+_BETWEEN = (128, 128, 128)
 
 
 def is_image(field: Field) -> bool:
@@ -64,19 +63,7 @@ class ImageSource:
         rows = np.concatenate([self._reader.read(self._key, step, step + 1) for step in steps])
         if not self._reference:
             return as_rgb(as_numbers(rows, self._dtype))
-        return np.stack([self._decoded(int(video), int(frame)) for video, frame in rows])
-
-    def _decoded(self, video: int, frame: int) -> Array:
-        files = self._reader.videos()
-        place, index = files.get(video_name(video)), files.get(index_name(video))
-        if place is None or index is None or isinstance(place, bytes):
-            raise CorruptDataError(f"{self._reader.path} does not have the video {video_name(video)} of {self.name}")
-        data = index if isinstance(index, bytes) else index.read_bytes()
-        with open_video(place, lambda: VideoIndex.from_bytes(data, str(index))) as opened:
-            if not 0 <= frame < len(opened):
-                raise CorruptDataError(f"{place} has {len(opened):,} frames, rows refer to frame {frame:,}")
-            found: Array = opened.read(np.array([frame]))[0]
-            return found
+        return np.concatenate([kept_frames(self._reader.path, int(video), np.array([frame])) for video, frame in rows])
 
 
 def image_sources(reader: StepReader) -> list[ImageSource]:
@@ -100,32 +87,33 @@ class Sheet:
     height: int
 
 
-def sheet_of(frames: Array, columns: int, most_bytes: int) -> Sheet:
+def sheet_of(frames: Array, columns: int, most_bytes: int, *, gap: int = 0) -> Sheet:
     """Put frames, RGB `[n, height, width, 3]`, into an image whose URL takes at most about so many bytes.
 
-    Frames are scaled down to `_SIDE` pixels, and further until they fit.
+    Frames are scaled down to `_SIDE` pixels, and further until they fit; `gap` pixels are between them.
     """
     side = _SIDE
     while True:
-        sheet = _sheet(frames, columns, side)
+        sheet = _sheet(frames, columns, side, gap)
         if len(sheet.data) <= most_bytes or side <= _LEAST:
             return sheet
         side = max(_LEAST, int(side * max(0.5, 0.95 * (most_bytes / len(sheet.data)) ** 0.5)))
 
 
-def _sheet(frames: Array, columns: int, side: int) -> Sheet:
+def _sheet(frames: Array, columns: int, side: int, gap: int) -> Sheet:
     from PIL import Image  # needed only where there are images
 
     height, width = frames.shape[1:3]
     scale = min(1.0, side / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    rows = -(-len(frames) // columns)
-    whole = Image.new("RGB", (size[0] * min(columns, len(frames)), size[1] * rows))
+    rows, columns = -(-len(frames) // columns), min(columns, len(frames))
+    apart = size[0] + gap, size[1] + gap
+    whole = Image.new("RGB", (apart[0] * columns - gap, apart[1] * rows - gap), _BETWEEN)
     for number, frame in enumerate(frames):
         image = Image.fromarray(np.ascontiguousarray(frame))
         image = image if image.size == size else image.resize(size, Image.Resampling.BOX)
-        whole.paste(image, (number % columns * size[0], number // columns * size[1]))
-    return Sheet(_url(whole), len(frames), min(columns, len(frames)), *size)
+        whole.paste(image, (number % columns * apart[0], number // columns * apart[1]))
+    return Sheet(_url(whole), len(frames), columns, *size)
 
 
 def _url(image: Image) -> str:

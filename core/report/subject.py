@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, UsageError
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.contracts import StepReader
 from ..format.documents import parse_json
 from ..format.hub_address import Transfer, transfers_of
@@ -104,13 +104,13 @@ def subject_of(
 def _images_of(source: ImageSource, figures: Figures, shown: list[ShownEpisode], most_bytes: int) -> ShownImages:
     steps = np.unique(np.linspace(0, figures.steps - 1, min(figures.steps, _SHEET_FRAMES)).round().astype(np.int64))
     try:
-        sheet = sheet_of(source.frames(steps.tolist()), _SHEET_COLUMNS, most_bytes)
+        sheet = sheet_of(source.frames(steps.tolist()), _SHEET_COLUMNS, most_bytes, gap=2)
         strip, number = None, None
         if shown and figures.episodes is not None:
             start, number = int(figures.episodes.table.start[shown[0].row]), shown[0].number
             count = min(shown[0].length, _STRIP_FRAMES)
             strip = sheet_of(source.frames(list(range(start, start + count))), count, most_bytes)
-    except (CorruptDataError, FormatError, UsageError) as error:
+    except (CorruptDataError, FormatError, SchemaError, UsageError) as error:
         return ShownImages(name=source.name, note=f"{error}{f'; {error.hint}' if error.hint else ''}")
     return ShownImages(name=source.name, sheet=sheet, strip=strip, episode=number)
 

@@ -1,0 +1,96 @@
+"""Images of a report: their pixels, sheets within a budget, and frames of kept videos."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from field_files import write_fields
+from lerobot_files import random_takes, write_dataset
+from PIL import Image
+
+import rbtool
+from rbtool.core.opening import open_steps
+from rbtool.core.report.images import Sheet, as_rgb, image_sources, is_image, sheet_of
+from rbtool.core.ted.schema import Field
+
+DRAW = np.random.default_rng(0)
+
+
+def opened(sheet: Sheet) -> np.ndarray:
+    """The pixels of a sheet, `[height, width, 3]`."""
+    form, _, data = sheet.data.partition(";base64,")
+    assert form in {"data:image/png", "data:image/jpeg"}
+    return np.array(Image.open(io.BytesIO(base64.b64decode(data))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((16, 16), "uint8", True), ((16, 24, 3), "uint8", True), ((4, 84, 84), "uint8", True),
+        ((3, 16, 16), "float32", True), ((16,), "uint8", False), ((4, 4, 3), "uint8", False),
+        ((16, 16), "float32", False), ((16, 16), "int64", False),
+    ],
+)  # fmt: skip
+def test_images_are_found_by_type_and_shape(shape: tuple[int, ...], dtype: str, expected: bool) -> None:
+    assert is_image(Field(("pixels",), dtype, shape, "observation")) == expected
+    assert not is_image(Field(("next", "pixels"), dtype, shape, "observation"))
+    assert not is_image(Field(("action",), dtype, shape, "action"))
+
+
+def test_pixels_are_rgb_whatever_the_layout() -> None:
+    rgb = DRAW.integers(1, 255, (2, 8, 9, 3)).astype(np.uint8)
+    assert np.array_equal(as_rgb(rgb), rgb)
+    assert np.array_equal(as_rgb(np.moveaxis(rgb, 3, 1)), rgb)
+    assert np.array_equal(as_rgb(np.concatenate([rgb, np.full((2, 8, 9, 1), 255, np.uint8)], 3)), rgb)
+    assert np.array_equal(as_rgb(rgb / 255), rgb)
+    assert np.array_equal(as_rgb(rgb.astype(np.float32)), rgb)
+    stack = DRAW.integers(0, 255, (2, 4, 12, 12)).astype(np.uint8)
+    assert np.array_equal(as_rgb(stack), np.repeat(stack[:, -1, :, :, None], 3, axis=3))
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_small_frames_are_kept_as_they_are(columns: int) -> None:
+    frames = np.zeros((5, 12, 10, 3), np.uint8)
+    frames += np.arange(5, dtype=np.uint8)[:, None, None, None] * 50
+    sheet = sheet_of(frames, columns, 1 << 20)
+    pixels = opened(sheet)
+    assert (sheet.count, sheet.columns, sheet.width, sheet.height) == (5, min(columns, 5), 10, 12)
+    for number in range(5):
+        row, column = divmod(number, columns)
+        assert (pixels[12 * row : 12 * row + 12, 10 * column : 10 * column + 10] == 50 * number).all()
+
+
+@pytest.mark.parametrize("most", [200_000, 20_000])
+def test_sheets_keep_to_their_budget(most: int) -> None:
+    noise = DRAW.integers(0, 256, (24, 200, 300, 3)).astype(np.uint8)
+    sheet = sheet_of(noise, 8, most, gap=2)
+    assert len(sheet.data) <= most
+    assert opened(sheet).shape[:2] == (3 * (sheet.height + 2) - 2, 8 * (sheet.width + 2) - 2)
+
+
+def test_frames_are_those_of_the_steps(tmp_path: Path) -> None:
+    pixels = DRAW.integers(0, 256, (9, 16, 16, 3)).astype(np.uint8)
+    path = write_fields(tmp_path / "data", {"pixels": pixels, "reward": np.zeros(8)})
+    with open_steps(path) as reader:
+        (source,) = image_sources(reader)
+        found = source.frames([0, 5, 7])
+    assert np.array_equal(found, pixels[[0, 5, 7]])
+
+
+@pytest.mark.slow
+def test_frames_of_kept_videos_are_shown(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "takes", random_takes([6, 5]), images="video")
+    rbtool.convert(tmp_path / "takes", tmp_path / "kept", images="keep")
+    with open_steps(tmp_path / "kept") as reader:
+        sources = image_sources(reader)
+        found = sources[0].frames([0, 3, 8])
+    dataset = rbtool.load_dataset(tmp_path / "kept")
+    key = tuple(sources[0].name.split("."))
+    for row, frame in zip((0, 3, 8), found, strict=True):
+        assert np.array_equal(dataset[row][key].numpy(), frame)
+    written = rbtool.report(tmp_path / "kept", tmp_path / "page.html").path.read_text(encoding="utf-8")
+    assert written.count('<img src="data:image/') == len(sources)
