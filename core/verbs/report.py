@@ -91,13 +91,13 @@ def report(
         raise UsageError(
             f"{len(places)} datasets are given, a report has from 1 to {MOST_DATASETS}", hint="make several reports"
         )
-    subjects = [_subject(place, len(places), root, progress) for place in places]
     command = shlex.join(["rbtool", "report", *(os.fspath(one) for one in given), "-o", os.fspath(output)])
-    progress.start("drawing", len(subjects), "datasets")
-    written = page_of(subjects, Words(made_by=f"rbtool {__version__}", made_at=written_time(), command=command))
-    progress.advance(len(subjects))
-    progress.done()
-    with staging:
+    with staging:  # a folder that cannot be written is found before the work
+        subjects = [_subject(place, len(places), root, progress) for place in places]
+        progress.start("drawing", len(subjects), "datasets")
+        written = page_of(subjects, Words(made_by=f"rbtool {__version__}", made_at=written_time(), command=command))
+        progress.advance(len(subjects))
+        progress.done()
         fs.write_file(staging.path / _FILE, written)
         staging.publish_file(_FILE)
     return ReportResult(

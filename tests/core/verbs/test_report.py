@@ -272,7 +272,7 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         rbtool.report(tmp_path / "nothing", tmp_path / "page.html")
     raw = Path(shutil.copytree(Path(__file__).parents[2] / "data/minari/cartpole/scripted-v0", tmp_path / "raw"))
-    with pytest.raises(UsageError, match="raw"):
+    with pytest.raises(UsageError, match="TED dataset"):
         rbtool.report(raw, tmp_path / "page.html")
 
 
