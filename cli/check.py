@@ -116,8 +116,8 @@ def lines(result: CheckResult, width: int | None = None) -> list[list[Cell]]:
     if result.skipped:
         skipped = [[Styled("not tried, because the files are damaged: ", "yellow"), ", ".join(result.skipped)]]
     notes: list[list[Cell]] = [[Styled("note: ", "yellow"), note] for note in result.notes]
-    lines: list[Line] = [*Table(rows).lines(), *notes, *skipped, [" · ".join(facts)]]
-    return [part for line in lines for part in folded(line, width, _INDENT)]
+    lines: list[Line] = [*notes, *skipped, [" · ".join(facts)]]
+    return [*Table(rows).lines(width), *(part for line in lines for part in folded(line, width, _INDENT))]
 
 
 def _kind(finding: Finding) -> tuple[str, ...]:

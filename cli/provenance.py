@@ -28,9 +28,11 @@ def step_lines(step: Provenance, title: Cell, indent: int, width: int | None) ->
     for operation in operations:
         parameters = {name: value for name, value in operation.items() if name not in {"name", _CONSTANTS}}
         rows.append([Styled(str(operation["name"]), "cyan"), _arguments(parameters)])
-        rows += [["", Styled(text, "dim")] for text in _constants(operation.get(_CONSTANTS))]
     inner = None if width is None else max(1, width - indent)
-    yield from ([" " * indent, *line] for line in Table(rows).lines(inner))
+    for operation, block in zip(operations, Table(rows, indent=2).blocks(inner), strict=True):
+        yield from ([" " * indent, *line] for line in block)
+        for text in _constants(operation.get(_CONSTANTS)):
+            yield from folded([" " * (indent + 2), Styled(text, "dim")], width, indent + 4)
 
 
 _OPERATION_PARTS = frozenset({_OPERATIONS, _CONSTANTS})

@@ -84,6 +84,8 @@ _MAPPED = 8 << 20
 """Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
 
 
+_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+"""Errors of files that are there."""
 _Opened = TypeVar("_Opened", bound=Closing)
 
 
@@ -216,6 +218,8 @@ class OpenFiles(Closing):
         try:
             descriptor = open_regular(name, relative_to=self._folder)
         except OSError as error:
+            if error.errno in _UNREADABLE:  # it is there, and must not be taken for missing
+                raise OSError(error.errno, error.strerror, str(self.root / name)) from error
             if error.errno not in {errno.EMFILE, errno.ENFILE}:
                 return -1
             raise UsageError(

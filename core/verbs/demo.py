@@ -242,10 +242,11 @@ class _DemoRun:
         return got
 
     def _inspect(self) -> None:
-        from .inspect import inspect
+        from .inspect import InspectResult, inspect
 
         self._command("inspect", self.stored)
         whole = inspect(self.stored, root=self.root)
+        assert isinstance(whole, InspectResult), "a stored dataset is one"
         ends = f"{whole.ends.terminated:,} terminated, {whole.ends.truncated:,} truncated"
         self.view.proved(f"how its {whole.episodes:,} episodes end: {ends}", whole)
         self._command("inspect", self.stored, "--episode", "0", "--head", "3")

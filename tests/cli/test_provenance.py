@@ -44,7 +44,7 @@ def test_operations_are_shown_with_all_parameters_and_measured_constants(walks: 
         "         n-step       n=3 gamma=0.5",
         "         clip-reward  low=-1.0 high=1.0",
         "         normalize    key=action method=mean-std",
-        f"                      action: loc [{loc}] · scale [{scale}]",
+        f"           action: loc [{loc}] · scale [{scale}]",
     ]
     assert "next     n-step data: next.observation is up to 3 steps ahead" in shown
 
@@ -68,9 +68,9 @@ def test_constants_belong_to_the_normalizations_that_were_measured() -> None:
     lines = _made({"operations": operations, "constants": measured})
     assert lines[1:] == [
         "         normalize  key=a",
-        "                    a: loc [1] · scale [2]",
+        "           a: loc [1] · scale [2]",
         "         normalize  key=b",
-        "                    b: loc [ 3.000  3.000  3.000 … of 20] · scale [ 4.000  4.000  4.000 … of 20]",
+        "           b: loc [ 3.000  3.000  3.000 … of 20] · scale [ 4.000  4.000  4.000 … of 20]",
     ]
 
 
