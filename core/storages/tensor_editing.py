@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError
+from ..errors import MissingKeyError, SchemaError, did_you_mean
 from .base import IndexedStorage
 from .columns import Columns, zeros
 from .cursors import as_index, rows_named, rows_of
@@ -193,8 +193,11 @@ class TensorEditing(IndexedStorage):
             return found[: self.rows]
         if any(path[: len(key)] == key for path in self.structure.paths()):
             raise SchemaError(f"{'.'.join(key)!r} holds several entries, expected the key of a tensor")
-        names = ", ".join(map(repr, self.columns.names)) or "no entries"
-        raise MissingKeyError(f"{'.'.join(key)!r} was asked for, there are {names}")
+        names = self.columns.names
+        raise MissingKeyError(
+            f"there is no entry {'.'.join(key)!r}{did_you_mean('.'.join(key), names)}",
+            hint=f"entries are {', '.join(names)}" if names else "",
+        )
 
     def create_entries(self, values: Mapping[Path, torch.Tensor]) -> None:
         """Add entries, values of all valid elements, to tensordicts or dicts in memory.

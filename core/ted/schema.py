@@ -143,12 +143,14 @@ def row_bytes(fields: Iterable[Field]) -> int:
 
 
 def field_named(fields: Iterable[Field], key: Key) -> Field:
-    """Find a field by its key, or raise MissingKeyError that lists what there is."""
+    """Find a field by its key, or raise MissingKeyError with the nearest name."""
     known = list(fields)
     for field in known:
         if field.key == key:
             return field
-    raise MissingKeyError(f"no field {key_name(key)!r} here; fields are {', '.join(f.name for f in known)}")
+    names = [field.name for field in known]
+    meant = did_you_mean(key_name(key), names)
+    raise MissingKeyError(f"there is no field {key_name(key)!r} here{meant}", hint=f"fields are {', '.join(names)}")
 
 
 def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) -> UsageError:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, final
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
 from ..format.contracts import own_attributes, refuse_overrides
 from .base import Transform
 
@@ -130,7 +130,7 @@ class KeyedTransform(Transform):
             if data.get(key, None) is not None:
                 found.append((key, out))
             elif not self.missing_tolerance:
-                raise MissingKeyError(f"{'.'.join(key)} is not in the batch, which holds {', '.join(_names(data))}")
+                raise _not_there(key, data, "")
             following, out_following = in_next(key), in_next(out)
             if following is None or out_following is None or following in self.in_keys or following in elsewhere:
                 continue
@@ -153,6 +153,13 @@ class KeyedTransform(Transform):
             ".".join(key) if key == out else f"{'.'.join(key)} -> {'.'.join(out)}"
             for key, out in zip(self.in_keys, self.out_keys, strict=True)
         )
+
+
+def _not_there(key: Path, data: TensorDictBase, so: str) -> MissingKeyError:
+    """Make the error for an entry that a batch lacks, with the nearest name."""
+    name, names = ".".join(key), _names(data)
+    hint = f"it has {', '.join(names)}" if names else ""
+    return MissingKeyError(f"{name} is not in the batch{so}{did_you_mean(name, names)}", hint=hint)
 
 
 def _names(data: TensorDictBase) -> list[str]:
@@ -259,7 +266,7 @@ class RenameTransform(Transform):
         for key, name in zip(old, new, strict=True):
             value = batch.get(key, None)
             if value is None and not self.missing_tolerance:
-                raise MissingKeyError(f"{'.'.join(key)} was to be renamed to {'.'.join(name)}, but is not in the batch")
+                raise _not_there(key, batch, f", so it cannot be renamed to {'.'.join(name)}")
             following = in_next(key)
             pairs = [(key, name), (None if following in old or following in elsewhere else following, in_next(name))]
             for source, target in pairs:
@@ -338,7 +345,7 @@ class CatTensors(Transform):
     def _part(batch: Any, key: Path) -> torch.Tensor:
         value = batch.get(key, None)
         if value is None:
-            raise MissingKeyError(f"{'.'.join(key)} was to be joined with others, but is not in the batch")
+            raise _not_there(key, batch, ", so it cannot be joined with others")
         return value  # type: ignore[no-any-return]
 
     def _joined(self, parts: list[Any], out: Path) -> torch.Tensor:

@@ -46,10 +46,12 @@ def test_only_leaves_alike_on_both_sides_are_states() -> None:
     assert state_keys(fields) == [("observation", "pos")]
 
 
-def test_a_missing_field_is_named_with_those_there_are() -> None:
+@pytest.mark.parametrize(("name", "near"), [("speed", ""), ("acton", "; did you mean 'action'?")])
+def test_a_missing_field_is_named_with_those_there_are(name: str, near: str) -> None:
     with pytest.raises(MissingKeyError) as caught:
-        field_named([POSITION, ACTION], ("speed",))
-    assert str(caught.value) == "no field 'speed' here; fields are observation.pos, action"
+        field_named([POSITION, ACTION], (name,))
+    assert str(caught.value) == f"there is no field {name!r} here{near}"
+    assert caught.value.__notes__ == ["hint: fields are observation.pos, action"]
     assert isinstance(caught.value, KeyError)
 
 

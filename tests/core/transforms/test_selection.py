@@ -7,9 +7,11 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.errors import MissingKeyError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Transform
 from rbtool.core.transforms.keyed import CatTensors, ExcludeTransform, RenameTransform, SelectTransform
+from rbtool.core.transforms.values import Normalize
 
 
 def steps(count: int = 4) -> TensorDict:
@@ -72,6 +74,21 @@ def test_exclusion_on_the_way_in_leaves_the_storage_without_it() -> None:
     buffer.extend(data)
     assert "a" not in keys(buffer.storage[:])
     assert "a" in keys(data)
+
+
+@pytest.mark.parametrize(
+    ("transform", "so"),
+    [
+        (RenameTransform(["observaton"], ["seen"]), ", so it cannot be renamed to seen"),
+        (CatTensors(["observaton", "action"], "all"), ", so it cannot be joined with others"),
+        (Normalize(["observaton"]), ""),
+    ],
+)
+def test_an_entry_that_is_not_there_is_named_with_the_nearest(transform: Any, so: str) -> None:
+    with pytest.raises(MissingKeyError) as caught:
+        transform(TensorDict(observation=torch.zeros(2, 3), action=torch.zeros(2, 1), batch_size=[2]))
+    assert str(caught.value) == f"observaton is not in the batch{so}; did you mean 'observation'?"
+    assert caught.value.__notes__ == ["hint: it has observation, action"]
 
 
 @pytest.mark.parametrize("create_copy", [False, True])
