@@ -16,6 +16,7 @@ _IN_PIPE = 80
 _ACROSS, _DOWN = 2, 4  # dots of a letter
 _NARROWEST = 36  # columns of a chart next to another one
 _GAP = "  "
+_LEAST = 20  # columns: a narrower screen breaks the lines
 _SIDE = 9  # the widest number at an axis, such as -1.23e-05
 _BLANK = "\u2800"
 
@@ -47,6 +48,7 @@ def chart_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Itera
 def _chart(chart: Lines | Histogram, width: int, height: int) -> Iterator[list[Cell]]:
     from ..core.charts.marks import Histogram, readable
 
+    width = max(width, _LEAST)
     yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
     if isinstance(chart, Histogram):
         yield from _bars(chart, width, height)

@@ -140,6 +140,13 @@ class Staging:
         finally:
             self._unlock()
 
+    def _require_place(self) -> None:
+        """Raise UsageError for a destination below a file, and for one inside a dataset."""
+        self._require_folders_above()
+        around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
+        if around is not None:
+            raise UsageError(f"{self.destination} is inside the dataset {around}", hint="choose another destination")
+
     def _require_folders_above(self) -> None:
         file = next((path for path in self.destination.parents if path.exists() and not path.is_dir()), None)
         if file is not None:
@@ -152,10 +159,7 @@ class Staging:
         """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
         if self._root is not None:
             fs.refuse_links(self._root, self.destination)
-        self._require_folders_above()
-        around = next((folder for folder in self.destination.parents if has_manifest(folder)), None)
-        if around is not None:
-            raise UsageError(f"{self.destination} is inside the dataset {around}", hint="choose another destination")
+        self._require_place()
         if not self.destination.exists() or _is_empty_folder(self.destination):
             return
         if not is_ours(self.destination) and not (self.destination / PARTS_FILE).is_file():

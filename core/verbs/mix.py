@@ -14,7 +14,6 @@ from ..errors import RbtoolError, UsageError
 from ..format import fs
 from ..format.digest import read_regular
 from ..format.locate import find_dataset
-from ..format.manifest import has_manifest
 from ..format.merge_schema import FieldDifference, require_policy
 from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_mixture
 from ..format.packed.reader import PackedReader
@@ -186,10 +185,7 @@ class _MixStaging(Staging):
 
     def refuse_if_taken(self) -> None:
         path = self.destination
-        self._require_folders_above()
-        around = next((folder for folder in path.parents if has_manifest(folder)), None)
-        if around is not None:
-            raise UsageError(f"{path} is inside the dataset {around}", hint="choose another destination")
+        self._require_place()
         if not os.path.lexists(path):
             return
         try:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..format.digest import open_regular
-from ..format.manifest import has_manifest
 from ..format.staging import Staging
 
 _BEGINNINGS: dict[str, tuple[bytes, ...]] = {
@@ -35,10 +34,7 @@ class FileStaging(Staging):
 
     def refuse_if_taken(self) -> None:
         path = self.destination
-        self._require_folders_above()
-        around = next((folder for folder in path.parents if has_manifest(folder)), None)
-        if around is not None:
-            raise UsageError(f"{path} is inside the dataset {around}", hint="choose another destination")
+        self._require_place()
         if path.is_dir():
             raise UsageError(f"{path} is a folder, and a file is to be written", hint="choose another destination")
         if not path.exists():

@@ -50,6 +50,12 @@ def test_colours_change_nothing_else(terminal):
     assert plain == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("columns", [1, 12, 20])
+def test_a_tiny_screen_has_charts_of_20_columns(terminal, columns):
+    code, screen = terminal(LINES["plot"], columns, NO_COLOR="1")
+    assert (code, screen.count("└─────────")) == (0, 4)
+
+
 def test_a_pipe_gets_80_columns(terminal, folder):
     terminal("rbtool plot cartpole > out", 60)
     assert (folder / "out").read_text() == (SCREENS / "plot-80.txt").read_text(encoding="utf-8")
