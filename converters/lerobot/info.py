@@ -115,7 +115,7 @@ def read_info(root: Path) -> DatasetInfo:
     version = content.get("codebase_version")
     if version not in VERSIONS:
         raise FormatError(
-            f"{path} states the version {version!r}; {', '.join(VERSIONS)} are known",
+            f"{path} has the version {version!r}, expected one of {', '.join(VERSIONS)}",
             hint="convert it with the lerobot package first" if str(version).startswith("v1") else "",
         )
     features = content.get("features")
@@ -167,7 +167,7 @@ def _template(path: Path, name: str, value: Any) -> str:
         raise FormatError(f"{path}: {name} is {value!r}, expected the template of a path") from None
     for _, field, form, conversion in parts:
         if field is not None and (field not in _FIELDS or conversion or not _is_width(form)):
-            raise FormatError(f"{path}: {name} has {{{field}}}, which is not known; {', '.join(sorted(_FIELDS))} are")
+            raise FormatError(f"{path}: {name} has {{{field}}}, which is unknown; known: {', '.join(sorted(_FIELDS))}")
     return str(value)
 
 

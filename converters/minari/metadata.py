@@ -130,7 +130,7 @@ def _format(folder: Path, document: Mapping[str, Any]) -> str:
     named, found = document.get("data_format"), _formats_found(folder)
     if named is not None and named not in FORMATS:
         raise FormatError(
-            f"data_format in metadata.json is {named!r}; known are {', '.join(FORMATS)}",
+            f"data_format in metadata.json is {named!r}; known: {', '.join(FORMATS)}",
             hint="a newer rbtool may know it: pip install --upgrade rbtool",
         )
     if named is None:

@@ -73,7 +73,7 @@ def space_leaves(space: Mapping[str, Any] | None, path: SpacePath = ()) -> Itera
     elif kind in _LEAVES:
         yield _LEAVES[kind](space, path)
     else:
-        raise FormatError(f"has a space of type {kind!r}; known are {', '.join(SPACE_TYPES)}")
+        raise FormatError(f"has a space of type {kind!r}; known: {', '.join(SPACE_TYPES)}")
 
 
 def _box(space: Mapping[str, Any], path: SpacePath) -> SpaceLeaf:

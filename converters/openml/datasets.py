@@ -47,6 +47,6 @@ def dataset_named(name: str) -> OpenmlDataset:
     if name not in DATASETS:
         raise UnknownTableError(
             f"openml has no dataset {name!r} that is known here{did_you_mean(name, DATASETS)}",
-            hint=f"known are {', '.join(DATASETS)}; any other table can be converted with --from table",
+            hint=f"known: {', '.join(DATASETS)}; any other table can be converted with --from table",
         )
     return DATASETS[name]

@@ -107,9 +107,7 @@ def refuse_home_of(storage: Any, path: Path) -> None:
         return
     destination, living = Path(os.path.realpath(path)), Path(os.path.realpath(home))
     if living == destination or destination in living.parents or living in destination.parents:
-        raise UsageError(
-            f"{path} was to be replaced by a checkpoint, but the storage lives in {home}", hint="choose another folder"
-        )
+        raise UsageError(f"a checkpoint cannot replace {path}: the storage is in {home}", hint="choose another folder")
 
 
 def _write_generator(folder: Path, state: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ def reseed(generator: torch.Generator) -> None:
 def generator_of(seed: int) -> torch.Generator:
     """Return a generator with this seed; UsageError (a ValueError) for one that no generator takes."""
     if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed!r} was given, expected a number of 64 bits without sign")
+        raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
     return torch.Generator().manual_seed(seed)
 
 

@@ -86,7 +86,7 @@ def check_use(buffer: BufferParts, workers: int, *, batches_again: bool) -> None
     """Raise SchemaError for a loader that would batch batches, or whose workers would each draw a whole epoch."""
     if batches_again:
         raise SchemaError(
-            "a DataLoader was to make batches of the batches of a buffer, which come from its sampler",
+            "a DataLoader cannot make batches of the batches of a buffer: they come from its sampler",
             hint=f"give the buffer its batch_size, and write {LINE}",
         )
     if workers > 1 and buffer.sampler.has_epochs:

@@ -248,7 +248,7 @@ class BufferParts(Sharing):
     def dim_extend(self, dim: int) -> None:
         checked = _checked_dim(dim, self._storage)
         if checked != self._dim_extend and (self._given_dim or self._storage.has_rows):
-            raise SchemaError(f"dim_extend is {self._dim_extend} already, and was to become {dim}")
+            raise SchemaError(f"dim_extend is {self._dim_extend} already, and cannot become {dim}")
         self._dim_extend, self._given_dim = checked, True
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:

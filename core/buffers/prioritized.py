@@ -114,10 +114,10 @@ class WorkerSampler(Sampler):
     """Replaces a `LearnerSampler` in writing processes; SchemaError (a RuntimeError) for draws and priorities."""
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        raise SchemaError(f"a batch was to be drawn, but {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
+        raise SchemaError(f"no batch can be drawn here: {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        raise SchemaError(f"priorities were to be updated, but {_WITH_THE_LEARNER}", hint="update them there")
+        raise SchemaError(f"priorities cannot be updated here: {_WITH_THE_LEARNER}", hint="update them there")
 
 
 class _Prioritised(ReplayBuffer):

@@ -216,7 +216,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _completed(self, batch: Any, draw: Draw) -> Any:
         if not is_tensor_collection(batch):
             raise SchemaError(
-                f"a tensordict was to be sampled, found a {type(batch).__name__}", hint="take a ReplayBuffer"
+                f"expected a tensordict to sample, found a {type(batch).__name__}", hint="take a ReplayBuffer"
             )
         elements = ragged_elements(batch)
         for key, value in draw.info.items():

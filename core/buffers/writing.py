@@ -87,7 +87,7 @@ class Writing(BufferParts):
         behind = (writer.cursor if writer.keeps_order else len(storage)) + count
         if min(behind, storage.max_size) > room:
             raise SchemaError(
-                f"element {min(behind, storage.max_size) - 1} was to be written, the sampler's max_capacity is {room}",
+                f"element {min(behind, storage.max_size) - 1} cannot be written: the sampler's max_capacity is {room}",
                 hint="make the sampler with the max_size of the storage",
             )
 
@@ -252,7 +252,7 @@ class Writing(BufferParts):
         elif isinstance(found, torch.Tensor) and found.numel():
             highest = len(found) - 1 if found.dtype == torch.bool else int(found.max())
         if highest >= rows:
-            raise IndexError(f"element {highest} was to be replaced, there are {rows}; extend() adds elements")
+            raise IndexError(f"element {highest} cannot be replaced: there are {rows}; extend() adds elements")
         return found
 
     def write_all(self, data: Any, end: int | None = None) -> None:

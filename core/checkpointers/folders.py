@@ -73,7 +73,7 @@ class CheckpointStaging(Staging):
             raise UsageError(f"{error}; nothing is replaced", hint="choose another destination") from error
         if not known:
             raise UsageError(
-                f"{place} is there already and is not the checkpoint of a storage; it is left alone",
+                f"{place} already exists and is not the checkpoint of a storage; left unchanged",
                 hint="choose another destination",
             )
         noted = noted_files(place)

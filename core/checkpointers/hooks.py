@@ -94,7 +94,7 @@ class TED2Flat:
             return sink.result
         folder = Path(path)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} is not an empty folder; it is left alone", hint="choose another path")
+            raise UsageError(f"{folder} is not an empty folder; left unchanged", hint="choose another path")
         with FolderSink(folder, nested=self._nested, counted=False) as files:
             plan.write(files, self._keys)
         return TensorDict.load_memmap(folder)

@@ -167,7 +167,7 @@ class _MapArguments:
         if self.chunksize is not None and self.num_chunks is not None:
             raise UsageError("chunksize and num_chunks were both given, expected one of them")
         if self.mp_start_method not in (None, *START_METHODS):
-            raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known are {', '.join(START_METHODS)}")
+            raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known: {', '.join(START_METHODS)}")
         for name, least in (("chunksize", 0), ("num_chunks", 1), ("max_tasks_per_child", 1), ("worker_threads", 1)):
             _require_number(name, getattr(self, name), least)
 
@@ -389,7 +389,7 @@ def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool, ve
     if isinstance(reader, TedReader) or split_trajs:
         return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
     if mode not in get_args(Mode):
-        raise UsageError(f"the mode {mode!r} was given, expected 'c' (edits stay here) or 'r+' (edits are kept)")
+        raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
     if mode == "r+":
         raise UsageError(
             f"{reader.path} has the layout packed, which cannot be edited in place",

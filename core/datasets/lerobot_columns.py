@@ -59,7 +59,7 @@ def lerobot_columns_to_tensordict(
             raise UsageError(f"two columns have the key {'.'.join(key)}: {name} and another one")
         found[key] = value
     if not found:
-        raise UsageError("no columns were given, expected one at least")
+        raise UsageError("no columns, expected at least one")
     lengths = {name: len(column) for name, column in columns.items()}
     count = next(iter(lengths.values()))
     for name, length in lengths.items():

@@ -115,7 +115,7 @@ class DatasetStorage(TensorStorage):
         larger_than_memory: bool | None = None,
     ) -> None:
         if mode not in get_args(Mode):
-            raise UsageError(f"the mode {mode!r} was given, expected 'c' (edits stay here) or 'r+' (edits are kept)")
+            raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
         if split_trajs and mode == "r+":
             raise UsageError("mode='r+' and split_trajs=True were given, but padded copies cannot be edited on disk")
         reader = path if isinstance(path, TedReader | PackedReader) else None

@@ -142,7 +142,7 @@ _CHUNK_BYTES = 1 << 19
 _FORM = re.compile(r"(?P<method>gzip|lzf)(?::(?P<level>[1-9]))?")
 _DEFAULT_LEVEL = 4
 _FLAGS = {"shuffle": True, "fletcher32": False}
-_KNOWN = "known are compression='gzip' or 'lzf', compression_opts=0 to 9, shuffle, fletcher32 and chunks=True"
+_KNOWN = "known: compression='gzip' or 'lzf', compression_opts=0 to 9, shuffle, fletcher32 and chunks=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Compression:
         if left or odd or chunked not in (None, True, False):
             name = min(left, default=odd or "chunks")
             value = {**flags, "chunks": chunked, **left}[name]
-            raise UsageError(f"h5_kwargs has {name}={value!r}, which is not known", hint=_KNOWN)
+            raise UsageError(f"h5_kwargs has {name}={value!r}, which is unknown", hint=_KNOWN)
         if method not in {None, "gzip", "lzf"} or (method != "gzip" and level is not None):
             raise UsageError(f"h5_kwargs has compression={method!r} with compression_opts={level!r}", hint=_KNOWN)
         if method == "gzip" and (type(level or 0) is not int or not 0 <= (level or 0) <= 9):

@@ -85,7 +85,7 @@ def read_header(data: ByteRange, what: str) -> NpyHeader:
         raise FormatError(f"{what} is no array of NumPy: it has not the header of one")
     version = head[6]
     if version not in (1, 2, 3):
-        raise FormatError(f"{what} has version {version} of NumPy's header; known are 1, 2 and 3")
+        raise FormatError(f"{what} has version {version} of NumPy's header; known: 1, 2 and 3")
     start = 10 if version == 1 else 12
     length = int.from_bytes(head[8:start], "little")
     if length > _LONGEST_HEADER:

@@ -80,7 +80,7 @@ def open_video(path: Path, index: Callable[[], VideoIndex | None] = lambda: None
 def set_video_decoder_cache_size(size: Any) -> None:
     """Set how many videos stay open in this process, 8 by default. UsageError (a ValueError) for less than 0."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise UsageError(f"the size {size!r} was given, expected a number of videos from 0")
+        raise UsageError(f"the size is {size!r}, expected a number of videos from 0")
     _videos.size = size
     _videos.shrink(size)
 

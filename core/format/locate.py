@@ -153,7 +153,7 @@ def _how_to_get(name: str, root: Path) -> str:
     if source == HUB:
         return _stored_like(name, root) or f"fetch it with: rbtool download {shlex.quote(f'{HUB}://{id}')}"
     if source not in known:
-        return f"there is no source {source!r} here{did_you_mean(source, known) or ';'} known are {', '.join(known)}"
+        return f"there is no source {source!r} here{did_you_mean(source, known) or ';'} known: {', '.join(known)}"
     return _stored_like(name, root) or f"fetch it with: rbtool download {source} {shlex.quote(id.partition('@')[0])}"
 
 
@@ -271,7 +271,7 @@ def source_class(name: str) -> type[Source]:
     targets = _targets("source")
     if name not in targets:
         meant = did_you_mean(name, targets)
-        raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known are {', '.join(sorted(targets))}")
+        raise UsageError(f"source {name!r} is unknown{meant}", hint=f"known: {', '.join(sorted(targets))}")
     return _load(targets[name], Source)  # type: ignore[type-abstract]
 
 
@@ -284,7 +284,7 @@ def sink_class(name: str) -> type[Sink]:
     """Load what writes one format; raise UsageError for one that is not known."""
     targets = _targets("sink")
     if name not in targets:
-        raise UsageError(f"there is no format {name!r} to export to", hint=f"take one of {', '.join(targets)}")
+        raise UsageError(f"there is no format {name!r} to export to", hint=f"choose from {', '.join(targets)}")
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
 
 
@@ -304,7 +304,7 @@ def open_source(
         known = reader_names()
         if format not in known:
             meant = "; tables are of format 'table'" if format in _TABLES else did_you_mean(format, known)
-            raise UsageError(f"format {format!r} is unknown{meant}", hint=f"known are {', '.join(known)}")
+            raise UsageError(f"format {format!r} is unknown{meant}", hint=f"known: {', '.join(known)}")
         try:
             return reader_class(format)(path, final_step=final_step, options=options)
         except FormatError as error:

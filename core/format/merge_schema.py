@@ -37,7 +37,7 @@ def require_policy(schema: str) -> Policy:
             return schema  # type: ignore[return-value]
     raise UsageError(
         f"there is no schema policy {schema!r}{did_you_mean(schema, get_args(Policy))}",
-        hint=f"take one of {', '.join(get_args(Policy))}",
+        hint=f"choose from {', '.join(get_args(Policy))}",
     )
 
 

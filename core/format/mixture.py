@@ -166,8 +166,8 @@ def _require_known(entries: Iterable[str], known: Sequence[str], origin: str) ->
     for key in entries:
         if key not in known:
             raise FormatError(
-                f"{origin} has {key!r}, which is not known{did_you_mean(key, known)}",
-                hint=f"known are {', '.join(known)}",
+                f"{origin} has {key!r}, which is unknown{did_you_mean(key, known)}",
+                hint=f"known: {', '.join(known)}",
             )
 
 

@@ -31,7 +31,7 @@ def require_final_step(name: str) -> FinalStep:
     for known in FINAL_STEPS:
         if name == known:
             return known
-    raise UsageError(f"--final-step is {name!r}, {', '.join(FINAL_STEPS)} are known")
+    raise UsageError(f"--final-step is {name!r}, expected one of {', '.join(FINAL_STEPS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def require_rlds_last(name: object) -> RldsLast:
     for known in get_args(RldsLast):
         if name in (known, None):
             return known  # type: ignore[no-any-return]
-    raise UsageError(f"--rlds-last is {str(name)!r}, {', '.join(get_args(RldsLast))} are known")
+    raise UsageError(f"--rlds-last is {str(name)!r}, expected one of {', '.join(get_args(RldsLast))}")
 
 
 def fillers(actions: Iterable[Array], rewards: Array | None, steps: int) -> Array:

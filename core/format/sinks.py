@@ -131,7 +131,7 @@ class Sink(ABC):
         """Check, and write all to `target`, which must be free; SchemaError for a format that has not written it."""
         self.check()
         if target.exists():
-            raise UsageError(f"{target} is there already")
+            raise UsageError(f"{target} already exists")
         self.write_rows(target, progress)
         if not target.exists():
             raise SchemaError(f"{type(self).__name__} has written nothing to {target}")

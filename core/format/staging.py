@@ -164,11 +164,11 @@ class Staging:
             return
         if not is_ours(self.destination) and not (self.destination / PARTS_FILE).is_file():
             raise UsageError(
-                f"{self.destination} is there already and is not an rbtool dataset or checkpoint; it is left alone",
+                f"{self.destination} already exists and is not an rbtool dataset or checkpoint; left unchanged",
                 hint="choose another destination",
             )
         if not self.replace:
-            raise UsageError(f"{self.destination} is there already", hint="add --force to replace it")
+            raise UsageError(f"{self.destination} already exists", hint="add --force to replace it")
         strange = _foreign_file(self.destination)
         if strange is not None:
             raise UsageError(
@@ -355,7 +355,7 @@ def remove_leftover(path: Path, *, below: Path | None = None) -> bool:
 def require_removable(path: Path) -> None:
     """Raise UsageError unless `path` is a dataset or checkpoint, with nothing of others in it, that nobody replaces."""
     if path.is_symlink() or not is_ours(path):
-        raise UsageError(f"{path} is not an rbtool dataset or checkpoint; it is left alone")
+        raise UsageError(f"{path} is not an rbtool dataset or checkpoint; left unchanged")
     strange = _foreign_file(path)
     if strange is not None:
         raise UsageError(f"{strange} is not part of the dataset around it; nothing is removed", hint="move it away")

@@ -305,7 +305,7 @@ def torch_dataset(
         raise UsageError(f"{shard.ranks} ranks have no seed in common, and would draw the same elements", hint="seed=0")
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed!r} was given, expected a number of 64 bits without sign")
+        raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
     options = {"transform": transform, "collate_fn": collate_fn, "root": root}
     buffer = _opened(dataset, batch_size, sampler, options | {"split_trajs": split_trajs, "verify": verify})
     size = buffer.batch_size if batch_size is None else batch_size

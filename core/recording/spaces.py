@@ -299,7 +299,7 @@ def encoder(key: Key, space: Any, role: Role) -> Encoder:
             return make(space, key, role)
     raise SchemaError(
         f"{key_name(key)} has a space of type {type(space).__name__}, which cannot be recorded; "
-        f"known are {', '.join(sorted(kind.__name__ for kind in _KINDS))}"
+        f"known: {', '.join(sorted(kind.__name__ for kind in _KINDS))}"
     )
 
 

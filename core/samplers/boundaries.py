@@ -272,7 +272,7 @@ def boundary_key(key: Any) -> Key:
     """Return a key as a tuple of names; UsageError (a ValueError) for anything else."""
     found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not found or not all(isinstance(part, str) for part in found):
-        raise UsageError(f"{key!r} was given for a key, expected a name or a tuple of names")
+        raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
     return found
 
 

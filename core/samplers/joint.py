@@ -135,7 +135,7 @@ class UniformDraw(JointDraw):
                 return None
             self._on_cpu = generators
         for piece, generator, length in zip(parts.pieces, generators, lengths, strict=True):
-            piece.random_(length, generator=generator)  # in memory that is there already: half of the time
+            piece.random_(length, generator=generator)  # in memory that already exists: half of the time
         return parts.memory.copy()
 
 

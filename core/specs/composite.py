@@ -78,7 +78,7 @@ class Composite(SpecEntries):
         MissingKeyError if an entry is missing; nothing has changed then.
         """
         if not is_nest(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensordict")
+            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
         for projected, parent, name in self._projections(value, ()):
             if is_tensor_collection(parent):
                 parent.set(name, projected)
@@ -109,7 +109,7 @@ class Composite(SpecEntries):
         An entry that is None takes values as they are.
         """
         if not is_nest(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be encoded, expected a dict or a tensordict")
+            raise SpecTypeError(f"cannot encode a {type(value).__name__}, expected a dict or a tensordict")
         entries: dict[str, Any] = {}
         for name, item in entries_of(value).items():
             entry = self._specs[name] if name in self._specs else self.get(name)
@@ -201,7 +201,7 @@ class Composite(SpecEntries):
             given[place : place + 1] = self.names[place : place + rest]
         for old, new in zip(self.names, given, strict=True):
             if old is not None and old != new:
-                raise UsageError(f"the dimension {old!r} was to be renamed {new!r}; refine_names only names new ones")
+                raise UsageError(f"the dimension {old!r} cannot be renamed {new!r}: refine_names only names new ones")
         self.names = given
         return self
 

@@ -361,7 +361,7 @@ class SpecEntries(TensorSpec):
 
     def _expect_unlocked(self) -> None:
         if self._locked:
-            raise LockedSpecError("a locked Composite was to be changed", hint="unlock_() first")
+            raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
 
     # Copies ----------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class SpecEntries(TensorSpec):
 
 def _merge(target: SpecEntries, entries: Mapping[Any, Any] | SpecEntries) -> None:
     if target.is_locked:
-        raise LockedSpecError("a locked Composite was to be changed", hint="unlock_() first")
+        raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
     for key, spec in entries.items():
         inner = target.get(key, None)
         if isinstance(inner, SpecEntries) and isinstance(spec, Mapping | SpecEntries):

@@ -96,7 +96,7 @@ class LeafSpec(TensorSpec):
         the spec has real ones, SchemaError for another trailing shape.
         """
         if not isinstance(value, torch.Tensor):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensor")
+            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensor")
         if self.is_in(value):
             return value
         if batch_of(value.shape, self._shape) is None:

@@ -187,7 +187,7 @@ class _OneHotSpec(LeafSpec):
         columns = numbers.unsqueeze(-1) if len(lead) < self.ndim else numbers
         counts = self._layout_on(columns.device).counts
         if not bool(((columns >= 0) & (columns < counts)).all()):
-            raise NotInSpecError(f"{value!r} was to be encoded, expected are categories from 0 to below {self._limits}")
+            raise NotInSpecError(f"cannot encode {value!r}, expected categories from 0 to below {self._limits}")
         rows = self._rows(columns)
         return rows if ignore_device else rows.to(self._device)
 
@@ -213,7 +213,7 @@ class _OneHotSpec(LeafSpec):
             return encoded(value, torch.int64, torch.device("cpu"))
         if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
             found = f"a tensor of {value.dtype} {list(value.shape)}"
-            raise SchemaError(f"{found} was to be encoded, expected are whole numbers, or rows of {self._dtype}")
+            raise SchemaError(f"cannot encode {found}, expected whole numbers, or rows of {self._dtype}")
         return as_int64(value)
 
     def _registered(self, value: Any) -> torch.Tensor:

@@ -66,7 +66,7 @@ def _document(space: Any) -> Mapping[str, Any]:
 def _spec(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
     kind = space["type"]
     if kind not in _KINDS:
-        raise FormatError(f"a space of type {kind!r} has no spec; known are {', '.join(_PARTS)}")
+        raise FormatError(f"a space of type {kind!r} has no spec; known: {', '.join(_PARTS)}")
     return _KINDS[kind](space, device)
 
 

@@ -230,7 +230,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
 
     def _expect_unlocked(self) -> None:
         if self._locked or any(spec.is_locked for spec in self._members):
-            raise LockedSpecError("a locked Composite was to be changed", hint="unlock_() first")
+            raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
 
     def _branches(self: _Spec) -> _Spec:
         return type(self)(*(spec._branches() for spec in self._members), dim=self._dim)
@@ -255,7 +255,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
     def project(self, value: Any) -> Any:
         """Put each entry that is no member at its nearest one, in place, and return the value."""
         if not isinstance(value, list | tuple) and not is_tensor_collection(value):
-            raise SpecTypeError(f"a {type(value).__name__} was to be projected, expected a tensordict")
+            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
         return Composite.project(self, value) if not isinstance(value, list | tuple) else self._project_each(value)
 
     def _project_each(self, value: Sequence[Any]) -> Sequence[Any]:

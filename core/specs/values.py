@@ -74,13 +74,13 @@ def encoded(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     else:
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
-            raise SpecTypeError(f"a {type(value).__name__} of {array.dtype} was to be encoded, expected are numbers")
+            raise SpecTypeError(f"cannot encode a {type(value).__name__} of {array.dtype}, expected numbers")
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         tensor = torch.as_tensor(np.ascontiguousarray(array) if array.ndim else array.copy())
     cast = tensor.to(dtype)
     if not (dtype.is_floating_point or dtype.is_complex) and not _kept(cast, tensor):
-        raise SchemaError(f"{value!r} was to be encoded as {dtype}, which cannot hold it")
+        raise SchemaError(f"{value!r} does not fit {dtype}")
     return cast.to(device)
 
 

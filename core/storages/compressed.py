@@ -80,7 +80,7 @@ class CompressedListStorage(ListStorage):
     ) -> None:
         super().__init__(max_size, compilable=compilable, device=device)
         if codec not in CODECS:
-            raise UsageError(f"the codec {codec!r} is not known; known are {', '.join(CODECS)}")
+            raise UsageError(f"the codec {codec!r} is unknown; known: {', '.join(CODECS)}")
         self.codec = codec if compression_fn is None else CUSTOM
         self.compression_level = compression_level
         self.compression_fn = compression_fn
@@ -161,7 +161,7 @@ class CompressedListStorage(ListStorage):
             vector = tensor_from_bytes(data, torch.uint8, (len(data),))
             return CompressedTensor(CUSTOM, vector.to(self._place_of_tensors), dtype, shape)
         if not isinstance(codec, str) or codec not in CODECS:
-            raise FormatError(f"the codec {codec!r} is not known; known are {', '.join(CODECS)}")
+            raise FormatError(f"the codec {codec!r} is unknown; known: {', '.join(CODECS)}")
         CODECS[codec]().refuse_too_few(data, byte_count(dtype, shape))
         return CompressedTensor(codec, data, dtype, shape)
 

@@ -119,7 +119,7 @@ class MemoryMaps:
         taken = next((name for name in files if (folder / name).exists()), None)
         if taken is not None and not self._replace:
             raise SchemaError(
-                f"{folder / taken} is there already; it is left alone",
+                f"{folder / taken} already exists; left unchanged",
                 hint="say existsok=True to replace it, or choose another scratch_dir",
             )
         for name, file in files.items():

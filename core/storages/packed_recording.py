@@ -63,7 +63,7 @@ class PackedRecording(IndexedStorage):
         self._sync_seconds = sync_seconds
         self.path = Path(path).absolute()
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UsageError(f"{self.path} is there already, a recording needs a new folder")
+            raise UsageError(f"{self.path} already exists, a recording needs a new folder")
         self.device = torch.device("cpu")
         self._recorder: PackedRecorder | None = None
         self._source: PackedRecorder | PackedReader | None = None  # what rows on the disk are read from

@@ -78,14 +78,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         return DTYPES[name]
     except KeyError:
-        raise SchemaError(f"element type {name!r} is unknown; known are {', '.join(DTYPES)}") from None
+        raise SchemaError(f"element type {name!r} is unknown; known: {', '.join(DTYPES)}") from None
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of a NumPy element type, or raise SchemaError for one that tensors cannot hold."""
     name = dtype.newbyteorder("=").name
     if name not in DTYPES:
-        raise SchemaError(f"element type {dtype} cannot be stored; known are {', '.join(DTYPES)}")
+        raise SchemaError(f"element type {dtype} cannot be stored; known: {', '.join(DTYPES)}")
     return name
 
 

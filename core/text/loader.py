@@ -43,7 +43,7 @@ class TokenizedDatasetLoader:
     - `pre_tokenization_hook`: a function that takes the split as a `datasets.Dataset` and returns one.
     - `root_dir`: the storage root, by default that of rbtool.
     - `tokenizer_class`, `tokenizer_model_name`: the class of transformers and the name that its `from_pretrained`
-      takes, by default `AutoTokenizer` and `gpt2`. `tokenizer` is one that is there already.
+      takes, by default `AutoTokenizer` and `gpt2`. `tokenizer` is one that already exists.
     - `num_workers`: kept for callers of TorchRL, and without effect: fast tokenizers use all cores by themselves.
 
     A tokenizer without a pad token pads with its EOS token. Token caches are at `tokens/DATASET/SPLIT-LENGTH@DIGEST`
@@ -183,7 +183,7 @@ def _write_tree(arrays: Mapping[Key, Array], batch: tuple[int, ...], destination
         finally:
             writer.close()
         if not staging.publish():
-            raise UsageError(f"{destination} is there already", hint="choose another data_dir")
+            raise UsageError(f"{destination} already exists", hint="choose another data_dir")
 
 
 def _array(name: str, values: Any) -> Array:

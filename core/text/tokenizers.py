@@ -49,7 +49,7 @@ class TensorDictTokenizer:
         device: torch.device | str | int | None = None,
     ) -> None:
         if not isinstance(padding, bool) and padding not in _PADDING:
-            raise UsageError(f"padding is {padding!r}; known are True, False, {', '.join(_PADDING)}")
+            raise UsageError(f"padding is {padding!r}; known: True, False, {', '.join(_PADDING)}")
         if not callable(tokenizer):
             raise UsageError(f"expected a tokenizer, found a {type(tokenizer).__name__}")
         self.tokenizer = tokenizer

@@ -275,7 +275,7 @@ def _require_form(form: str, compression: str | None, library: str | None) -> Co
     if library is not None and form == "ted":
         raise UsageError(f"for {library} whole episodes are saved", hint="take the form flat, nested or h5")
     if form not in get_args(Form):
-        raise UsageError(f"there is no checkpoint form {form!r}", hint=f"take one of {', '.join(get_args(Form))}")
+        raise UsageError(f"there is no checkpoint form {form!r}", hint=f"choose from {', '.join(get_args(Form))}")
     chosen = Compression.parse(compression)
     if form != "h5" and chosen.method is not None:
         raise UsageError(f"form {form} cannot be compressed, only h5 can", hint="leave --compression out, or take h5")
@@ -324,7 +324,7 @@ class _TorchrlStaging(Staging):
             super().refuse_if_taken()
             return
         if not self.replace:
-            raise UsageError(f"{inside} is there already", hint="add --force to replace it")
+            raise UsageError(f"{inside} already exists", hint="add --force to replace it")
         known = {".json", ".memmap", ".h5"}
         strange = next((file for file in inside.rglob("*") if file.is_file() and file.suffix not in known), None)
         if strange is not None:

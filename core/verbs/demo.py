@@ -172,7 +172,7 @@ def demo(
 def _claim(home: Path) -> None:
     """Create and mark the folder; UsageError if it is not empty and not from a demo."""
     if home.exists() and not (home / _MARK).exists() and not (home.is_dir() and not any(home.iterdir())):
-        raise UsageError(f"{home} is there already and not from a demo; it is left alone", hint="name another folder")
+        raise UsageError(f"{home} already exists and is not from a demo; left unchanged", hint="name another folder")
     fs.make_folder(home)
     for name, text in ((_MARK, "made by `rbtool demo`; remove the folder when you have seen it\n"), ("prep.py", _PREP)):
         if not (home / name).exists():

@@ -149,10 +149,10 @@ class _ExportStaging(Staging):
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return
         if not self.replace:
-            raise UsageError(f"{path} is there already", hint="choose another destination, or add --force")
+            raise UsageError(f"{path} already exists", hint="choose another destination, or add --force")
         if not self._made(path):
             raise UsageError(
-                f"{path} is there already and is no export in this format; it is left alone",
+                f"{path} already exists and is no export in this format; left unchanged",
                 hint="choose another destination",
             )
 

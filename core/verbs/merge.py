@@ -193,9 +193,7 @@ class _Merging:
                 return self._result(made, sources, renumbered, parts, started)
         if not self.force and (there := self._already_there(step)) is not None:
             return self._result(there, sources, renumbered, parts, started, already_there=True)
-        raise UsageError(
-            f"{self.destination} was put there by another process just now", hint="add --force to replace it"
-        )
+        raise UsageError(f"{self.destination} was just created by another process", hint="add --force to replace it")
 
     def _sources(self, order: Array | None, numbers: Array) -> tuple[MergedSource, ...]:
         counts = [len(reader.episodes) for reader in self.readers]

@@ -170,9 +170,7 @@ def _written(opened: OpenMixture[None], force: bool, dry_run: bool, started: flo
         with staging:
             fs.write_file(staging.path / destination.name, text.encode())
             if not staging.publish(destination.name) and not _same(destination, text):
-                raise UsageError(
-                    f"{destination} was put there by another process just now", hint="add --force to replace it"
-                )
+                raise UsageError(f"{destination} was just created by another process", hint="add --force to replace it")
     return described(opened, started, dry_run=dry_run)
 
 
@@ -192,7 +190,7 @@ class _MixStaging(Staging):
             read_mixture(path)
         except (RbtoolError, OSError):
             raise UsageError(
-                f"{path} is there already and is no mixture of datasets; it is left alone",
+                f"{path} already exists and is no mixture of datasets; left unchanged",
                 hint="choose another destination",
             ) from None
         if not self.replace:

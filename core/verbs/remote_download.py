@@ -147,7 +147,7 @@ class RemoteDownload:
 
     def _note_resolution(self, found: Resolution, *, remembered: bool = False) -> None:
         if found.how == "words":
-            substitution = f"{substitution_text(found.asked, found.id, before=remembered)} (disable with --exact-id)"
+            substitution = substitution_text(found.asked, found.id, before=remembered)
             self.progress.note(f"{substitution} (disable with --exact-id)")
         elif found.how == "latest" and remembered:
             self.progress.note(f"the latest version of {found.asked} was {found.id} when it was fetched")

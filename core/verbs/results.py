@@ -138,7 +138,7 @@ def _equal(files: ListedFiles, destination: Path, request: Request) -> Manifest:
 
 def occupied_error(destination: Path, why: str) -> UsageError:
     """Return the error for a destination that must not be overwritten."""
-    return UsageError(f"{destination} is there already and {why}", hint="add --force to replace it")
+    return UsageError(f"{destination} already exists and {why}", hint="add --force to replace it")
 
 
 def _shown(request: Request) -> str:
@@ -215,7 +215,7 @@ def require_workers(number: int, *, resume: bool = False) -> int:
 def require_engine(engine: str, workers: int | None = None) -> str:
     """Return where worker processes are, or raise UsageError: for another name, and for a cluster without workers."""
     if engine not in {"local", "ray"}:
-        raise UsageError(f"engine {engine!r} is not known; known are local, ray")
+        raise UsageError(f"engine {engine!r} is unknown; known: local, ray")
     if engine == "ray" and workers == 0:
         raise UsageError("--engine ray needs workers, and there are none", hint="add --num-workers N")
     return engine

@@ -103,7 +103,7 @@ def sample(
     size, limit = options.batch_size(n), checked_seconds(seconds, asked=time)
     seed = secrets.randbits(63) if seed is None else seed
     if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed} was given, expected a number of 64 bits without sign")
+        raise UsageError(f"the seed is {seed}, expected a number of 64 bits without sign")
     path = find_dataset(dataset, root)
     drawing = _Drawing(options, frames, size, seed, verify, limit)
     if is_mixture(path):

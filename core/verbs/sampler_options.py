@@ -60,7 +60,7 @@ class SamplerOptions:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise UsageError(f"the sampler {self.sampler!r} was given, expected one of {', '.join(SAMPLERS)}")
+            raise UsageError(f"the sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
         for name, value in self.given().items():
             if name not in SAMPLERS[self.sampler]:
                 others = [sampler for sampler, known in SAMPLERS.items() if name in known]

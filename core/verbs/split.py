@@ -220,9 +220,7 @@ class _Splitting:
                 return self._result(made, counted, started)
         if not self.force and (there := self._already_there()) is not None:
             return self._result(*there, started, already_there=True)
-        raise UsageError(
-            f"{self.destination} was put there by another process just now", hint="add --force to replace it"
-        )
+        raise UsageError(f"{self.destination} was just created by another process", hint="add --force to replace it")
 
     def _require_apart(self, identical: Array, part_of: Array) -> int:
         """Return how many episodes have an equal one in another part; UsageError unless that is allowed."""

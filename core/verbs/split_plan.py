@@ -82,7 +82,7 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     raise UsageError(
         f"--by {by!r} names no field, no text of the episodes and no entry of the episode table"
         f"{did_you_mean(by, known)}",
-        hint=f"take one of {', '.join(known)}",
+        hint=f"choose from {', '.join(known)}",
     )
 
 

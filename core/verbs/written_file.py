@@ -40,10 +40,10 @@ class FileStaging(Staging):
         if not path.exists():
             return
         if not self.replace:
-            raise UsageError(f"{path} is there already", hint="choose another destination, or add --force")
+            raise UsageError(f"{path} already exists", hint="choose another destination, or add --force")
         if not _is_alike(path):
             raise UsageError(
-                f"{path} is there already and is no {path.suffix.lower()[1:]} file; it is left alone",
+                f"{path} already exists and is no {path.suffix.lower()[1:]} file; left unchanged",
                 hint="choose another destination",
             )
 

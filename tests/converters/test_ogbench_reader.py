@@ -165,7 +165,7 @@ def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
     assert "next.reward" not in {entry.key for entry in rbtool.sample(path, n=8, seed=0).fields}
     buffer = rbtool.load_dataset(path, batch_size=8)
     assert ("next", "reward") not in buffer.sample().keys(include_nested=True)
-    with pytest.raises(UsageError, match="names return, which is not known of any episode"):
+    with pytest.raises(UsageError, match="names return, but no episode has one"):
         rbtool.preprocess(path, None, tmp_path / "none", operations={"filter": ["return > 0"]}, num_workers=0)
     chosen = rbtool.preprocess(path, None, tmp_path / "long", operations={"filter": ["length > 30"]}, num_workers=0)
     assert chosen.steps == 50

@@ -259,7 +259,7 @@ def test_a_map_may_be_a_file(tmp_path: Path) -> None:
     again = rbtool.convert(path, tmp_path / "one", format="table", map=given, **FLAGS)
     assert again.already_there
     saved.write_text('observation = "obs"\n')
-    with pytest.raises(UsageError, match="is there already and is dataset"):
+    with pytest.raises(UsageError, match="already exists and is dataset"):
         rbtool.convert(path, tmp_path / "one", format="table", map=[str(saved)], **FLAGS)
 
 

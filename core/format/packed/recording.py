@@ -96,7 +96,7 @@ class PackedRecorder:
             self._log = CommitLog(folder, self.schema, len(self.commits))
             return
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} is there already, a recording needs a new folder", hint="choose another one")
+            raise UsageError(f"{folder} already exists, a recording needs a new folder", hint="choose another one")
         self.commits = []
         fs.make_folder(folder / HIDDEN)
         self._lock = lock_folder(folder)

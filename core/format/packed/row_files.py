@@ -40,7 +40,7 @@ class RowCodec:
         """Read `zstd`, `zstd:1` to `zstd:22` or `lz4`; FormatError for anything else."""
         match = _FORM.fullmatch(text)
         if match is None or match["name"] not in CODECS or (match["name"] == "lz4" and match["level"]):
-            raise FormatError(f"the codec {text!r} is unknown; known are zstd, zstd:1 to zstd:22 and lz4")
+            raise FormatError(f"the codec {text!r} is unknown; known: zstd, zstd:1 to zstd:22 and lz4")
         if match["name"] == "lz4":
             return cls("lz4")
         level = int(match["level"] or _DEFAULT_LEVEL)

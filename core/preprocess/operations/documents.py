@@ -182,7 +182,7 @@ def pipeline_program(path: str | Path) -> Program:
     for key in document:
         if key != _TABLE:
             raise UsageError(
-                f"{path} has {key!r}, which is not known{did_you_mean(key, [_TABLE])}",
+                f"{path} has {key!r}, which is unknown{did_you_mean(key, [_TABLE])}",
                 hint="write [[operation]] tables",
             )
     tables = document.get(_TABLE)

@@ -330,7 +330,7 @@ class Filter(EpisodeChoice):
         asks = any(name.field == "return" for name in condition.names)
         if asks and len(table) and np.isnan(table.total_reward).all():
             raise UsageError(
-                f"the condition {self.condition!r} names return, which is not known of any episode",
+                f"the condition {self.condition!r} names return, but no episode has one",
                 hint="returns need next.reward, or next.original_reward of n-step data: the reward of every step",
             )
         return condition.holds(_values(table), len(table))

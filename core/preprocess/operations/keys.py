@@ -36,15 +36,14 @@ class Rename(RowOperation):
             if old in (EPISODE, *KEPT):
                 raise UsageError(f"{key_name(old)!r} cannot be renamed: it is reserved for the layout of episodes")
             if new in fields and new not in moves:
-                raise UsageError(f"{key_name(old)!r} was to be renamed to {key_name(new)!r}, which is there already")
+                raise UsageError(f"rename {key_name(old)}={key_name(new)}: {key_name(new)!r} already exists")
         return _moving(fields, moves)
 
     def _moved(self, old: Key) -> Key:
         apart = self.key.startswith(f"{NEXT}.")
         if apart != self.to.startswith(f"{NEXT}."):
             raise UsageError(
-                f"{self.key!r} was to be renamed to {self.to!r}, but what is known before the step and what is known "
-                "after it stay apart"
+                f"rename {self.key}={self.to}: fields before the step and those after it, under next, stay apart"
             )
         target = new_key(self.to, self.name)
         side, path = ((NEXT,), old[1:]) if old[0] == NEXT and not apart else ((), old)
@@ -113,10 +112,7 @@ class Exclude(RowOperation):
         for name in self.keys:
             found = [key for key in fields.covered(name) if key not in KEPT]
             if not found or name == NEXT:
-                raise UsageError(
-                    f"{name!r} was to be excluded, but the flags under next say where episodes end: "
-                    f"{', '.join(map(key_name, KEPT))} stay"
-                )
+                raise UsageError(f"exclude {name}: {', '.join(map(key_name, KEPT))} mark where episodes end, and stay")
             lost += found
         return _without(fields, lost, "excluded")
 
@@ -156,13 +152,13 @@ class Cat(RowOperation):
 
     def plan(self, fields: Fields) -> BoundOperation:
         if not self.parts:
-            raise UsageError(f"cat was to make {self.key!r} of nothing, expected one part at least")
+            raise UsageError(f"cat {self.key}: no parts, expected at least one")
         out = new_key(self.key, self.name)
         parts = list(dict.fromkeys(key for part in self.parts for key in sorted(self._part(fields, part))))
         if len({key[0] == NEXT for key in parts} | {out[0] == NEXT}) > 1:
             raise UsageError(
-                f"{self.key!r} was to be made of {', '.join(map(key_name, parts))}; what is known before the step and "
-                "what is known after it stay apart"
+                f"cat {self.key}={','.join(map(key_name, parts))}: fields before the step and those after it, under "
+                "next, stay apart"
             )
         for key in parts:
             if key in (EPISODE, *KEPT) or fields[key].role == "text":
@@ -268,7 +264,7 @@ def _joining(
     changes: dict[Key, Field | None] = {key: None for _, found in sides for key in found}
     for key, found in sides:
         if key in fields and key not in changes:
-            raise UsageError(f"cat would write {key_name(key)!r}, which is there already and no part of it")
+            raise UsageError(f"cat would write {key_name(key)!r}, which already exists and is no part of it")
         made = field(found)
         changes[key] = Field(key, made.dtype, made.shape, made.role)
     derived = {key: Derivation(tuple(found), _joined(changes[key], flatten)) for key, found in sides}

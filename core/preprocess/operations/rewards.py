@@ -146,7 +146,7 @@ class NStep(RowOperation):
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise UsageError(f"n-step was to look {self.n} steps ahead, expected a whole number from 1")
+            raise UsageError(f"n-step is {self.n}, expected a whole number from 1")
         require_discount(self.gamma, self.name)
 
     def plan(self, fields: Fields) -> BoundOperation:
@@ -164,7 +164,7 @@ class NStep(RowOperation):
             added.append(Field(original_of(key), field.dtype, field.shape, "info"))
         for field in added:
             if field.key in fields:
-                raise UsageError(f"n-step would write {field.name!r}, which is there already")
+                raise UsageError(f"n-step would write {field.name!r}, which already exists")
         changes: dict[Key, Field | None] = {
             key: Field(key, reward_type(fields[key], self.name), fields[key].shape, fields[key].role) for key in rewards
         }
@@ -249,7 +249,7 @@ class _Returns(RowOperation):
                 "next.original_reward is not there"
             )
         if self.out in fields:
-            raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which is there already")
+            raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which already exists")
         made = Field(self.out, reward_type(field, self.name), field.shape, "info")
         return _BoundReturn(
             fields.replaced({self.out: made}, made=[self.out]), self.out, field.key, _flags_there(fields), self.gamma

@@ -46,8 +46,7 @@ class Cast(RowOperation):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(
-                f"{self.key!r} was to be cast to {self.dtype!r}, which is no element type"
-                f"{did_you_mean(self.dtype, DTYPES)}",
+                f"cast {self.key}: {self.dtype!r} is no element type{did_you_mean(self.dtype, DTYPES)}",
                 hint=f"there are {', '.join(DTYPES)}",
             )
 
@@ -55,8 +54,8 @@ class Cast(RowOperation):
         keys = [key for key in fields.twinned(self.key) if fields[key].dtype != self.dtype]
         for key in keys:
             if key in (EPISODE, *KEPT) or fields[key].role == "text":
-                what = "is text" if fields[key].role == "text" else f"is {fields[key].dtype} in every dataset"
-                raise UsageError(f"{key_name(key)!r} was to be cast to {self.dtype}, but {what}")
+                what = "it is text" if fields[key].role == "text" else f"it is {fields[key].dtype} in every dataset"
+                raise UsageError(f"cast {key_name(key)}={self.dtype}: {what}")
         return FieldChanges.of(
             fields, keys, lambda field: replace(field, dtype=self.dtype), lambda field, lazy: lazy.cast(self.dtype)
         )
@@ -93,7 +92,7 @@ class ResizeImages(RowOperation):
 
     def __post_init__(self) -> None:
         if not _SIZE.fullmatch(self.size):
-            raise UsageError(f"{self.key!r} was to be resized to {self.size!r}, expected height x width like 84x84")
+            raise UsageError(f"resize {self.key}: {self.size!r} is no size, expected height x width like 84x84")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise UsageError(
                 f"the layout of {self.key!r} is {self.layout!r}, expected hwc or chw"
@@ -113,7 +112,7 @@ class ResizeImages(RowOperation):
         place = self._channels(field)
         shape = field.shape
         if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in shape:
-            raise UsageError(f"{field.name!r} was to be resized, but it holds no images: {field.dtype} {list(shape)}")
+            raise UsageError(f"resize {field.name}: no images, but {field.dtype} {list(shape)}")
         return replace(
             field, shape={None: (height, width), 0: (shape[0], height, width), 2: (height, width, shape[-1])}[place]
         )
@@ -125,15 +124,14 @@ class ResizeImages(RowOperation):
             return None
         if len(shape) != 3:
             raise UsageError(
-                f"{field.name!r} was to be resized, but its rows are {list(shape)}: [H, W], [H, W, C] or [C, H, W] is "
-                "expected"
+                f"resize {field.name}: its rows are {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]"
             )
         if self.layout is not None:
             return 2 if self.layout == "hwc" else 0
         last, first = shape[2] in _CHANNELS, shape[0] in _CHANNELS
         if last == first:
             raise UsageError(
-                f"{field.name!r} was to be resized, but which dimension of {list(shape)} are the channels is not clear",
+                f"resize {field.name}: which dimension of {list(shape)} has the channels is unclear",
                 hint=f"say {self.key}={self.size}:hwc or {self.key}={self.size}:chw",
             )
         return 2 if last else 0
@@ -252,7 +250,7 @@ class NormalizeFields(RowOperation):
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UsageError(
-                f"{self.key!r} was to be normalized by {self.method!r}, expected one of {', '.join(METHODS)}"
+                f"normalize {self.key}: unknown method {self.method!r}, expected one of {', '.join(METHODS)}"
                 f"{did_you_mean(self.method, METHODS)}"
             )
 
@@ -261,7 +259,7 @@ class NormalizeFields(RowOperation):
         for field in (fields[key] for key in keys):
             if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in field.shape:
                 what = f"{field.role} of {field.dtype} {list(field.shape)}"
-                raise UsageError(f"{field.name!r} was to be normalized, but it is {what}")
+                raise UsageError(f"normalize {field.name}: it is {what}")
         groups: dict[Key, list[Key]] = {}
         for key in keys:
             root = key[1:] if key[0] == NEXT and key[1:] in keys and key[1:] not in SINGLETONS else key

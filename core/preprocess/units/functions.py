@@ -351,7 +351,7 @@ class FunctionProcessor(Processor):
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
-            raise UsageError(f"unit {self.unit!r} is not known; known are {', '.join(get_args(Unit))}")
+            raise UsageError(f"unit {self.unit!r} is unknown; known: {', '.join(get_args(Unit))}")
         if self.vmap and self.unit != "row":
             raise UsageError(f"vmap is for functions of one row, and the unit is {self.unit}", hint="say unit row")
         object.__setattr__(self, "whole_episodes", self.unit == "episode")

@@ -248,7 +248,7 @@ def _column_of(value: Any, key: Key) -> BlockColumn:
 def _known(name: str, found: str, key: Key) -> None:
     if name not in DTYPES:
         known = ", ".join(DTYPES)
-        raise ResultRefused(f"it returned {key_name(key)!r} as {found}, which cannot be stored; known are {known}")
+        raise ResultRefused(f"it returned {key_name(key)!r} as {found}, which cannot be stored; known: {known}")
 
 
 class ColumnBuffer:

@@ -100,7 +100,7 @@ def test_a_list_without_bounds(tmp_path: Path) -> None:
     assert drawn_weights(other) == expected(*[1, 2, 3] * 10)
 
 
-# What is there already -------------------------------------------------------------------------------
+# What already exists -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])

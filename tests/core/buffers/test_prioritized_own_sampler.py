@@ -170,11 +170,11 @@ def test_the_write_that_one_has_no_room_for_is_refused(
     buffer.extend(data[:4])
     before = str(buffer.writer.state_dict())
     for write in (lambda: buffer.extend(data[4:6]), lambda: buffer.extend(data)):
-        with pytest.raises(RuntimeError, match=r"element \d was to be written, the sampler's max_capacity is 5"):
+        with pytest.raises(RuntimeError, match=r"element \d cannot be written: the sampler's max_capacity is 5"):
             write()
         assert (len(buffer), str(buffer.writer.state_dict())) == (4, before)
     buffer.add(data[4])
-    with pytest.raises(RuntimeError, match="element 5 was to be written"):
+    with pytest.raises(RuntimeError, match="element 5 cannot be written"):
         buffer.add(data[5])
     assert len(buffer) == 5
 

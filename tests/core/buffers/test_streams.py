@@ -33,7 +33,7 @@ def rows(seed: int | None = None, sampler: Any = RandomSampler, **arguments: Any
 
 
 class Stream(IterableDataset[tuple[int, list[int]]]):
-    """Three batches of a buffer, which is there already or is made in the worker."""
+    """Three batches of a buffer, which already exists or is made in the worker."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer

@@ -190,7 +190,7 @@ def test_what_is_no_checkpoint_is_left_alone(name: str, tmp_path: Path) -> None:
     path = tmp_path / "storage"
     (path / name).parent.mkdir(parents=True)
     (path / name).write_text("mine")
-    with pytest.raises(UsageError, match="is not the checkpoint of a storage; it is left alone"):
+    with pytest.raises(UsageError, match="is not the checkpoint of a storage; left unchanged"):
         filled("x").dumps(path)
     assert (path / name).read_text() == "mine"
 

@@ -241,7 +241,7 @@ def test_killed_at_any_moment_the_old_checkpoint_or_the_new_one_is_there(tmp_pat
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(UsageError, match="is not the checkpoint of a storage; it is left alone"):
+    with pytest.raises(UsageError, match="is not the checkpoint of a storage; left unchanged"):
         TensorStorage(steps()).dumps(tmp_path)
     path = saved(tmp_path)
     (path / "mine.txt").write_text("kept")

@@ -66,7 +66,7 @@ def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:
     (place.folder / "a" / "walk-v0").mkdir(parents=True)
     (place.folder / "a" / "walk-v0" / "notes.txt").write_text("mine")
     for replace in (False, True):
-        with pytest.raises(UsageError, match="left alone"):
+        with pytest.raises(UsageError, match="left unchanged"):
             place._placed(result, replace=replace)
     assert has_manifest(result.path)
 

@@ -234,9 +234,9 @@ def test_another_choice_is_another_request(tmp_path: Path) -> None:
     source = write(tmp_path, WITHOUT)
     rbtool.convert(source, tmp_path / "made")
     assert rbtool.convert(source, tmp_path / "made").already_there
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         rbtool.convert(source, tmp_path / "made", final_step="drop")
-    with pytest.raises(UsageError, match="--final-step is 'keep', auto, drop, repeat are known"):
+    with pytest.raises(UsageError, match="--final-step is 'keep', expected one of auto, drop, repeat"):
         rbtool.convert(source, tmp_path / "made", final_step="keep")
     with pytest.raises(UsageError, match="--final-step is about raw datasets"):
         rbtool.convert(tmp_path / "made", tmp_path / "again", final_step="drop")

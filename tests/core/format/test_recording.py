@@ -129,7 +129,7 @@ def test_a_recording_that_goes_on_is_left_alone(tmp_path: Path) -> None:
         record(reader, recorder, 2)
         with pytest.raises(UsageError, match="being recorded to by another process"):
             repair(tmp_path / "recording")
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="already exists"):
             PackedRecorder(tmp_path / "recording", reader.fields)
         with pytest.raises(SchemaError, match="other leaves"):
             recorder.add_episode({("action",): np.zeros((2, 2), np.float32)}, episode=0)

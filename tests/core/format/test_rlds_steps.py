@@ -63,7 +63,7 @@ def test_a_filler_has_zeros_or_nan_in_all_actions_and_in_the_reward() -> None:
 
 def test_the_choice_is_auto_unless_one_is_named() -> None:
     assert require_rlds_last(None) == require_rlds_last("auto") == "auto"
-    with pytest.raises(UsageError, match="--rlds-last is 'last', auto, observation, flagged, step are known"):
+    with pytest.raises(UsageError, match="--rlds-last is 'last', expected one of auto, observation, flagged, step"):
         require_rlds_last("last")
 
 

@@ -38,7 +38,7 @@ def test_a_result_appears_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> 
 
 def test_an_older_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         _publish(tmp_path / "data", SECOND)
     assert _steps(tmp_path / "data") == 4
     assert _publish(tmp_path / "data", SECOND, replace=True)
@@ -52,7 +52,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path: Path, force: bool) -> None
     (tmp_path / "data" / "thesis.tex").write_text("ten years")
     (tmp_path / "notes").write_text("one file")
     for name in ("data", "notes"):
-        with pytest.raises(UsageError, match="left alone"):
+        with pytest.raises(UsageError, match="left unchanged"):
             _publish(tmp_path / name, FIRST, replace=force)
     assert (tmp_path / "data" / "thesis.tex").read_text() == "ten years"
     assert _names(tmp_path) == ["data", "notes"]
@@ -176,7 +176,7 @@ def test_what_appears_while_a_replacement_is_built_is_left_alone(tmp_path: Path)
             (tmp_path / "data" / "thesis.tex").write_text("ten years")
             staging.publish()
 
-    with pytest.raises(UsageError, match="left alone"):
+    with pytest.raises(UsageError, match="left unchanged"):
         publish()
     assert _names(tmp_path / "data") == ["thesis.tex"]
 

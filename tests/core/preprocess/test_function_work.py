@@ -34,7 +34,7 @@ def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict
 @pytest.mark.parametrize(
     ("unit", "vmap", "message"),
     [
-        ("steps", None, "unit 'steps' is not known; known are step, row, episode"),
+        ("steps", None, "unit 'steps' is unknown; known: step, row, episode"),
         ("step", True, "and the unit is step"),
     ],
 )

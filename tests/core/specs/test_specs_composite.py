@@ -212,7 +212,7 @@ def test_encoding_a_dict() -> None:
         spec.encode({"other": 1})
     with pytest.raises(RuntimeError, match="'action' is None"):
         spec.encode({"action": None})
-    with pytest.raises(TypeError, match="a list was to be encoded"):
+    with pytest.raises(TypeError, match="cannot encode a list"):
         spec.encode([1, 2])
 
 

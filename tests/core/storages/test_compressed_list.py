@@ -198,7 +198,7 @@ def test_bytes_of_a_function_need_the_one_that_undoes_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"codec": "lz4"}, "the codec 'lz4' is not known; known are zlib, zstd"),
+        ({"codec": "lz4"}, "the codec 'lz4' is unknown; known: zlib, zstd"),
         ({"codec": "zlib", "compression_level": 10}, "level 10 is not known to zlib, which has -1 to 9"),
         ({"compression_level": 23}, "level 23 is not known to zstd"),
     ],
@@ -282,7 +282,7 @@ def broken(change: dict[str, object]) -> dict[str, object]:
         ({"_storage": [1], "_metadata": [{"type": "tensor"}]}, SchemaError, "has no tensor ''"),
         ({"_storage": [1], "_metadata": ["x"]}, FormatError, "described by 'x', expected an object"),
         ({"_storage": [1], "_metadata": [{"type": "pickle"}]}, FormatError, "'pickle' is no kind of item"),
-        (broken({"codec": "lz4"}), FormatError, "codec 'lz4' is not known"),
+        (broken({"codec": "lz4"}), FormatError, "codec 'lz4' is unknown"),
         (broken({"dtype": "torch.load"}), FormatError, "'torch.load' is not an element type"),
         (broken({"dtype": "__import__('os')"}), FormatError, "is not an element type"),
         (broken({"shape": [-1]}), FormatError, "is no shape"),

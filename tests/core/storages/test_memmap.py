@@ -95,7 +95,7 @@ def test_what_lies_in_the_way_is_left_alone(tmp_path: Path) -> None:
     filled(LazyMemmapStorage(25, scratch_dir=tmp_path))
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
     other = LazyMemmapStorage(25, scratch_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="is there already; it is left alone"):
+    with pytest.raises(RuntimeError, match="already exists; left unchanged"):
         other.set(range(2), steps(2))
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
     assert (len(other), other.initialized) == (0, False)

@@ -86,7 +86,7 @@ def test_another_one_is_replaced_only_with_force(
     walks: Path, tmp_path: Path, older: Callable[[Path, Path], None]
 ) -> None:
     older(walks, tmp_path / "saved")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         checkpoint.save(walks, tmp_path / "saved", form="h5")
     assert not checkpoint.save(walks, tmp_path / "saved", form="h5", force=True).already_there
     assert checkpoint.verify(tmp_path / "saved", walks).equal
@@ -96,7 +96,7 @@ def test_another_one_is_replaced_only_with_force(
 def test_what_is_not_ours_is_left_alone(walks: Path, tmp_path: Path, form: Form) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
-    with pytest.raises(UsageError, match="left alone"):
+    with pytest.raises(UsageError, match="left unchanged"):
         checkpoint.save(walks, tmp_path / "mine", form=form, force=True)
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
 
@@ -119,7 +119,7 @@ def test_a_dry_load_writes_nothing(walks: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_refuses_what_the_run_would(walks: Path, tmp_path: Path) -> None:
     checkpoint.save(walks, tmp_path / "saved", form="ted")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         checkpoint.save(walks, tmp_path / "saved", form="flat", dry_run=True)
 
 
@@ -240,7 +240,7 @@ def test_another_process_loaded_it_quicker(walks: Path, tmp_path: Path, monkeypa
 def test_a_damaged_one_in_the_way_is_not_taken_for_equal(walks: Path, tmp_path: Path) -> None:
     checkpoint.save(walks, tmp_path / "saved", form="flat")
     (tmp_path / "saved/action.memmap").unlink()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         checkpoint.save(walks, tmp_path / "saved", form="flat")
     assert not checkpoint.save(walks, tmp_path / "saved", form="flat", force=True).already_there
 
@@ -278,5 +278,5 @@ def test_a_damaged_result_is_not_taken_for_a_finished_one(walks: Path, tmp_path:
     checkpoint.save(walks, saved, form="ted")
     checkpoint.load(saved, loaded)
     (saved if verb == "save" else loaded).joinpath("observation.memmap").unlink()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         _ = checkpoint.save(walks, saved, form="ted") if verb == "save" else checkpoint.load(saved, loaded)

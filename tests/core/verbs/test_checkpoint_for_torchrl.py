@@ -94,7 +94,7 @@ def test_inspect_and_sample_read_them_too() -> None:
 def test_what_is_there_stays_without_force(dataset: Path, tmp_path: Path) -> None:
     target = tmp_path / "saved"
     checkpoint.save(dataset, target, form="flat", for_library="torchrl")
-    with pytest.raises(UsageError, match="there already") as caught:
+    with pytest.raises(UsageError, match="already exists") as caught:
         checkpoint.save(dataset, target, form="nested", for_library="torchrl")
     assert "--force" in str(caught.value.hint)
     tried = checkpoint.save(dataset, target, form="nested", for_library="torchrl", force=True, dry_run=True)

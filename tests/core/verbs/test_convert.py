@@ -183,7 +183,7 @@ def test_what_is_there_and_differs_is_replaced_by_force_only(change: object, tmp
     before = tree(dest)
     with pytest.raises(UsageError) as caught:
         convert(source, dest)
-    assert caught.value.message.startswith(f"{dest} is there already and {why}")
+    assert caught.value.message.startswith(f"{dest} already exists and {why}")
     assert caught.value.hint == "add --force to replace it"
     assert tree(dest) == before
     assert not convert(source, dest, force=True).already_there
@@ -218,7 +218,7 @@ def test_a_dry_run_writes_nothing_and_says_what_there_would_be(tmp_path: Path) -
     assert abs(dry.bytes - wet.bytes) < 8192
     again = convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True, episodes="3:8")
     assert (again.already_there, again.dry_run) == (True, True)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True)
 
 
@@ -308,7 +308,7 @@ def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatc
     if same:
         assert convert(CARTPOLE, dest).already_there
     else:
-        with pytest.raises(UsageError, match="is there already and is dataset minari:pendulum"):
+        with pytest.raises(UsageError, match="already exists and is dataset minari:pendulum"):
             convert(CARTPOLE, dest)
     assert assert_equals_minari(dest, source) > 0
 
@@ -316,5 +316,5 @@ def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatc
 def test_a_checkpoint_at_the_destination_is_called_one(tmp_path: Path) -> None:
     made = convert(CARTPOLE, tmp_path / "dataset")
     checkpoint.save(made.path, tmp_path / "saved", form="flat")
-    with pytest.raises(UsageError, match=r"saved is there already and is a checkpoint of minari:\S+, not a dataset"):
+    with pytest.raises(UsageError, match=r"saved already exists and is a checkpoint of minari:\S+, not a dataset"):
         convert(CARTPOLE, tmp_path / "saved")

@@ -65,8 +65,8 @@ def test_a_second_run_keeps_recordings_and_edits(result: DemoResult) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(rbtool.UsageError, match="left alone"):
+    with pytest.raises(rbtool.UsageError, match="left unchanged"):
         rbtool.demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(rbtool.UsageError, match="left alone"):
+    with pytest.raises(rbtool.UsageError, match="left unchanged"):
         rbtool.demo(tmp_path / "mine.txt")

@@ -155,14 +155,14 @@ def test_only_an_export_is_replaced(to: str, walks: Path, tmp_path: Path) -> Non
     if to in ("parquet", "minari"):
         place.mkdir()  # an empty folder is no hindrance
     export(walks, place, to=to, episodes="0")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(walks, place, to=to)
     assert export(walks, place, to=to, force=True).steps == 10
     if place.is_dir():
         (place / "mine").write_text("x")
     else:
         place.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="left alone"):
+    with pytest.raises(UsageError, match="left unchanged"):
         export(walks, place, to=to, force=True)
     with pytest.raises(UsageError, match="overlap"):
         export(walks, walks / "inside", to=to)
@@ -276,7 +276,7 @@ def test_a_parquet_file_has_the_steps(walks: Path, tmp_path: Path) -> None:
     export(walks, tmp_path / "folder", to="parquet", episodes="0,2")
     assert pq.read_table(tmp_path / "out.parquet").equals(pq.read_table(tmp_path / "folder/steps.parquet"))
     assert "has the steps alone" in result.notes[-1]
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(walks, tmp_path / "out.parquet")
     assert export(walks, tmp_path / "out.parquet", force=True).steps == 10
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "folder/episodes.parquet").read_bytes())

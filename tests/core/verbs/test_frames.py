@@ -200,7 +200,7 @@ def test_a_file_is_replaced_only_with_force(made: Path, tmp_path: Path) -> None:
         place = tmp_path / f"a.{suffix}"
         frames(made, place, episode=1, field="pixels")
         before = place.read_bytes()
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="already exists"):
             frames(made, place, episode=1, field="first", scale=2)
         assert place.read_bytes() == before
         frames(made, place, episode=1, field="first", scale=2, force=True)

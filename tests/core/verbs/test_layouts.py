@@ -97,7 +97,7 @@ def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object
     ("change", "entry", "match"),
     [
         ({"version": 2}, {}, "has version 2, this rbtool reads up to 1"),
-        ({}, {"codec": "brotli:3"}, "the codec 'brotli:3' is unknown; known are zstd"),
+        ({}, {"codec": "brotli:3"}, "the codec 'brotli:3' is unknown; known: zstd"),
         ({"format": "another"}, {}, "its format is 'another'"),
         ({}, {"dtype": "float99"}, "expected the key, the type and the shape of a leaf"),
     ],
@@ -269,7 +269,7 @@ def test_a_tensordict_folder_becomes_a_dataset(walks: Path, tmp_path: Path) -> N
 def test_a_dataset_in_the_other_layout_is_not_replaced_unasked(walks: Path, tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "plain")
     digest = Manifest.load(tmp_path / "plain").content_digest
-    with pytest.raises(UsageError, match=r"is there already and is dataset \S+, not \S+, layout packed"):
+    with pytest.raises(UsageError, match=r"already exists and is dataset \S+, not \S+, layout packed"):
         convert(CARTPOLE, tmp_path / "plain", layout="packed")
     assert Manifest.load(tmp_path / "plain").content_digest == digest
 

@@ -287,7 +287,7 @@ def test_an_equal_merge_is_left_as_it_is_and_another_is_refused(two, tmp_path):
     assert (tmp_path / "m").stat().st_ino == inode
     assert again.content_digest == first.content_digest
     for sources in ((two[1], two[0]), (*two, two[0])):
-        with pytest.raises(rbtool.UsageError, match="is there already"):
+        with pytest.raises(rbtool.UsageError, match="already exists"):
             rbtool.merge(sources, tmp_path / "m")
     assert rbtool.merge((two[1], two[0]), tmp_path / "m", force=True).content_digest != first.content_digest
 

@@ -64,7 +64,7 @@ def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(wo
     rbtool.mix(["data/a", "data/b"], "m.toml")
     before = Path("m.toml").stat().st_mtime_ns
     assert rbtool.mix(["data/a", "data/b"], "m.toml").already_there
-    with pytest.raises(UsageError, match=r"m.toml is there already and is another mixture"):
+    with pytest.raises(UsageError, match=r"m.toml already exists and is another mixture"):
         rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2])
     assert Path("m.toml").stat().st_mtime_ns == before
     rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2], force=True)
@@ -76,7 +76,7 @@ def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(wo
 @pytest.mark.parametrize("text", ["[tool]\nname = 'mine'\n", "", "\0"])
 def test_a_file_of_another_kind_is_never_replaced(work, text, force):
     Path("m.toml").write_text(text)
-    with pytest.raises(UsageError, match="is there already and is no mixture of datasets; it is left alone"):
+    with pytest.raises(UsageError, match="already exists and is no mixture of datasets; left unchanged"):
         rbtool.mix(["data/a", "data/b"], "m.toml", force=force)
     assert Path("m.toml").read_text() == text
 

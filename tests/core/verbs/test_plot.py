@@ -150,7 +150,7 @@ def test_a_picture_is_written_once_and_replaced_only_with_force(walks: Path, tmp
     place = tmp_path / f"a{suffix}"
     assert plot(walks, output=place).output == place
     written = place.read_bytes()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         plot(walks, fields=["reward"], output=place)
     assert place.read_bytes() == written
     plot(walks, fields=["reward"], output=place, force=True)

@@ -178,10 +178,10 @@ def test_unpicklable_functions_run_in_one_process_only(walks: Path, tmp_path: Pa
 def test_what_is_there_is_kept_unless_forced(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
-    with pytest.raises(rbtool.UsageError, match="is left alone"):
+    with pytest.raises(rbtool.UsageError, match="left unchanged"):
         run(walks, same, tmp_path / "notes", force=True)
     first = run(walks, same, tmp_path / "made")
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(walks, same, tmp_path / "made")
     with pytest.raises(rbtool.RbtoolError):
         run(walks, raise_value_error, tmp_path / "made", force=True)
@@ -201,10 +201,10 @@ def test_the_same_file_on_the_same_data_is_done_once(walks: Path, tmp_path: Path
     assert (tmp_path / "made").stat().st_ino == made_at
     assert not run(walks, f"{prep}:f", tmp_path / "made", force=True).already_there
     for change in ({"chunk_size": 8}, {"num_frames": 20}):
-        with pytest.raises(rbtool.UsageError, match="is there already"):
+        with pytest.raises(rbtool.UsageError, match="already exists"):
             run(walks, f"{prep}:f", tmp_path / "made", **change)
     prep.write_text("def f(td): return dict(td)")
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(walks, f"{prep}:f", tmp_path / "made")
 
 
@@ -219,7 +219,7 @@ def test_a_changed_module_beside_the_file_is_a_changed_function(walks: Path, tmp
     assert run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made").already_there
     text = (tmp_path / changed).read_text()
     (tmp_path / changed).write_text(f"{text} + 100")
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made")
     again = run(walks, f"{tmp_path}/prep.py:f", tmp_path / "made", force=True)
     assert again.content_digest != first.content_digest
@@ -246,7 +246,7 @@ def test_a_dry_run_shows_the_fields_and_writes_nothing(walks: Path, tmp_path: Pa
     assert result.notes[1:] == ("a: float64 [2]", "b.c: int64 []")
     assert beside(walks) == ["walks"]
     run(walks, same, tmp_path / "made")
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(walks, same, tmp_path / "made", dry_run=True)
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_result_is_not_taken_for_a_finished_one(walks: Path, tmp_path:
     prep.write_text("def f(rows):\n    return rows\n")
     run(walks, f"{prep}:f", tmp_path / "made")
     (tmp_path / "made" / "observation.memmap").unlink()
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(walks, f"{prep}:f", tmp_path / "made")
 
 
@@ -373,5 +373,5 @@ def test_one_plain_folder_is_not_taken_for_another(tmp_path: Path) -> None:
         TensorDict(rows, [2]).memmap(tmp_path / name)
     assert run(tmp_path / "one", f"{prep}:f", tmp_path / "made").steps == 2
     assert run(tmp_path / "one", f"{prep}:f", tmp_path / "made").already_there
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         run(tmp_path / "two", f"{prep}:f", tmp_path / "made")

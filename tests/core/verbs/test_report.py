@@ -231,11 +231,11 @@ def test_large_images_make_a_small_page(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_but_a_page(walks: Path, tmp_path: Path) -> None:
     rbtool.report(walks, tmp_path / "page.html")
     before = (tmp_path / "page.html").read_bytes()
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         rbtool.report(walks, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == before
     (tmp_path / "mine.html").write_text("my notes")
-    with pytest.raises(UsageError, match="left alone"):
+    with pytest.raises(UsageError, match="left unchanged"):
         rbtool.report(walks, tmp_path / "mine.html", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "page.html", "walks"]
 

@@ -120,7 +120,7 @@ def test_without_the_rewards_of_single_steps_there_is_no_return(made: Made, tmp_
     assert result.returns is None
     assert result.episode.total_reward is None
     assert "no return" in " ".join(result.notes)
-    with pytest.raises(UsageError, match="return, which is not known of any episode"):
+    with pytest.raises(UsageError, match="return, but no episode has one"):
         made("bare", "kept", filter="return > 0")
     assert rbtool.check(path).errors == 0
     if "steps" not in gone:

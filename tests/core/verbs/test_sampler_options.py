@@ -55,7 +55,9 @@ def test_a_batch_that_slices_do_not_make(n, slices, message, hint) -> None:
 
 
 def test_a_sampler_that_is_none() -> None:
-    with pytest.raises(UsageError, match="'shuffled' was given, expected one of random, without-replacement, slice,"):
+    with pytest.raises(
+        UsageError, match="the sampler is 'shuffled', expected one of random, without-replacement, slice,"
+    ):
         options("shuffled")
 
 

@@ -262,7 +262,7 @@ def test_a_cut_file_of_any_layout_costs_the_episodes_behind_the_cut(walks: Path,
     result = take(folder, tmp_path / "made", [0], before)
     assert "3 of 4 episodes are damaged and left out: 1, 2, 3" in result.notes
     assert bad_in_check(folder) == {1, 2, 3}
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         rbtool.convert(before, tmp_path / "made")
 
 
@@ -320,7 +320,7 @@ def test_what_was_taken_is_not_mistaken_for_the_whole(walks: Path, tmp_path: Pat
     shutil.rmtree(walks)
     shutil.copytree(tmp_path / "before", walks)
     for make in (converted, preprocessed):
-        with pytest.raises(UsageError, match="there already"):
+        with pytest.raises(UsageError, match="already exists"):
             make(walks, tmp_path / make.__name__)
         assert make(walks, tmp_path / make.__name__, force=True).notes == ()
 
@@ -368,7 +368,7 @@ def test_the_sound_episodes_of_a_raw_dataset(tmp_path: Path) -> None:
     assert result.content_digest == plain.content_digest
     assert result.request["options"] == {"skip_bad": True}
     assert converted(raw, tmp_path / "made", skip_bad=True).already_there
-    with pytest.raises(UsageError, match="is there already and is dataset"):
+    with pytest.raises(UsageError, match="already exists and is dataset"):
         converted(MINARI, tmp_path / "made")
 
 

@@ -335,10 +335,10 @@ def test_an_equal_split_is_left_as_it_is_and_another_is_refused(walks, tmp_path)
     again = rbtool.split(walks, tmp_path / "s", **arguments)
     assert (first.already_there, again.already_there) == (False, True)
     assert again.parts == first.parts
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         rbtool.split(walks, tmp_path / "s", seed=1, **arguments)
     (tmp_path / "s" / "train" / "action.memmap").unlink()
-    with pytest.raises(rbtool.UsageError, match="is there already"):
+    with pytest.raises(rbtool.UsageError, match="already exists"):
         rbtool.split(walks, tmp_path / "s", **arguments)
     replaced = rbtool.split(walks, tmp_path / "s", force=True, **arguments)
     assert replaced.parts == first.parts

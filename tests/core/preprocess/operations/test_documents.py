@@ -85,7 +85,7 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
     ("text", "words"),
     [
         ("", "has no operations"),
-        ("[[operations]]\n", "'operations', which is not known; did you mean 'operation'"),
+        ("[[operations]]\n", "'operations', which is unknown; did you mean 'operation'"),
         ("operation = 3", "has no operations"),
         ("[[operation]]\n", "operation 1 has no name"),
         ("[[operation]]\nname = 'casst'\n", "operation 1 is 'casst', which is none; did you mean 'cast'"),

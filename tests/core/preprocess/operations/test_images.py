@@ -53,8 +53,8 @@ def test_what_surrounds_an_image_never_matters(rows, do):
         ((8, 8), "image=0x8", "height x width like 84x84"),
         ((8,), "image=8x8", r"its rows are \[8\]"),
         ((2, 8, 8, 3), "image=8x8", r"its rows are \[2, 8, 8, 3\]"),
-        ((8, 8, 8), "image=4x4", r"which dimension of \[8, 8, 8\] are the channels is not clear"),
-        ((3, 8, 3), "image=4x4", "is not clear"),
+        ((8, 8, 8), "image=4x4", r"which dimension of \[8, 8, 8\] has the channels is unclear"),
+        ((3, 8, 3), "image=4x4", "is unclear"),
         ((8, 8, 8), "image=4x4:cwh", "expected hwc or chw; did you mean 'chw'"),
     ],
 )

@@ -126,7 +126,7 @@ def test_every_reward_under_next_is_summed(rows, do):
     [
         ({"n_step": 3}, "n-step needs a discount"),
         ({"mc_return": True}, "mc-return needs a discount"),
-        ({"n_step": 0, "gamma": 0.9}, "0 steps ahead"),
+        ({"n_step": 0, "gamma": 0.9}, "n-step is 0"),
         ({"n_step": 2.5, "gamma": 0.9}, "expected a whole number"),
         ({"n_step": 2, "gamma": 1.5}, "the discount of n-step is 1.5"),
         ({"return_to_go": True, "gamma": 0}, "the discount of return-to-go is 0.0"),
@@ -151,7 +151,7 @@ def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
     ("name", "operations"), [("gamma", {"n_step": 2, "gamma": 1.0}), ("return_to_go", {"return_to_go": 1})]
 )
 def test_nothing_is_overwritten(rows, do, name, operations):
-    with pytest.raises(UsageError, match=f"would write '{name}', which is there already"):
+    with pytest.raises(UsageError, match=f"would write '{name}', which already exists"):
         do(rows([2], **{name: np.zeros(2)}), **operations)
 
 

@@ -112,8 +112,8 @@ def test_cast_changes_both_sides_and_groups(rows, do):
     ("cast", "words"),
     [
         ("observation=flaot32", "no element type; did you mean 'float32'"),
-        ("done=uint8", "'next.done' was to be cast to uint8, but is bool in every dataset"),
-        ("episode=int32", "'episode' was to be cast"),
+        ("done=uint8", "cast next.done=uint8: it is bool in every dataset"),
+        ("episode=int32", "cast episode"),
         ("observation", "it is written field=type"),
         ("=float32", "it is written field=type"),
     ],
