@@ -82,7 +82,7 @@ def _rows_of(found: FieldFigures, steps: int) -> Iterator[list[Child]]:
     for place, column in enumerate(found.columns):
         about = "≈ " if not column.exact and column.count else ""
         yield [
-            element("code", found.label(place)), form if not place else "", spark(column.histogram),
+            element("code", found.label(place)), form, spark(column.histogram),
             number(column.mean), number(column.std), number(column.min),
             *(joined([about, number(value)]) for value in column.quantiles), number(column.max),
             ", ".join(_remarks(found, column, steps)),
