@@ -73,6 +73,7 @@ from .core.maps.query import QueryModule as QueryModule
 from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
+from .core.recording.rollouts import record_rollout as record_rollout
 from .core.recording.vector import RecordVectorEpisodes as RecordVectorEpisodes
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
@@ -182,6 +183,7 @@ from .core.verbs.merge import merge as merge
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
 from .core.verbs.preprocess import preprocess as preprocess
+from .core.verbs.record import record as record
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split

@@ -84,20 +84,27 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, RbtoolError):
         return Failure(kind, str(error), error.hint, error.exit_code)
     if isinstance(error, KeyboardInterrupt):
-        return Failure("Interrupted", "interrupted", "", 130)
+        return Failure("Interrupted", "interrupted", _noted(error), 130)
     if isinstance(error, Stopped):
         message = "the terminal was closed" if error.exit_code == _HUNG_UP else "terminated"
-        return Failure("Terminated", message, "", error.exit_code)
+        return Failure("Terminated", message, _noted(error), error.exit_code)
     if hasattr(error, "format_message"):  # raised by Typer for arguments it cannot parse
         return _usage(error)
     if _is_memory(error):
         return _out_of_memory(error)
     if isinstance(error, OSError) and error.errno not in {None, errno.EPIPE}:
-        return _of_system(error)
+        failure = _of_system(error)
+        return failure._replace(hint=_noted(error) or failure.hint)
     message = " ".join(str(error).split())
     return Failure(
         kind, f"internal error: {kind}{f': {message}' if message else ''}", "add --debug to see where it happened", 1
     )
+
+
+def _noted(error: BaseException) -> str:
+    """Return the hint among the notes of an error that is not one of ours; "" for none."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith("hint: "))
+    return next(notes, "").removeprefix("hint: ")
 
 
 def _is_memory(error: BaseException) -> bool:

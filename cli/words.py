@@ -8,6 +8,7 @@ VERBS = {
     "list": "cache",
     "download": "convert",
     "convert": "convert",
+    "record": "record",
     "preprocess": "preprocess",
     "merge": "merge",
     "split": "merge",

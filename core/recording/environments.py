@@ -113,6 +113,10 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         self.recorder.close()
         super().close()
 
+    def abandon(self) -> None:
+        """Close after an error."""
+        self.close()
+
     def __exit__(self, *args: Any) -> Literal[False]:
         try:
             self.recorder.leave(args[1] if len(args) > 1 else None)

@@ -37,7 +37,6 @@ class EnvironmentRecorder:
         infos: bool,
         max_episodes: int | None,
         sync_seconds: float,
-        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         if not sync_seconds >= 0:
             raise UsageError(f"sync_seconds is {sync_seconds}, expected a number from 0")
@@ -52,7 +51,7 @@ class EnvironmentRecorder:
         name = getattr(spec, "id", None) or "an environment without a spec"
         origin = RecordedOrigin(
             name,
-            {"env": name, "env_spec": _spec_document(spec), "num_envs": lanes, **(arguments or {})},
+            {"env": name, "env_spec": _spec_document(spec), "num_envs": lanes},
             {name: document for name, space in parts if (document := space_document(space)) is not None},
             renamed_keys=dict(pair for part in parts for pair in renamed_entries(*part)),
             notes=tuple(_notes(parts)),
@@ -61,6 +60,10 @@ class EnvironmentRecorder:
         done = set(self.writer.numbers)
         self._open_numbers = [number for number in range(max_episodes or 0) if number not in done]
         self._numbers: list[int | None] = [self._next_number(lane) for lane in range(lanes)]
+
+    def describe(self, arguments: Mapping[str, Any]) -> None:
+        """Add to what the manifest states about the recording; that of one that is continued stays."""
+        self.writer.describe(arguments)
 
     def _next_number(self, lane: int) -> int | None:
         """The number of the next episode of a lane; None where it records no more, or they are not limited."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from ..errors import SchemaError, UsageError
@@ -162,7 +162,14 @@ class RecordVectorEpisodes(VectorWrapper):
         try:
             self.recorder.leave(error)
         finally:
-            self.close()
+            if error is None:
+                self.close()
+            else:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Close after an error: nothing waits for environments in other processes, which may never answer."""
+        self.close(**({"terminate": True} if isinstance(self.unwrapped, AsyncVectorEnv) else {}))
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import SchemaError, UsageError
 from ..format import fs
@@ -45,6 +46,11 @@ class EpisodeWriter:
         elif not dest.exists():
             fs.make_folder(dest)  # that it cannot be made is found before an environment runs for hours
             self._made = True
+
+    def describe(self, arguments: Mapping[str, Any]) -> None:
+        """Add arguments to the provenance of a recording that has no episode yet."""
+        if self._recorder is None:
+            self._origin = replace(self._origin, arguments={**self._origin.arguments, **arguments})
 
     @property
     def episodes(self) -> int:

@@ -126,7 +126,7 @@ class PackedRecording(IndexedStorage):
         structure = tree_spec_of(data)
         for path, value in zip(structure.paths(), structure.flatten(data), strict=True):
             if path != _INDEX:
-                found[path] = _array(value)
+                found[path] = array_of(value)
         return found | missing_flags(found)
 
     def _begin(self, columns: Mapping[Key, Array], data: TensorDictBase) -> None:
@@ -320,7 +320,8 @@ def _names(keys: Iterable[Key]) -> str:
     return ", ".join(repr(key_name(key)) for key in keys)
 
 
-def _array(value: torch.Tensor) -> Array:
+def array_of(value: torch.Tensor) -> Array:
+    """The values of a tensor; of bfloat16 the bits, as uint16."""
     plain = value.detach().cpu().contiguous()
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
 

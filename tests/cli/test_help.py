@@ -9,8 +9,8 @@ import pytest
 import rbtool
 
 VERBS = [
-    "list", "download", "convert", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot", "frames",
-    "report", "sample", "diff", "check", "demo",
+    "list", "download", "convert", "record", "preprocess", "merge", "split", "mix", "inspect", "stats", "plot",
+    "frames", "report", "sample", "diff", "check", "demo",
 ]  # fmt: skip
 GROUPS = ["checkpoint", "cache"]
 SUB_VERBS = [

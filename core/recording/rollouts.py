@@ -1,0 +1,160 @@
+"""record_rollout: rollouts of TorchRL's environments and collectors become datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from ..errors import SchemaError, UsageError
+from ..format import fs
+from ..format.contracts import Array
+from ..format.episodes import EpisodeRow
+from ..format.manifest import Dropped, Manifest, Request
+from ..format.packed.builder import row_builder
+from ..format.packed.recorded_origin import SOURCE
+from ..format.returns import episode_return
+from ..format.staging import Staging
+from ..format.ted.builder import Origin, provenance_step
+from ..storages.packed_recording import array_of, missing_flags
+from ..ted.episodes import EndReason, end_reason
+from ..ted.schema import (
+    EPISODE,
+    NEXT_DONE,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    key_name,
+    role_of,
+    safe_part,
+)
+
+_MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+_TRAJECTORY: Key = ("collector", "traj_ids")
+_MOST_DIMENSIONS = 3
+
+
+def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest:
+    """Write a rollout into a new dataset at `dest`, in layout `packed`, and return its manifest; torchrl is not needed.
+
+    `td` has a batch of 1 to 3 dimensions, of which the last is time: `env.rollout(…)`, the batches of a collector, or
+    `split_trajectories` of them, whose padding (`("collector", "mask")` or `"mask"`) is left out. Episodes end where
+    `("next", "done")` is set and where `("collector", "traj_ids")` changes; what of the flags is missing follows from
+    the others. The rest of a rollout without an end is cut off: its last step becomes truncated, with the end reason
+    `end_of_file`. Episodes are numbered from 0 unless there is an `"episode"`. Leaves that are no tensors are named in
+    the manifest (`dropped_keys`).
+
+    UsageError (a ValueError) where something is at `dest`, SchemaError (a RuntimeError) for data that are no rollout.
+    """
+    if not isinstance(td, TensorDictBase):
+        raise SchemaError(f"a rollout is a tensordict, found a {type(td).__name__}")
+    if not 1 <= td.batch_dims <= _MOST_DIMENSIONS:
+        raise SchemaError(f"the rollout has the batch size {list(td.batch_size)}, expected 1 to 3 dimensions")
+    place = fs.expanded(dest).absolute()
+    rows, fields, dropped = _rows_of(td)
+    origin = Origin(
+        Request(SOURCE, "a rollout", place.name, layout="packed"),
+        (provenance_step("record_rollout", {"batch_size": list(td.batch_size)}, {}),),
+        dropped_keys=tuple(dropped),
+    )
+    with Staging(place) as staging:
+        table = []
+        with row_builder(staging.path, tuple(fields), "packed") as builder:
+            for episode in rows.episodes():
+                columns = rows.columns(episode, len(table), numbered=EPISODE not in rows.arrays)
+                builder.append(columns, np.arange(len(episode.rows)) == len(episode.rows) - 1)
+                table.append(_table_row(columns, episode, fields))
+            if not table:
+                raise SchemaError("the rollout has no step")
+            manifest = builder.finish(table, origin)
+        if not staging.publish():
+            raise UsageError(f"{place} was made by another process meanwhile", hint="choose another destination")
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """Rows, by their numbers, of one episode; `cut_off` states that it went on after them."""
+
+    rows: Array
+    cut_off: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All leaves of a rollout as arrays `[lanes * time, *shape]`."""
+
+    arrays: dict[Key, Array]
+    kept: Array
+    trajectory: Array
+    time: int
+
+    def episodes(self) -> Iterator[_Episode]:
+        """Yield the episodes of one lane after the other."""
+        done = self.arrays[NEXT_DONE].reshape(len(self.kept), -1).any(1)
+        for start in range(0, len(self.kept), self.time) if self.time else ():
+            rows = start + np.flatnonzero(self.kept[start : start + self.time])
+            if not len(rows):
+                continue
+            last = done[rows]
+            last[:-1] |= self.trajectory[rows[1:]] != self.trajectory[rows[:-1]]
+            last[-1] = True
+            for part in np.split(rows, np.flatnonzero(last)[:-1] + 1):
+                yield _Episode(part, not done[part[-1]])
+
+    def columns(self, episode: _Episode, number: int, *, numbered: bool) -> dict[Key, Array]:
+        """Return the rows of an episode."""
+        found = {key: array[episode.rows] for key, array in self.arrays.items()}
+        if episode.cut_off:
+            for key in (NEXT_DONE, NEXT_TRUNCATED):
+                found[key][-1] = True
+        if numbered:
+            found[EPISODE] = np.full(len(episode.rows), number, np.int64)
+        return found
+
+
+def _rows_of(td: TensorDictBase) -> tuple[_Rows, list[Field], list[Dropped]]:
+    arrays: dict[Key, Array] = {}
+    types: dict[Key, str] = {}
+    dropped = []
+    lead = td.batch_dims
+    if not td.batch_size.numel():
+        raise SchemaError(f"the rollout has no step: its batch size is {list(td.batch_size)}")
+    for name, value in td.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf):
+        key = tuple(map(safe_part, (name,) if isinstance(name, str) else name))
+        if not isinstance(value, torch.Tensor):
+            dropped.append(Dropped(key_name(key), f"it is a {type(value).__name__}"))
+            continue
+        arrays[key] = array_of(value.reshape(-1, *value.shape[lead:]))
+        types[key] = str(value.dtype).removeprefix("torch.")
+    count = td.batch_size.numel()
+    kept = np.ones(count, bool)
+    for key in _MASKS:
+        if key in arrays and arrays[key].dtype == np.bool_ and arrays[key].size == count:
+            kept &= arrays.pop(key).reshape(-1)
+    trajectory: Any = arrays.get(_TRAJECTORY)
+    trajectory = np.zeros(count, np.int64) if trajectory is None or trajectory.size != count else trajectory.reshape(-1)
+    arrays |= missing_flags(arrays)
+    fields = [Field(key, types.get(key, "bool"), array.shape[1:], role_of(key)) for key, array in arrays.items()]
+    if EPISODE not in arrays:
+        fields.append(Field(EPISODE, "int64", (), "id"))
+    return _Rows(arrays, kept, trajectory, td.batch_size[-1]), fields, dropped
+
+
+def _is_leaf(kind: type) -> bool:
+    """Whether a value of this type is a leaf: tensors, and what tensordict wraps because it is none."""
+    return not issubclass(kind, TensorDictBase)
+
+
+def _table_row(columns: dict[Key, Array], episode: _Episode, fields: list[Field]) -> EpisodeRow:
+    terminated, truncated = (bool(np.any(columns[key][-1])) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
+    reason = EndReason.END_OF_FILE if episode.cut_off else end_reason(terminated, truncated)
+    number = int(columns[EPISODE].reshape(-1)[0])
+    total = episode_return(columns, fields)
+    return EpisodeRow(number, len(episode.rows), total, terminated, truncated, reason)

@@ -1,0 +1,237 @@
+"""`record`: run a policy in a gymnasium environment and record the episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from ..errors import RbtoolError, SchemaError, UsageError
+from ..format import fs
+from ..format.packed.recorded_origin import RecordedOrigin
+from ..preprocess.failures import error_text
+from ..preprocess.units.functions import find_function
+from ..progress import Progress, Silent
+from ..recording.environments import RecordEpisodes
+from ..recording.recorder import EnvironmentRecorder
+from ..recording.vector import RecordVectorEpisodes
+from .results import Published, published_entries
+
+Policy: TypeAlias = Callable[[Any], Any]
+_Recording: TypeAlias = RecordEpisodes[Any, Any] | RecordVectorEpisodes
+RANDOM = "random"
+
+
+def record(
+    env_id: str,
+    dest: str | os.PathLike[str],
+    *,
+    episodes: int,
+    policy: str | Policy = RANDOM,
+    seed: int | None = None,
+    num_envs: int = 1,
+    max_steps: int | None = None,
+    render: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Published:
+    """Record `episodes` episodes of the gymnasium environment `env_id` into a new dataset at `dest`, layout `packed`.
+
+    `policy` is a function that takes an observation and returns an action, itself or as `FILE.py:NAME`; `random` draws
+    actions from the action space. Episode k is reset with the seed `seed + k`, and random actions are drawn for it
+    alone: the episodes are the same for any `num_envs`, which run in processes of their own, and after an interruption.
+    Without `seed` one is drawn; the manifest has it. `max_steps` truncates episodes, `render` records frames as
+    `pixels`.
+
+    What stops the run keeps the episodes that have ended: with `resume` the same call continues them, and
+    `rbtool repair` makes a dataset of them. UsageError for an unknown environment, and where something is at `dest`;
+    SchemaError for observations and actions that are not of their spaces; RbtoolError where environment or policy fail.
+    """
+    started, progress = time.perf_counter(), progress or Silent()
+    for name, number in (("episodes", episodes), ("num_envs", num_envs), ("max_steps", max_steps)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} is {number}, expected a number from 1")
+    place = fs.expanded(dest).absolute()
+    first = _first_seed(place, env_id, seed, resume)
+    player = _Player(policy, first)
+    options = {"resume": resume, "render": render, "max_episodes": episodes}
+    env = _make(env_id, place, num_envs, max_steps, options)
+    arguments = {"policy": player.label, "seed": first, "episodes": episodes, "max_steps": max_steps, "render": render}
+    env.recorder.describe(arguments | player.inputs)
+    progress.start("recording", episodes, "episodes")
+    progress.advance(env.episodes)
+    with _failures(env_id, env):
+        if isinstance(env, RecordEpisodes):
+            _run(env, player, progress)
+        else:
+            _run_together(env, player, progress)
+        manifest = env.finish()
+    env.close()
+    progress.done()
+    return Published(**published_entries(manifest, place, started))
+
+
+def _first_seed(place: Path, env_id: str, seed: int | None, resume: bool) -> int:
+    """Return the seed of episode 0; that of the recording that is continued."""
+    if seed is not None and not 0 <= seed < 1 << 62:
+        raise UsageError(f"the seed is {seed}, expected a number from 0 that 62 bits hold")
+    if resume:
+        try:
+            found = RecordedOrigin.load(place)
+        except FileNotFoundError:
+            return secrets.randbits(31) if seed is None else seed
+        if found.asked != env_id.rpartition(":")[2]:
+            raise UsageError(f"{place} has episodes of {found.asked}, expected {env_id} to continue them")
+        before = found.arguments.get("seed")
+        if seed is not None and before != seed:
+            raise UsageError(f"{place} was recorded with the seed {before}, expected the same instead of {seed}")
+        if isinstance(before, int):
+            return before
+    return secrets.randbits(31) if seed is None else seed
+
+
+class _Player:
+    """Chooses actions: `begin` starts an episode of a lane, `act` answers an observation."""
+
+    def __init__(self, policy: str | Policy, first_seed: int) -> None:
+        self.inputs: dict[str, Any] = {}
+        self.label = RANDOM
+        self._first_seed = first_seed
+        self._function: Policy | None = None
+        self._spaces: dict[int, Any] = {}
+        if policy != RANDOM:
+            found = find_function(policy)
+            self.label, self._function = found.label, found.load()
+            self.inputs = {"policy_files": found.inputs()} if found.inputs() else {}
+
+    def seed(self, number: int) -> int:
+        """The seed of an episode."""
+        return self._first_seed + number
+
+    def begin(self, lane: int, number: int | None, space: Any) -> None:
+        """Begin an episode: its random actions depend on its number alone, and are not those that its reset draws."""
+        if number is None or self._function is not None:
+            return
+        if lane not in self._spaces:
+            self._spaces[lane] = copy.deepcopy(space)
+        self._spaces[lane].seed(int(np.random.SeedSequence([self.seed(number), 1]).generate_state(1)[0]))
+
+    def act(self, lane: int, observation: Any) -> Any:
+        """Return an action."""
+        if self._function is None:
+            return self._spaces[lane].sample()
+        try:
+            return self._function(observation)
+        except Exception as error:
+            raise RbtoolError(f"the policy {self.label} failed: {error_text(error)}") from error
+
+
+def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options: dict[str, Any]) -> _Recording:
+    given: dict[str, Any] = {"max_episode_steps": max_steps} if max_steps is not None else {}
+    given |= {"render_mode": "rgb_array"} if options["render"] else {}
+    try:
+        module, _, name = env_id.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(name)
+        made = functools.partial(gymnasium.make, env_id, **given)
+        if num_envs == 1:
+            single = made()
+        else:
+            several = AsyncVectorEnv([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+            several.spec = spec
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UsageError(f"there is no environment {env_id!r}: {error_text(error).partition(': ')[2]}") from error
+    except Exception as error:
+        raise RbtoolError(f"the environment {env_id} cannot be made: {error_text(error)}") from error
+    if num_envs == 1:
+        return RecordEpisodes(single, dest, **options)
+    try:
+        return RecordVectorEpisodes(several, dest, **options)
+    except BaseException:
+        several.close()
+        raise
+
+
+def _run(env: RecordEpisodes[Any, Any], player: _Player, progress: Progress) -> None:
+    while (number := env.recorder.number(0)) is not None:
+        player.begin(0, number, env.action_space)
+        observation, _ = env.reset(seed=player.seed(number))
+        ended = False
+        while not ended:
+            observation, _, terminated, truncated, _ = env.step(player.act(0, observation))
+            ended = terminated or truncated
+        progress.advance(1)
+
+
+def _run_together(env: RecordVectorEpisodes, player: _Player, progress: Progress) -> None:
+    lanes, space = range(env.num_envs), env.single_action_space
+    rows: list[Any] = [None] * env.num_envs
+    ended = np.ones(env.num_envs, bool)
+    empty: Any = create_empty_array(space, env.num_envs)
+    idle = copy.deepcopy(space)  # a lane that has made its part is stepped with any action
+    while not env.recorder.is_complete:
+        if ended.any():
+            numbers = [env.recorder.number(lane) if ended[lane] else None for lane in lanes]
+            for lane in lanes:
+                player.begin(lane, numbers[lane], space)
+            seeds = [None if number is None else player.seed(number) for number in numbers]
+            observations, _ = env.reset(seed=seeds, options=None if ended.all() else {"reset_mask": ended})
+            found = list(iterate(env.observation_space, observations))
+            rows = [found[lane] if ended[lane] else rows[lane] for lane in lanes]
+        actions = [player.act(lane, rows[lane]) if env.recorder.records(lane) else idle.sample() for lane in lanes]
+        for lane, action in enumerate(actions):
+            env.recorder.act(lane, action)  # the batch would take an action of another shape or type unnoticed
+        batch = concatenate(space, actions, empty)
+        before = env.episodes
+        observations, _, terminated, truncated, _ = env.step(batch)
+        rows, ended = list(iterate(env.observation_space, observations)), terminated | truncated
+        progress.advance(env.episodes - before)
+
+
+@contextlib.contextmanager
+def _failures(env_id: str, env: _Recording) -> Iterator[None]:
+    """Raise errors with the episode they happened in, and with what to do with the episodes that are kept."""
+    recorder = env.recorder
+    try:
+        yield
+    except BaseException as error:
+        recorder.close()
+        with contextlib.suppress(Exception):  # of an environment that has failed: it would hide the first error
+            env.abandon()
+        raised = error
+        place = f"episode {recorder.writer.episodes}"
+        if isinstance(error, SchemaError):
+            raised = SchemaError(f"{place}: {error}", hint=error.hint)
+        elif type(error) is RbtoolError:
+            raised = RbtoolError(f"{place}: {error}", hint=error.hint)
+        elif isinstance(error, Exception) and not isinstance(error, RbtoolError | OSError | MemoryError):
+            raised = RbtoolError(f"{place}: the environment {env_id} failed: {error_text(error)}")
+        if recorder.writer.episodes:
+            kept = _kept(recorder)
+            if isinstance(raised, RbtoolError):
+                raised.hint = f"{raised.hint}; {kept}" if raised.hint else kept
+            else:
+                raised.add_note(f"hint: {kept}")
+        if raised is error:
+            raise
+        raise raised from error
+
+
+def _kept(recorder: EnvironmentRecorder) -> str:
+    episodes, dest = recorder.writer.episodes, shlex.quote(str(recorder.writer.dest))
+    many = f"{episodes:,} episode{'s are' if episodes != 1 else ' is'} kept"
+    return f"{many}: add --resume to continue, or make a dataset of them: rbtool repair {dest}"

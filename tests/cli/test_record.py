@@ -1,0 +1,176 @@
+"""`rbtool record`: what is written, and how it ends when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from scripted_envs import Recorded
+
+ENV = """
+import time
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Counter(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, render_mode=None, fails=False):
+        self.render_mode, self.fails, self.count = render_mode, fails, 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed, self.step_number = seed or 0, 0
+        if self.fails and seed == 12:
+            if self.fails == "waits":
+                open("started", "w").close()
+                time.sleep(600)
+            raise ZeroDivisionError("the simulator failed")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.step_number += 1
+        return np.full(1, self.step_number, np.float32), float(action), self.step_number == 3 + self.seed % 2, False, {}
+
+    def render(self):
+        return np.full((4, 5, 3), self.step_number, np.uint8)
+
+gymnasium.register("Counter-v0", Counter)
+gymnasium.register("Failing-v0", Counter, kwargs={"fails": True})
+gymnasium.register("Waiting-v0", Counter, kwargs={"fails": "waits"})
+"""
+POLICY = """
+def ones(observation):
+    return 1
+
+def fails(observation):
+    return 1 // int(observation[0] < 2)
+
+def floats(observation):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def place(tmp_path, environment):
+    (tmp_path / "counters.py").write_text(ENV)
+    (tmp_path / "policy.py").write_text(POLICY)
+
+    def run(line, check=True):
+        found = environment | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            f"rbtool {line}", shell=True, cwd=tmp_path, env=found, capture_output=True, text=True, check=check
+        )
+
+    run.path = tmp_path
+    return run
+
+
+def contents(path: Path) -> dict[int, dict[str, bytes]]:
+    """The bytes of the columns of each episode, by its number."""
+    recorded = Recorded(path)
+    numbers = recorded.table.episode.tolist()
+    return {
+        number: {name: rows.tobytes() for name, rows in recorded.episode(row).items()}
+        for row, number in enumerate(numbers)
+    }
+
+
+def test_the_episodes_are_the_same_for_any_number_of_environments(place):
+    done = place("record counters:Counter-v0 one --episodes 5 --seed 7 --json")
+    document = json.loads(done.stdout)
+    assert (document["episodes"], document["steps"]) == (5, 18)
+    place("record counters:Counter-v0 three --episodes 5 --seed 7 --num-envs 3")
+    assert contents(place.path / "one") == contents(place.path / "three")
+    recorded = Recorded(place.path / "one")
+    assert recorded.table.seed.tolist() == [7, 8, 9, 10, 11]
+    assert recorded.manifest.provenance[0].arguments["policy"] == "random"
+    assert len({tuple(recorded.episode(row)["action"]) for row in range(5)}) > 2
+    assert place("check one --fail-on warn", check=False).returncode in (0, 3)
+
+
+def test_a_policy_of_a_file_and_frames(place):
+    line = "record counters:Counter-v0 there --episodes 2 --seed 0 --policy policy.py:ones --render --max-steps 2"
+    done = place(line)
+    assert done.stdout == "there\n"
+    assert "ends: 2 truncated" in done.stderr
+    recorded = Recorded(place.path / "there")
+    assert recorded.columns["action"].tolist() == [1] * 4
+    assert recorded.columns["pixels"][:, 0, 0, 0].tolist() == [0, 1, 0, 1]
+    assert recorded.columns["next.pixels"][:, 3, 4, 2].tolist() == [1, 2, 1, 2]
+    assert recorded.manifest.provenance[0].arguments["policy"] == "policy.py:ones"
+    assert "policy.py" in recorded.manifest.provenance[0].arguments["policy_files"]
+
+
+def test_an_interrupted_recording_is_continued_with_the_same_episodes(place):
+    done = place("record counters:Failing-v0 there --episodes 5 --seed 10", check=False)
+    assert done.returncode == 1
+    kept = "2 episodes are kept: add --resume to continue, or make a dataset of them"
+    assert done.stderr.splitlines()[-2:] == [
+        "error: episode 2: the environment counters:Failing-v0 failed: ZeroDivisionError: the simulator failed",
+        f"hint: {kept}: rbtool repair {place.path}/there",
+    ]
+    (place.path / "counters.py").write_text(ENV.replace('kwargs={"fails": True}', "kwargs={}"))
+    place("record counters:Failing-v0 there --episodes 5 --resume")
+    place("record counters:Failing-v0 whole --episodes 5 --seed 10")
+    assert contents(place.path / "there") == contents(place.path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("Countr-v0 there --episodes 1", 2, "error: there is no environment 'Countr-v0': "),
+        ("absent:Env-v0 there --episodes 1", 1, "error: the environment absent:Env-v0 cannot be made: ModuleNotFound"),
+        ("counters:Counter-v0 policy.py --episodes 1", 2, "error: {path}/policy.py exists already"),
+        ("counters:Counter-v0 there --episodes 0", 2, "error: episodes is 0, expected a number from 1"),
+        ("counters:Counter-v0 there --episodes 1 --num-envs 0", 2, "error: num_envs is 0, expected a number from 1"),
+        ("counters:Counter-v0 there --episodes 1 --policy none.py:f", 2, "error: there is no file none.py"),
+        ("counters:Counter-v0 there --episodes 1 --policy policy.py:f", 2, "error: {path}/policy.py has no function"),
+        (
+            "counters:Counter-v0 there --episodes 1 --policy policy.py:fails", 1,
+            "error: episode 0: the policy policy.py:fails failed: ZeroDivisionError",
+        ),
+        (
+            "counters:Counter-v0 there --episodes 1 --policy policy.py:floats", 1,
+            "error: episode 0: action is a float, expected whole numbers (int64)",
+        ),
+        (
+            "counters:Failing-v0 there --episodes 2 --seed 11 --num-envs 2", 1,
+            "error: episode 0: the environment counters:Failing-v0 failed: ZeroDivisionError: the simulator failed",
+        ),
+        (
+            "counters:Counter-v0 there --episodes 2 --num-envs 2 --policy policy.py:floats", 1,
+            "error: episode 0: action is a float, expected whole numbers (int64)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_recorded(place, line, code, message):
+    done = place(f"record {line}", check=False)
+    [said, *_] = [one for one in done.stderr.splitlines() if one.startswith("error")]
+    assert said.startswith(message.format(path=place.path))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert not (place.path / "there").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_episodes_before_it(place, environment, number):
+    words = ["rbtool", "record", "counters:Waiting-v0", "there", "--episodes", "5", "--seed", "10"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    variables = environment | {"PYTHONPATH": str(place.path)}
+    with subprocess.Popen(words, cwd=place.path, env=variables, text=True, **pipes) as process:
+        while process.poll() is None and not (place.path / "started").exists():
+            time.sleep(0.02)
+        process.send_signal(number)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # without effect but where it failed to end
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert "hint: 2 episodes are kept: add --resume to continue" in err
+    assert "restored 7 steps in 2 episodes\n" in place(f"repair {place.path}/there").stderr
+    assert Recorded(place.path / "there").table.seed.tolist() == [10, 11]
