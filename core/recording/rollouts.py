@@ -64,7 +64,7 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
         dropped_keys=tuple(dropped),
     )
     with Staging(place) as staging:
-        table = []
+        table: list[EpisodeRow] = []
         with row_builder(staging.path, tuple(fields), "packed") as builder:
             for episode in rows.episodes():
                 columns = rows.columns(episode, len(table), numbered=EPISODE not in rows.arrays)
@@ -97,7 +97,7 @@ class _Rows:
 
     def episodes(self) -> Iterator[_Episode]:
         """Yield the episodes of one lane after the other."""
-        done = self.arrays[NEXT_DONE].reshape(len(self.kept), -1).any(1)
+        done: Array = np.asarray(self.arrays[NEXT_DONE].reshape(len(self.kept), -1).any(1))
         for start in range(0, len(self.kept), self.time) if self.time else ():
             rows = start + np.flatnonzero(self.kept[start : start + self.time])
             if not len(rows):
@@ -126,7 +126,8 @@ def _rows_of(td: TensorDictBase) -> tuple[_Rows, list[Field], list[Dropped]]:
     lead = td.batch_dims
     if not td.batch_size.numel():
         raise SchemaError(f"the rollout has no step: its batch size is {list(td.batch_size)}")
-    for name, value in td.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf):
+    entries: Any = td.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf)  # typed as if never nested
+    for name, value in entries:
         key = tuple(map(safe_part, (name,) if isinstance(name, str) else name))
         if not isinstance(value, torch.Tensor):
             dropped.append(Dropped(key_name(key), f"it is a {type(value).__name__}"))
@@ -138,8 +139,8 @@ def _rows_of(td: TensorDictBase) -> tuple[_Rows, list[Field], list[Dropped]]:
     for key in _MASKS:
         if key in arrays and arrays[key].dtype == np.bool_ and arrays[key].size == count:
             kept &= arrays.pop(key).reshape(-1)
-    trajectory: Any = arrays.get(_TRAJECTORY)
-    trajectory = np.zeros(count, np.int64) if trajectory is None or trajectory.size != count else trajectory.reshape(-1)
+    ids = arrays.get(_TRAJECTORY)
+    trajectory = np.zeros(count, np.int64) if ids is None or ids.size != count else ids.reshape(-1)
     arrays |= missing_flags(arrays)
     fields = [Field(key, types.get(key, "bool"), array.shape[1:], role_of(key)) for key, array in arrays.items()]
     if EPISODE not in arrays:
