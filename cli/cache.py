@@ -31,11 +31,11 @@ LIST_EXAMPLES = (
     Example("rbtool list --formats", "what can be read, and what ends an episode there"),
 )
 LS_EXAMPLES = (
-    Example("rbtool cache ls", "what takes how much, and when it was last used"),
+    Example("rbtool cache ls", "sizes, and when each was last used"),
     Example("rbtool cache ls --json | jq .prunable_bytes", "what prune would free, in bytes"),
 )
 RM_EXAMPLES = (
-    Example(f"rbtool cache rm {STORED} --yes", "a dataset, without being asked"),
+    Example(f"rbtool cache rm {STORED} --yes", "a dataset, without a question"),
     Example(f"rbtool cache rm '{SOURCE}:cartpole/*' --dry-run", "see what would be removed by a pattern"),
 )
 PRUNE_EXAMPLES = (Example("rbtool cache prune --yes", "leftovers and partial downloads; never a dataset"),)
@@ -149,7 +149,7 @@ class _Confirmation:
             return True
         what = f"{_counted_kinds(planned.removed)} ({size(planned.bytes)}) below {planned.root}"
         if not self.out.can_ask:
-            message = f"removing {what} needs a yes, and there is no terminal to ask on"
+            message = f"removing {what} needs a confirmation, and there is no terminal"
             raise UsageError(message, hint="add --yes; --dry-run shows what would be removed")
         for line in _table(planned.removed[:_SHOWN], self.out.stderr_width):
             self.out.say(*line)
@@ -253,19 +253,21 @@ def list_datasets(
         str | None,
         typer.Option("--remote", metavar="SOURCE", help=f"Those that a source offers: {declared_sources()}."),
     ] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Ask the remote again, however new the listing.")] = False,
-    formats: Annotated[bool, typer.Option("--formats", help="The formats that are read.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask the remote again, even if the listing is new.")
+    ] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats that can be read.")] = False,
     root: Root = None,
 ) -> None:
     """List the stored datasets, those that can be fetched, or the formats that are read."""
     if formats:
         if remote is not None or pattern is not None:
-            raise UsageError("--formats lists all formats, and no datasets", hint="leave out what names datasets")
+            raise UsageError("--formats takes no pattern and no --remote", hint="leave them out")
         return _list_formats(out)
     if remote is not None:
         return _list_remote(remote, pattern, out=out, root=root, refresh=refresh)
     if refresh:
-        raise UsageError("--refresh asks a remote again, and none is named", hint=f"add --remote {source_example()}")
+        raise UsageError("--refresh needs --remote", hint=f"add --remote {source_example()}")
     return _list_stored(pattern, out=out, root=root)
 
 
@@ -282,7 +284,7 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
     if result.root.exists():
         out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
     else:
-        out.say(f"there is no folder {result.root}, so no datasets are stored in it")
+        out.say(f"no datasets stored: there is no folder {result.root}")
     out.suggest(
         f"rbtool inspect {sound[0].name}" if sound else f"rbtool list --remote {source_example()}, or: rbtool demo"
     )
@@ -294,7 +296,7 @@ def _list_remote(source: str, pattern: str | None, *, out: Output, root: str | N
     with out.progress() as progress:
         result = run(source, pattern, root=root, refresh=refresh, progress=progress)
     for problem in result.problems:
-        out.warn(f"passed over: {problem}")
+        out.warn(f"skipped: {problem}")
     entries = result.datasets
     out.show(result, [entry.name for entry in entries], lambda width: _remote_lines(entries, width))
     like = f" with a name like {pattern}" if pattern else ""

@@ -20,9 +20,9 @@ from ..core.errors import OutOfSpaceError, RbtoolError
 from .output import STDOUT, Output, detach
 
 EXIT_CODES = """Exit codes:
-  0    done, also when the reader of a pipe has gone away
+  0    success, also when the reader of a pipe has closed it
   1    failed
-  2    usage: the command was not understood, or asks for what has no meaning
+  2    usage: unknown command or option, or a value that makes no sense
   3    a check or a comparison found problems
   4    not found
   5    network or authorisation
@@ -32,7 +32,7 @@ EXIT_CODES = """Exit codes:
   143  terminated"""
 _HUNG_UP = 129
 _OPEN_FILES = 8192
-_RAISE = "raise the limit (ulimit -n 4096), and run it again"
+_RAISE = "raise the limit: ulimit -n 4096"
 _NO_MEMORY = re.compile(
     r"can(?:'t|not) allocate memory|not enough memory|out of memory|unable to allocate|bad_alloc|failed to map segment",
     re.IGNORECASE,
@@ -97,7 +97,7 @@ def _failure(error: BaseException) -> Failure:
         return failure._replace(hint=_noted(error) or failure.hint)
     message = " ".join(str(error).split())
     return Failure(
-        kind, f"internal error: {kind}{f': {message}' if message else ''}", "add --debug to see where it happened", 1
+        kind, f"internal error: {kind}{f': {message}' if message else ''}", "add --debug for the traceback", 1
     )
 
 
@@ -117,8 +117,8 @@ def _is_memory(error: BaseException) -> bool:
 
 def _out_of_memory(error: BaseException) -> Failure:
     needed = _AMOUNT.search(str(error))
-    message = f"there is not enough memory{f': {needed[0]} more were needed' if needed else ''}"
-    return Failure("MemoryError", message, "free some, or raise the limit (ulimit -v), and run it again", 1)
+    message = f"out of memory{f': {needed[0]} more needed' if needed else ''}"
+    return Failure("MemoryError", message, "free some memory, or raise the limit: ulimit -v", 1)
 
 
 def _of_system(error: OSError) -> Failure:
@@ -130,7 +130,7 @@ def _of_system(error: OSError) -> Failure:
     where = f"{error.filename}: " if error.filename else ""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return Failure(known.__name__, f"{where}no more than {limit} files can be open at a time", _RAISE, code)
+        return Failure(known.__name__, f"{where}too many open files (limit {limit})", _RAISE, code)
     return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
 
 

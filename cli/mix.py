@@ -78,7 +78,7 @@ def mix(
 
     names, weights = weighted_names(datasets, root)
     if by_size and weights:
-        raise UsageError("--by-size weights the datasets, and weights were given too", hint="leave one of them out")
+        raise UsageError("--by-size and explicit weights exclude each other", hint="leave one out")
     result = run(
         names, dest, p="size" if by_size else weights, temperature=temperature, schema=schema.value, root=root,
         force=force, dry_run=dry_run,

@@ -52,15 +52,16 @@ DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Show what wo
 Episodes: TypeAlias = Annotated[
     str | None, typer.Option("--episodes", metavar="A:B,C", help="Only these episodes, by the source's numbers.")
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace the dataset or checkpoint that is there.")]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing dataset or checkpoint.")]
 Layout: TypeAlias = Annotated[
-    LayoutName, typer.Option("--layout", help="ted: plain tensors; packed: smaller, and faster to draw from.")
+    LayoutName,
+    typer.Option("--layout", help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound."),
 ]
 FormatLayout: TypeAlias = Annotated[
     LayoutName | None,
     typer.Option(
         "--layout",
-        help="ted: plain tensors; packed: smaller, and faster to draw from. Default: ted; packed for "
+        help="ted: plain tensors; packed: smaller, faster random batches when I/O-bound. Default: ted; packed for "
         f"{packed_by_default()}.",
     ),
 ]
@@ -73,7 +74,7 @@ Root: TypeAlias = Annotated[
     ),
 ]
 SkipBad: TypeAlias = Annotated[
-    bool, typer.Option("--skip-bad", help="Take the sound episodes of a damaged dataset, and name the others.")
+    bool, typer.Option("--skip-bad", help="Convert the sound episodes of a damaged dataset, and name the others.")
 ]
 FinalStep: TypeAlias = Annotated[
     FinalStepName,
@@ -86,9 +87,7 @@ Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask be
 
 def _common(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print one path or id a line, and nothing else.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only paths or ids, one a line.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print more, on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_file: Annotated[
@@ -97,9 +96,13 @@ def _common(
     color: Annotated[
         ColorName, typer.Option("--color", help="Colours. Default: auto, in terminals.", show_default=False)
     ] = ColorName.AUTO,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars; so does $NO_COLOR.")] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress, only notes and the result.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no request; so does $RBTOOL_OFFLINE=1.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars, like $NO_COLOR.")] = False,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="Show no progress, only notes and the result.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Make no network request, like $RBTOOL_OFFLINE=1.")
+    ] = False,
 ) -> Output:
     """Make the output; the parameters are the options of every verb."""
     if offline:
@@ -139,7 +142,7 @@ FromFormat: TypeAlias = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help="The format, in place of its detection; rbtool list --formats names them.",
+        help="The format, instead of detecting it; see rbtool list --formats.",
         rich_help_panel=_RAW,
     ),
 ]
@@ -233,7 +236,7 @@ def _refuse_empty(given: dict[str, Any]) -> None:
     """Raise UsageError for an empty value: it is usually a variable that is not set, or a failed $(...)."""
     for name, value in given.items():
         if value == "" or (isinstance(value, list) and "" in value):
-            raise UsageError(f"the value of {name.replace('_', ' ')} is empty", hint="is a variable not set?")
+            raise UsageError(f"{name.replace('_', ' ')} is empty", hint="is a variable not set?")
 
 
 def _start_logs(out: Output, file: str | None) -> None:
@@ -303,7 +306,7 @@ def show_published(out: Output, result: Published, named: str | None = None, nex
         out.show(result, [path], lambda width: [[path]])
     except OSError:
         if not result.dry_run:
-            out.warn(f"{path} is there and whole, but stdout could not take its name")
+            out.warn(f"{path} is complete, but its name could not be written to stdout")
         raise
     if not result.dry_run:
         out.suggest(next_command or f"rbtool inspect {shlex.quote(named) if named else short_name(result.path)}")

@@ -18,10 +18,10 @@ from .output import Output
 UnitName = enum.StrEnum("UnitName", {"STEP": "step", "ROW": "row", "EPISODE": "episode"})
 StartMethodName = enum.StrEnum("StartMethodName", {"FORK": "fork", "SPAWN": "spawn", "FORKSERVER": "forkserver"})
 
-_FUNCTION = "A function of yours"
-_OPERATIONS = "Operations, done in this order"
-_PIPELINE = "Operations in another order, or again"
-_RUN = "How it is run"
+_FUNCTION = "Your own function"
+_OPERATIONS = "Operations, in this order"
+_PIPELINE = "Operations from a file or another dataset"
+_RUN = "How to run it"
 
 
 def _option(name: str, metavar: str | None, about: str, panel: str) -> Any:
@@ -35,7 +35,7 @@ Function: TypeAlias = Annotated[
 ]
 Unit: TypeAlias = Annotated[
     UnitName,
-    _option("--unit", None, "What it gets at a time: K steps, a single row, or a whole episode.", _FUNCTION),
+    _option("--unit", None, "What a call gets: K steps, a single row, or a whole episode.", _FUNCTION),
 ]
 Seed: TypeAlias = Annotated[
     int, _option("--seed", "N", "Seeds its random numbers, by chunk, row or episode.", _FUNCTION)
@@ -70,17 +70,17 @@ Operations: TypeAlias = Annotated[
 ]
 
 Pipeline: TypeAlias = Annotated[
-    str | None, _option("--pipeline", "FILE", "Do what a TOML file says, in its order.", _PIPELINE)
+    str | None, _option("--pipeline", "FILE", "Apply the operations of a TOML file, in its order.", _PIPELINE)
 ]
 ShowPipeline: TypeAlias = Annotated[
-    bool, _option("--show-pipeline", None, "Print the TOML file of what is asked for, and do nothing.", _PIPELINE)
+    bool, _option("--show-pipeline", None, "Print these operations as a TOML file, and do nothing.", _PIPELINE)
 ]
 Replay: TypeAlias = Annotated[
     str | None,
     _option(
         "--replay",
         "MANIFEST",
-        "Do again what made another dataset (its folder or manifest.json), scaled by the same constants.",
+        "Repeat the operations that made another dataset (its folder or manifest.json), with the same constants.",
         _PIPELINE,
     ),
 ]
@@ -234,7 +234,7 @@ def _asked(hindsight: str | None, goal_key: str | None, achieved_goal_key: str |
     keys = {"goal_key": goal_key, "achieved_goal_key": achieved_goal_key}
     if hindsight is None:
         if any(keys.values()):
-            raise UsageError("--goal-key and --achieved-goal-key are about --hindsight, which was not given")
+            raise UsageError("--goal-key and --achieved-goal-key need --hindsight")
         return None
     from ..core.preprocess.units.hindsight import Hindsight
 
@@ -253,7 +253,7 @@ def _show_pipeline(
     from ..core.verbs.preprocess import show_pipeline
 
     if fn is not None:
-        raise UsageError("--fn names a function, and only operations make a pipeline")
+        raise UsageError("--show-pipeline needs operations, not --fn")
     result = show_pipeline(operations, pipeline, replay, replay_filters=replay_filters)
     for note in result.notes:
         out.summary(f"note: {note}")

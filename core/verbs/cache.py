@@ -126,7 +126,7 @@ def rm(
     """
     folder = existing_root(root)
     if not names:
-        raise UsageError("no dataset is named", hint="name one: rbtool cache ls lists what is stored")
+        raise UsageError("no dataset named", hint="name one: rbtool cache ls lists what is stored")
     entries = [entry for entry in cache_entries(folder) if entry.what in _DATASETS | _ORIGINALS]
     chosen = _with_originals(entries, chosen_entries(entries, names, folder))
     for entry in chosen:

@@ -273,12 +273,14 @@ def _require_form(form: str, compression: str | None, library: str | None) -> Co
     if library not in {None, *get_args(Library)}:
         raise UsageError(f"checkpoints are not written for {library!r}", hint=f"take {', '.join(get_args(Library))}")
     if library is not None and form == "ted":
-        raise UsageError(f"for {library} whole episodes are saved", hint="take the form flat, nested or h5")
+        raise UsageError(f"for {library} whole episodes are saved", hint="use --as flat, nested or h5")
     if form not in get_args(Form):
         raise UsageError(f"there is no checkpoint form {form!r}", hint=f"choose from {', '.join(get_args(Form))}")
     chosen = Compression.parse(compression)
     if form != "h5" and chosen.method is not None:
-        raise UsageError(f"form {form} cannot be compressed, only h5 can", hint="leave --compression out, or take h5")
+        raise UsageError(
+            f"form {form} cannot be compressed, only h5 can", hint="leave out --compression, or use --as h5"
+        )
     return chosen
 
 

@@ -159,10 +159,10 @@ def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
     known = source_names()
     if source not in known and not nearest(source, known):
         line = f"rbtool download {known[0]} {shlex.quote(source)}"
-        raise UsageError(f"no source is named for {source!r}", hint=f"name it, like: {line}")
+        raise UsageError(f"{source!r}: no source named", hint=f"name it, like: {line}")
     source_class(source)
     example = next((one for one in declared() if one.name == source), example_source()).example[0]
-    raise UsageError("no dataset is named", hint=f"name one, like: rbtool download {source} {example}")
+    raise UsageError("no dataset named", hint=f"name one, like: rbtool download {source} {example}")
 
 
 def _refuse_remote_options(**given: object) -> None:

@@ -130,7 +130,7 @@ def _opened(path: Path, skip_bad: bool) -> StepReader:
 
 def _destination(dest: str | os.PathLike[str] | None) -> Path:
     if dest is None:
-        raise UsageError("no destination is named (dest)", hint="say where the result should go: --dest DIR")
+        raise UsageError("no destination: --dest is missing", hint="add --dest DIR")
     return fs.expanded(dest).absolute()
 
 
@@ -172,7 +172,7 @@ def _processor(
         found = f"a function was given, and {' and '.join(given)} too" if given else "nothing was given to run"
         raise UsageError(
             f"{found}, expected a function or operations",
-            hint="say --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
+            hint="add --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
         )
     if fn is not None:
         from ..preprocess.units.functions import FunctionProcessor
@@ -196,9 +196,9 @@ def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_fil
 
 def _limits(timeout: float | None, retries: int) -> Limits:
     if timeout is not None and not timeout > 0:
-        raise UsageError(f"a timeout of {timeout} seconds is given, expected more than 0")
+        raise UsageError(f"timeout is {timeout} s, expected more than 0")
     if retries < 0:
-        raise UsageError(f"{retries} retries asked for, expected 0 or more")
+        raise UsageError(f"retries is {retries}, expected 0 or more")
     return Limits(timeout, retries)
 
 
@@ -211,7 +211,7 @@ def _selection(reader: StepReader, processor: Processor, num_frames: int | None)
     if num_frames is None:
         return selection
     if not 1 <= num_frames <= selection.steps:
-        raise UsageError(f"{num_frames:,} steps asked for (num_frames), the dataset has {selection.steps:,}")
+        raise UsageError(f"num_frames is {num_frames:,}, expected 1 to {selection.steps:,}")
     return StepSelection(reader, selection.rows, num_frames)
 
 

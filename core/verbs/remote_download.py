@@ -195,7 +195,7 @@ class RemoteDownload:
         if self.layout != "packed" or stored == sorted(self.compress):
             return []
         how = f"with --compress {' '.join(stored)}" if stored else "without compression"
-        return [f"it is stored {how} and stays so: --force changes that"]
+        return [f"already stored {how}; --force converts it again"]
 
     def _require_unchanged(self, manifest: Manifest | None, found: Resolution, revision: str | None) -> None:
         """Raise CheckFailed unless the remote has, at a revision, the files that the dataset was made from."""

@@ -51,7 +51,7 @@ def checked_seconds(seconds: float | None, *, asked: bool) -> float | None:
     if seconds is None:
         return SECONDS if asked else None
     if not asked:
-        raise UsageError("--seconds says for how long to measure, and no time is taken", hint="add --time")
+        raise UsageError("--seconds needs --time", hint="add --time")
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"--seconds is {seconds}, expected a time above 0")
     return seconds

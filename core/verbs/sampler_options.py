@@ -114,10 +114,10 @@ class SamplerOptions:
         if n is None:
             n = length * count if length and count else _default_for(length or count or 1)
         if n < 1:
-            raise UsageError(f"a sample of {n} steps was asked for, at least 1 is needed")
+            raise UsageError(f"-n is {n}, expected at least 1")
         if length and count and length * count != n:
             raise UsageError(
-                f"a batch of {n} steps was asked for, {count} slices of {length} steps are {length * count}",
+                f"-n {n}: {count} slices of {length} steps are {length * count}",
                 hint=f"-n {length * count}, or leave out -n or one of the others",
             )
         part, what = (length, "the length of a slice") if length else (count, "the number of slices")

@@ -67,7 +67,7 @@ def stats(
     started = time.perf_counter()
     fractions = tuple(quantiles)
     if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
-        raise UsageError(f"the quantiles {list(fractions)} were asked for, expected numbers from 0 to 1")
+        raise UsageError(f"quantiles {list(fractions)}: expected numbers from 0 to 1")
     path = find_dataset(dataset, root)
     has_steps(path)
     with open_steps(path) as reader:

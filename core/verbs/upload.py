@@ -245,7 +245,7 @@ class _Upload:
             return _There(None, {}, b"", self.private, is_new=True)
         if self.private and not private:
             raise UsageError(
-                f"the repository {self._name} is public, and --private asks for a private one; nothing was uploaded",
+                f"the repository {self._name} is public, not private; nothing was uploaded",
                 hint="make it private in its settings, or leave out --private",
             )
         branches = self.hub.branches(self._name)
@@ -324,11 +324,11 @@ class _Upload:
         except ChangedMeanwhileError:
             head = self.hub.branches(self._name).get(self._branch)
             if head == parent:  # another commit was under way, and failed
-                raise Transient(NetworkError(f"{self.target} is being changed by somebody else")) from None
+                raise Transient(NetworkError(f"{self.target} is being changed by another client")) from None
         if head is not None and not self._problem(files, head):
             return head
         raise ChangedMeanwhileError(
-            f"{self.target} was changed by somebody else during the upload; nothing of this one was committed",
+            f"{self.target} was changed by another client during the upload; nothing was committed",
             hint="run it again: what was sent is not sent again",
         )
 

@@ -90,7 +90,7 @@ def test_no_word_gets_into_the_data_when_streams_are_closed(folder, shell, real)
 def test_a_missing_root_is_told(shell, tmp_path):
     done = shell(f"rbtool list --root {tmp_path}/nothing")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"there is no folder {tmp_path}/nothing, so no datasets are stored in it\n"
+    assert done.stderr == f"no datasets stored: there is no folder {tmp_path}/nothing\n"
 
 
 def test_differences_are_told_by_side(folder, shell):

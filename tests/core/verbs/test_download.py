@@ -131,8 +131,8 @@ def test_a_dataset_that_calls_itself_otherwise_is_noted(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "asked", "note"),
     [
-        (["observation=zstd:3"], ["observation=lz4"], "it is stored with --compress observation=zstd:3 and stays so"),
-        ([], ["observation=lz4"], "it is stored without compression and stays so: --force changes that"),
+        (["observation=zstd:3"], ["observation=lz4"], "already stored with --compress observation=zstd:3"),
+        ([], ["observation=lz4"], "already stored without compression; --force converts it again"),
         (["observation=lz4"], ["observation=lz4"], None),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_is_there_says_how_it_is_compressed(
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
     again = download("minari:cartpole/scripted-v0", layout="packed", compress=asked)
     assert again.already_there
-    told = [text for text in again.notes if "it is stored" in text]
+    told = [text for text in again.notes if "already stored" in text]
     assert [note in text for text in told] == ([] if note is None else [True])
     with pytest.raises(UsageError, match="there is no field 'nope' here"):
         download("minari:cartpole/scripted-v0", layout="packed", compress=["nope=lz4"])

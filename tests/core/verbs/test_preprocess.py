@@ -134,8 +134,8 @@ def test_an_interrupt_leaves_what_can_be_resumed_and_nothing_else(walks: Path, t
     [
         ({"num_workers": -1}, "-1 workers asked for"),
         ({"chunk_size": 0}, "chunks of 0 steps"),
-        ({"num_frames": 21}, "21 steps asked for"),
-        ({"num_frames": 0}, "0 steps asked for"),
+        ({"num_frames": 21}, "num_frames is 21, expected 1 to 20"),
+        ({"num_frames": 0}, "num_frames is 0, expected 1 to 20"),
     ],
 )
 def test_numbers_that_make_no_sense(walks: Path, tmp_path: Path, options: dict, message: str) -> None:

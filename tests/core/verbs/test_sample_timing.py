@@ -38,7 +38,7 @@ def test_for_how_long(seconds, asked, limit) -> None:
 @pytest.mark.parametrize(
     ("seconds", "asked", "message"),
     [
-        (1.0, False, "--seconds says for how long to measure, and no time is taken"),
+        (1.0, False, "--seconds needs --time"),
         (0.0, True, "--seconds is 0.0, expected a time above 0"),
         (math.nan, True, "--seconds is nan"),
         (math.inf, True, "--seconds is inf"),

@@ -44,8 +44,8 @@ def test_the_batch_of_steps(sampler, n, size) -> None:
         (10, {"slice_len": 3}, "10 steps was asked for, which the length of a slice, 3, does not divide", "-n 9"),
         (1, {"slice_len": 3}, "1 steps was asked for, which the length of a slice, 3,", "-n 3"),
         (11, {"num_slices": 4}, "11 steps was asked for, which the number of slices, 4,", "-n 12"),
-        (10, {"slice_len": 3, "num_slices": 4}, "10 steps was asked for, 4 slices of 3 steps are 12", "-n 12"),
-        (0, {"slice_len": 3}, "a sample of 0 steps was asked for, at least 1 is needed", ""),
+        (10, {"slice_len": 3, "num_slices": 4}, "-n 10: 4 slices of 3 steps are 12", "-n 12"),
+        (0, {"slice_len": 3}, "-n is 0, expected at least 1", ""),
     ],
 )
 def test_a_batch_that_slices_do_not_make(n, slices, message, hint) -> None:
