@@ -57,6 +57,7 @@ class Output:
         self._live: TerminalProgress | None = None
         self._keep: Callable[[dict[str, Any]], None] | None = None
         self._heading: Sequence[Line] = ()
+        self.shown = False
 
     @classmethod
     def from_arguments(cls, arguments: Iterable[str]) -> Output:
@@ -84,6 +85,7 @@ class Output:
         The width is None if stdout is not a terminal: then lines are not wrapped.
         """
         self.end_progress()
+        self.shown = True
         if self.as_json:
             from ..core.verbs.results import entries_of
 

@@ -39,18 +39,20 @@ def of_each(
         return run(datasets[0], out)
     codes: dict[str, int] = {}
     documents: dict[str, Any] = {}
+    shown = False
     for name in dict.fromkeys(one for word in datasets for one in _matches(word, root)):
         title: list[Line] = [[Styled(name, "bold")]] if named else []
-        part = out.part([*([[]] if codes else []), *title], _keeper(documents, name))
+        part = out.part([*([[]] if shown else []), *title], _keeper(documents, name))
         try:
             codes[name] = run(_existing(name), part)
         except Exception as error:
             codes[name] = report(_with_name(error, name), part)
+        shown = shown or part.shown
     if out.as_json:
         from ..core.verbs.results import DatasetsResult, entries_of
 
         out.document(entries_of(DatasetsResult(verb=verb, datasets=documents)))
-    elif failed := [name for name, code in codes.items() if code]:
+    elif (failed := [name for name, code in codes.items() if code]) and len(codes) > 1:
         out.summary(f"{len(failed):,} of {counted(len(codes), 'dataset')} failed: {', '.join(failed)}")
     return max(codes.values())
 

@@ -114,8 +114,7 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
         hint = f"ask for {root}, which holds the same rows but for the last one of each episode"
         return UsageError(f"the field {name!r} is described by {root!r}", hint=hint)
     if _named(name, {field.name for field in fields}):
-        message = f"the field {name!r} is none that numbers can be said of"
-        return UsageError(message, hint=f"there are {', '.join(sorted(known))}")
+        return UsageError(f"the field {name!r} has no statistics", hint=f"there are {', '.join(sorted(known))}")
     return unknown_field(name, known)
 
 

@@ -56,6 +56,12 @@ def test_the_document_has_that_of_each_by_its_name(shell, verb):
     assert {**found["cartpole"], "seconds": 0} == {**single, "seconds": 0}
 
 
+def test_nothing_is_above_the_first_that_can_be_shown(shell):
+    done = shell("rbtool check ghost cartpole")
+    assert done.stdout.splitlines()[0] == "cartpole"
+    assert "failed" not in shell("rbtool check 'ghost*'").stderr
+
+
 def test_one_dataset_keeps_its_form(shell):
     assert json.loads(shell("rbtool check cartpole --json").stdout)["kind"] == "check"
     assert shell("rbtool inspect cartpole -q").stdout == "cartpole\n"

@@ -122,7 +122,7 @@ def test_dimensions_that_never_vary_are_listed(walks: Path) -> None:
     ("arguments", "words"),
     [
         ({"fields": ["next.observation"]}, "'next.observation' is described by 'observation'"),
-        ({"fields": ["episode"]}, "'episode' is none that numbers can be said of"),
+        ({"fields": ["episode"]}, "the field 'episode' has no statistics"),
         ({"quantiles": [1.5]}, r"quantiles \[1.5\]: expected"),
         ({"quantiles": []}, "numbers from 0 to 1"),
     ],
