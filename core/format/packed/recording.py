@@ -282,9 +282,8 @@ def _row(
     columns: Mapping[Key, Array], episode: int, seed: int | None, cut_off: bool, fields: Sequence[Field]
 ) -> EpisodeRow:
     """Summarise an episode; one whose last step bears neither flag ends with the recording."""
-    terminated, truncated = (
-        key in columns and bool(np.any(columns[key][-1])) for key in (NEXT_TERMINATED, NEXT_TRUNCATED)
-    )
+    terminated = NEXT_TERMINATED in columns and bool(columns[NEXT_TERMINATED][-1].any())
+    truncated = NEXT_TRUNCATED in columns and bool(columns[NEXT_TRUNCATED][-1].any())
     total = episode_return(columns, fields)
     length = len(next(iter(columns.values())))
     reason = EndReason.END_OF_FILE if cut_off else end_reason(terminated, truncated)

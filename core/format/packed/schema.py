@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ...ted.schema import NEXT, Field, Key, key_name, state_keys
+from ...ted.schema import NEXT, Field, Key, key_name, numpy_dtype, state_keys
 from ..contracts import Array
 from ..documents import SOUND_FIELD, decode, dump_json, newer_version, parse_json
 from ..episodes import EpisodeTable
@@ -215,9 +215,9 @@ class PackedSchema:
     def column(self, records: Array, one: PackedField) -> Array:
         """View a field, `[n, *shape]`, in records of type uint8 `[n, record_bytes]` that lie together in memory."""
         field = one.field
-        strides = (self.record_bytes, *np.empty((1, *field.shape), field.numpy).strides[1:])
-        shape = (len(records), *field.shape)
-        return np.ndarray(shape, field.numpy, records.reshape(-1).data, one.offset or 0, strides)
+        dtype, inner = _in_memory(field.dtype, field.shape)
+        strides, shape = (self.record_bytes, *inner), (len(records), *field.shape)
+        return np.ndarray(shape, dtype, records.reshape(-1).data, one.offset or 0, strides)
 
     def place(self, leaf: Field) -> tuple[PackedField, bool]:
         """Find what a TED leaf is read from, and whether from the record after the step's."""
@@ -264,6 +264,13 @@ class PackedSchema:
         if expected.to_bytes() != data:
             raise CorruptDataError(f"{origin} does not match the fields of the manifest: it was changed or swapped")
         return expected
+
+
+@lru_cache(maxsize=1024)
+def _in_memory(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The NumPy type of a value that lies together in memory, and its strides."""
+    made = np.empty((1, *shape), numpy_dtype(dtype))
+    return made.dtype, made.strides[1:]
 
 
 def _codec(text: str, origin: str) -> RowCodec:
