@@ -268,7 +268,7 @@ class PackedSchema:
 
 @lru_cache(maxsize=1024)
 def _in_memory(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The NumPy type of a value that lies together in memory, and its strides."""
+    """The NumPy type of a value whose elements follow one another in memory, and its strides."""
     made = np.empty((1, *shape), numpy_dtype(dtype))
     return made.dtype, made.strides[1:]
 
