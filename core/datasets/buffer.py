@@ -162,7 +162,7 @@ class _MapArguments:
         if self.pool is not None:
             raise UsageError(
                 "a pool was given, but rbtool starts its own workers, and shares their queue with no others",
-                hint="leave pool out and say num_workers=N",
+                hint="leave pool out and use num_workers=N",
             )
         if self.chunksize is not None and self.num_chunks is not None:
             raise UsageError("chunksize and num_chunks were both given, expected one of them")

@@ -279,4 +279,4 @@ class H5Reader(CompactReader, OpenedReader):
     def _check_size(self) -> None:
         expected, found = self._block + self.manifest.files[0].size, self.files.size(self.path.name) or 0
         if found != expected:
-            raise CorruptDataError(f"{self.path} has {found:,} bytes, the manifest says {expected:,}: it was cut")
+            raise CorruptDataError(f"{self.path} has {found:,} bytes, the manifest states {expected:,}: it was cut")

@@ -138,7 +138,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
             raise FormatError(f"{what}: {name} is {_looks(found)}, expected {np.dtype(dtype)} [{expected}]")
     lacking = block.final == Final.MISSING
     if not (lacking | (block.final == Final.OBSERVED)).all() or (lacking.any() and not whole.final_missing):
-        raise FormatError(f"{what} has no observation after a last step, and the facts do not say that one may lack")
+        raise FormatError(f"{what} has no observation after a last step, and the facts do not state that one may lack")
     known = {one.key: one for one, _ in whole.fields}
     states = _states(whole.fields)
     odd = (block.columns.keys() ^ known.keys()) | (block.next.keys() - states)

@@ -73,7 +73,7 @@ class EpisodeTableRule(Rule):
             wrong = ~rows_equal(rows.columns[NEXT, *key][ends], rows.columns[key][ends])
             if wrong.any():
                 row = int(ends[wrong.argmax()])
-                text = f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table says"
+                text = f"next.{key_name(key)} of {rows.place(row)} is no repetition, as the table states"
                 self._add(text, rows, wrong, ends)
 
     def _see_rewards(self, rows: Rows, rewards: Array, ends: Array) -> None:
@@ -83,7 +83,7 @@ class EpisodeTableRule(Rule):
             row = int(self.table.index_of_step(np.array([rows.start + end]))[0])
             expected = float(self.table.total_reward[row])
             if total != expected and not (np.isnan(total) and np.isnan(expected)):
-                text = text or f"episode {int(rows.episode[end])} returns {total!r}, the table says {expected!r}"
+                text = text or f"episode {int(rows.episode[end])} returns {total!r}, the table states {expected!r}"
                 wrong[number] = True
             begin = end + 1
         if text:

@@ -347,7 +347,7 @@ class ListedFiles(OpenFiles):
         path, found = self.root / file.path, self.size(file.path)
         if found is None:
             return f"{path} is missing; the manifest lists it"
-        return f"{path} has {found:,} bytes, the manifest says {file.size:,}" if found != file.size else ""
+        return f"{path} has {found:,} bytes, the manifest states {file.size:,}" if found != file.size else ""
 
     def problem(self, file: FileRecord) -> str:
         """Describe what is wrong with a listed file, of which all bytes are read; nothing where it is unchanged."""

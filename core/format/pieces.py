@@ -93,7 +93,9 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
     if not steps:
         raise FormatError(f"{what} came with a piece without steps")
     if piece.is_unfinished and not whole.final_missing:
-        raise FormatError(f"{what} has no observation after its last step, and the facts do not say that one may lack")
+        raise FormatError(
+            f"{what} has no observation after its last step, and the facts do not state that one may lack"
+        )
     for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
         if flags.dtype != bool or flags.shape != (steps,):
             raise FormatError(f"{what}: {name} is {_looks(flags)}, expected bool [{steps}]")

@@ -213,7 +213,7 @@ class HashToInt(nn.Module):
         numbers = self.add(flat, keys) if extend else self.find(flat, keys)
         if unknown := int((numbers < 0).sum()):
             raise MissingKeyError(
-                f"{unknown} of {len(flat)} hashes were never seen", hint="say extend=True to add them"
+                f"{unknown} of {len(flat)} hashes were never seen", hint="use extend=True to add them"
             )
         return numbers.reshape(tuple(hashes.shape)).to(hashes.device)
 

@@ -190,7 +190,7 @@ class ErrorReporter:
                 return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
             hint = "--num-workers 0 runs it in this process"
             if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
-                hint = f"for want of memory, try a smaller --chunk-size; {hint}"
+                hint = f"if memory ran out, try a smaller --chunk-size; {hint}"
             if isinstance(cause, TaskTimeout):
                 hint = "a longer --timeout or a smaller --chunk-size gives it more time"
             where = f" while {label} worked on {place}" if place else f" in {label}"

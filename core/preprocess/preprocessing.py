@@ -329,7 +329,7 @@ def _same_result(staging: Staging, manifest: Manifest) -> Manifest:
     """Return the manifest that another run published meanwhile; UsageError unless it is of the same data."""
     there = Manifest.load(staging.destination)
     if there.content_digest != manifest.content_digest:
-        raise UsageError(f"{staging.destination} was put there in the meantime", hint="add --force to replace it")
+        raise UsageError(f"{staging.destination} was just created by another process", hint="add --force to replace it")
     return there
 
 

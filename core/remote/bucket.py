@@ -277,8 +277,8 @@ def _answered(error: Any, what: str) -> Exception:
     if status in _BUSY or status >= 500:
         headers = getattr(error.response, "headers", {})
         wait = retry_after(headers.get("Retry-After"))
-        return Transient(NetworkError(f"{what} could not be had now: the server answered {status}"), wait)
-    return NetworkError(f"{what} could not be had: the server answered {status}")
+        return Transient(NetworkError(f"{what} is not available now: the server answered {status}"), wait)
+    return NetworkError(f"{what} is not available: the server answered {status}")
 
 
 def _refused(what: str, status: int) -> AuthorisationError:

@@ -245,12 +245,12 @@ def _reason(error: httpx2.RequestError, causes: list[BaseException]) -> str:
         return "there is no way to it"
     if isinstance(error, httpx2.ProtocolError | httpx2.NetworkError):
         return "the connection broke off"
-    return "what it sent makes no sense"
+    return "it sent an invalid answer"
 
 
 def _refused_by_proxy(failed: str) -> NetworkError:
     return NetworkError(
-        f"{failed}: the proxy on the way to it wants a user and a password",
+        f"{failed}: the proxy asks for a user and a password",
         hint="the address in HTTPS_PROXY or HTTP_PROXY may hold them",
     )
 

@@ -246,7 +246,7 @@ class Hub(HttpTransport):
         owner = repository.partition("/")[0]
         if all(found.name != repository for found in self.repositories(owner)):
             raise DatasetNotFoundError(
-                f"the hub shows no dataset repository {repository}: there is none, or it is private and wants HF_TOKEN"
+                f"the hub shows no dataset repository {repository}: there is none, or it is private and needs HF_TOKEN"
             )
 
     def _pages(self, path: str, query: str, what: str) -> Iterator[dict[str, Any]]:

@@ -101,7 +101,7 @@ class HubWriter(Hub):
         except DatasetNotFoundError:
             return None
         if not isinstance(document, dict):
-            raise FormatError(f"the hub says of {what} {document!r:.100}, expected an object")
+            raise FormatError(f"the hub describes {what} by {document!r:.100}, expected an object")
         return bool(document.get("private"))
 
     def branches(self, repository: str) -> dict[str, str]:
@@ -111,7 +111,7 @@ class HubWriter(Hub):
         try:
             found = {str(one["name"]): str(one["targetCommit"]) for one in document["branches"]}
         except (KeyError, TypeError) as error:
-            raise FormatError(f"the hub says of {what} {document!r:.100}, expected a list of them") from error
+            raise FormatError(f"the hub describes {what} by {document!r:.100}, expected a list of them") from error
         return found
 
     def create(self, repository: str, *, private: bool, note: Note = ignore) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG = logging.getLogger("rbtool.remote")
+_LOG.addHandler(logging.NullHandler())  # without one, Python prints warnings of libraries on stderr
 _VARIABLE = "RBTOOL_RETRIES"
 
 

@@ -230,7 +230,7 @@ class LazyTensorStorage(TensorStorage):
         if get_spawning_popen() is not None and not (self.initialized or self._shared_init):
             raise SchemaError(
                 f"an empty {type(self).__name__} cannot be passed to another process: both would make their own memory",
-                hint="write to it first, or say shared_init=True",
+                hint="write to it first, or use shared_init=True",
             )
         state = super().__getstate__()
         if self._maps is not None:

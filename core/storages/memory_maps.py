@@ -120,7 +120,7 @@ class MemoryMaps:
         if taken is not None and not self._replace:
             raise SchemaError(
                 f"{folder / taken} already exists; left unchanged",
-                hint="say existsok=True to replace it, or choose another scratch_dir",
+                hint="use existsok=True to replace it, or choose another scratch_dir",
             )
         for name, file in files.items():
             path = folder / name

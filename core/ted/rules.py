@@ -201,7 +201,7 @@ class ContinuityRule(_FollowingRule):
         text = f"{self.share(self._broken)}: {keys} is not the following row, inside an episode"
         found = self.report_first("error", text, self._broken)
         if not any(field.key == _STEPS_TO_NEXT for field in self.fields):
-            text = f"{self.share(self._declared)}: {keys} does not follow, as the episode table says"
+            text = f"{self.share(self._declared)}: {keys} does not follow, as the episode table states"
             found += self.report_first("warning", text, self._declared)
         return found
 

@@ -77,7 +77,7 @@ class FrameStack(_Stack):
         if len(frame) < -self.dim:
             raise SchemaError(
                 f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
-                hint="say dim=-1 to join them along their last dimension" if frame else "",
+                hint="use dim=-1 to join them along their last dimension" if frame else "",
             )
         # What comes before the next frame is the frame of the step itself, and those before it.
         root = data.get(key[1:], None) if key[0] == NEXT else None
@@ -205,7 +205,7 @@ class StoredFrameStack(_Stack):
         if place < -1:
             raise SchemaError(
                 f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
-                hint=f"say dim={-len(frame) - 1} to join them along a new dimension",
+                hint=f"use dim={-len(frame) - 1} to join them along a new dimension",
             )
         if place < 0:
             return stack

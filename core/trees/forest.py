@@ -187,7 +187,7 @@ class MCTSForest:
             if known != target:
                 raise SchemaError(
                     f"step {number} leads to another observation than the same observation and action did before",
-                    hint="say stochastic=True to keep every outcome",
+                    hint="use stochastic=True to keep every outcome",
                 )
             if row < 0 and len(found) > len(new):
                 new.append(number)

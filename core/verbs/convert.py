@@ -189,7 +189,7 @@ class Rewriting:
                 return manifest, False
         there = None if self.force else self._existing(reader)
         if there is None or there.content_digest != manifest.content_digest:
-            raise occupied_error(self.destination, "was put there by another process just now")
+            raise occupied_error(self.destination, "was just created by another process")
         return there, True
 
     def _existing(self, reader: StepReader) -> Manifest | None:

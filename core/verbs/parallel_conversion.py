@@ -351,7 +351,7 @@ def _error(cause: BaseException, when: str) -> BaseException:
         return RbtoolError(f"a worker process failed{when}: {cause.text}", hint="--debug shows the traceback")
     hint = _IN_THIS_PROCESS
     if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
-        hint = f"for want of memory, try fewer processes; {hint}"
+        hint = f"if memory ran out, try fewer processes; {hint}"
     return RbtoolError(f"{cause.text}{when}", hint=hint)
 
 

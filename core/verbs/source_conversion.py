@@ -246,7 +246,7 @@ class SourceConversion:
                 return manifest, False
             there = None if self.force else self._existing()
             if there is None or there.content_digest != manifest.content_digest:
-                raise occupied_error(self.destination, "was put there by another process just now")
+                raise occupied_error(self.destination, "was just created by another process")
             return there, True
 
     def _workers(self) -> ConversionWorkers:

@@ -64,7 +64,7 @@ class FolderReader(OpenedReader):
         if len(table) != self.manifest.episodes or table.steps != self.manifest.steps:
             raise CorruptDataError(
                 f"{self.path}: the episode table holds {len(table)} episodes and {table.steps} steps, the manifest "
-                f"says {self.manifest.episodes} and {self.manifest.steps}"
+                f"states {self.manifest.episodes} and {self.manifest.steps}"
             )
         return table
 

@@ -309,7 +309,7 @@ class Discount:
     def needed(self, operation: str) -> float:
         """Return it; UsageError without one, because a default would be silently wrong."""
         if self._gamma is None:
-            raise UsageError(f"{operation} needs a discount", hint="say --gamma 0.99")
+            raise UsageError(f"{operation} needs a discount", hint="add --gamma 0.99")
         return self.or_else(1.0)
 
     def or_else(self, default: float) -> float:

@@ -237,7 +237,7 @@ def _refuse_rest_of_group(fields: Fields, parts: Sequence[Key]) -> None:
         renamed = " ".join(f"--rename {name}={_outside(fields, name)}" for name in left)
         raise UsageError(
             f"flatten would write 'observation', a group in which {', '.join(left)} would stay behind",
-            hint=f"say {renamed} as well",
+            hint=f"add {renamed}, too",
         )
 
 

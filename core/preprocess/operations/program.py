@@ -261,7 +261,7 @@ class ProgramProcessor(Processor):
             except Exception as error:
                 raise UsageError(
                     f"{operation.name} cannot be sent to worker processes: {error_text(error)}",
-                    hint="say num_workers=0 to run it in this process, or define its class at the top of a module",
+                    hint="use num_workers=0 to run it in this process, or define its class at the top of a module",
                 ) from error
         return self
 

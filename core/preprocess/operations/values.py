@@ -132,7 +132,7 @@ class ResizeImages(RowOperation):
         if last == first:
             raise UsageError(
                 f"resize {field.name}: which dimension of {list(shape)} has the channels is unclear",
-                hint=f"say {self.key}={self.size}:hwc or {self.key}={self.size}:chw",
+                hint=f"write {self.key}={self.size}:hwc or {self.key}={self.size}:chw",
             )
         return 2 if last else 0
 

@@ -31,7 +31,7 @@ from .modules import imported_modules, only_from
 
 Loaded: TypeAlias = Callable[[Any], Any]
 
-_IN_PROCESS = "say num_workers=0 to run it in this process, or put it into a file and name it FILE.py:NAME"
+_IN_PROCESS = "use num_workers=0 to run it in this process, or put it into a file and name it FILE.py:NAME"
 
 
 class ChunkFunction(ABC):
@@ -353,7 +353,7 @@ class FunctionProcessor(Processor):
         if self.unit not in get_args(Unit):
             raise UsageError(f"unit {self.unit!r} is unknown; known: {', '.join(get_args(Unit))}")
         if self.vmap and self.unit != "row":
-            raise UsageError(f"vmap is for functions of one row, and the unit is {self.unit}", hint="say unit row")
+            raise UsageError(f"vmap is for functions of one row, and the unit is {self.unit}", hint="use unit row")
         object.__setattr__(self, "whole_episodes", self.unit == "episode")
         object.__setattr__(self, "needs_probing", self.unit == "row" and self.vmap is None)
 

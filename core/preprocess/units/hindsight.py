@@ -61,7 +61,7 @@ class Hindsight:
             if len(found) != 1:
                 raise UsageError(
                     f"{len(found)} fields are called {_GOAL}: which one is the goal is not known",
-                    hint="say --goal-key FIELD and --achieved-goal-key FIELD",
+                    hint="add --goal-key FIELD and --achieved-goal-key FIELD",
                 )
             goal = found[0]
         achieved = self.achieved_goal_key
@@ -100,7 +100,7 @@ class HindsightProcessor(FunctionProcessor):
         if function is None:
             raise UsageError(
                 "hindsight needs a function: rewards and terminations depend on the goal",
-                hint="say --fn FILE.py:NAME, which returns (reward, terminated) of the steps that it gets",
+                hint="add --fn FILE.py:NAME, which returns (reward, terminated) of the steps that it gets",
             )
         if NEXT_REWARD not in {one.key for one in fields}:
             raise UsageError("hindsight needs next.reward, which is not there")

@@ -186,7 +186,7 @@ def test_only_plain_datasets_are_believed(saved: Path, trick: Callable[[h5py.Fil
 
 def test_a_file_that_grew_is_refused(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes() + b"\0")
-    with pytest.raises(CorruptDataError, match="the manifest says"):
+    with pytest.raises(CorruptDataError, match="the manifest states"):
         H5Reader(saved)
 
 

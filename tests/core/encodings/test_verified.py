@@ -64,5 +64,5 @@ def test_a_file_that_goes_on_behind_its_rows_is_found(walks: Path) -> None:
         reader.read(("action",), 0, 9)
         with open(walks / "action.memmap", "ab") as file:
             file.write(b"more")
-        with pytest.raises(CorruptDataError, match="76 bytes, the manifest says 72"):
+        with pytest.raises(CorruptDataError, match="76 bytes, the manifest states 72"):
             reader.verify_files()

@@ -117,5 +117,5 @@ def test_an_episode_table_that_contradicts_the_manifest_is_refused(tmp_path: Pat
         path.unlink()
     TedReader(tmp_path / "two").episodes.save(tmp_path / "one")
     relist(tmp_path / "one")
-    with pytest.raises(CorruptDataError, match="2 episodes and 6 steps, the manifest says 1 and 4"):
+    with pytest.raises(CorruptDataError, match="2 episodes and 6 steps, the manifest states 1 and 4"):
         _ = TedReader(tmp_path / "one").episodes

@@ -347,5 +347,5 @@ def test_a_token_that_was_exchanged_is_sent(serve: Any, monkeypatch: pytest.Monk
 
 def test_an_index_of_more_names_than_any_namespace_has_is_refused() -> None:
     index = json.dumps({"datasets": [f"many/name-{number}-v0" for number in range(50_001)]}).encode()
-    with pytest.raises(FormatError, match="lists 50,001 datasets, 50,000 at most"):
+    with pytest.raises(FormatError, match="lists 50,001 datasets, expected 50,000 at most"):
         ids_in("acme/many", index)

@@ -139,7 +139,7 @@ def test_what_will_not_pass(
 def test_a_proxy_that_wants_a_password(server: StaticServer, transport: HttpTransport) -> None:
     server.faults["data/file.bin"] = [Fault(407)]
     error = failed(transport, server.address("data/file.bin"))
-    assert "the proxy on the way to it wants a user and a password" in str(error)
+    assert "the proxy asks for a user and a password" in str(error)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])

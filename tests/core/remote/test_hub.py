@@ -80,7 +80,7 @@ def test_a_repository_that_is_not_there(hub: Hub, environment: dict[str, str], h
     hub.hide_missing = hidden
     found = failed(ask_one(environment, "hub", "commit", "acme/four"), "DatasetNotFoundError")
     assert "acme/four" in found.message
-    assert ("private and wants HF_TOKEN" in found.message) == hidden
+    assert ("private and needs HF_TOKEN" in found.message) == hidden
 
 
 def test_a_folder_that_is_not_there(hub: Hub, environment: dict[str, str]) -> None:
@@ -242,7 +242,7 @@ def test_a_file_that_is_gone_makes_the_listing_stale(hub: Hub, environment: dict
 
 def test_a_file_that_is_too_long_for_memory(hub: Hub, environment: dict[str, str]) -> None:
     found = ask_one(environment, "hub", "read", address(hub, "deep/er/one.bin"), 1000)
-    assert "more than the 1,000 bytes" in failed(found, "FormatError").message
+    assert "has more bytes than expected (1,000)" in failed(found, "FormatError").message
 
 
 def test_importing_loads_no_client() -> None:

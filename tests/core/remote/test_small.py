@@ -54,7 +54,7 @@ def test_what_never_matches() -> None:
 
 
 def test_what_is_too_long_is_not_read_to_its_end() -> None:
-    with pytest.raises(FormatError, match="more than the 7 bytes"):
+    with pytest.raises(FormatError, match=r"has more bytes than expected \(7\)"):
         read_small(Replies(DATA), "x", limit=7)
 
 

@@ -88,7 +88,7 @@ def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
         ("action", _put(slice(None), 0), "TED008 warning", "action is zero everywhere"),
         ("action", _put((slice(None), 1), 3), "TED009 warning", r"action\[1\] never changes"),
         ("episode", _put(12, 5), "TED010 error", r"the row of step 12, episode 1 says it belongs to episode 5"),
-        ("next.reward", _put(0, 99.0), "TED010 error", r"episode 0 returns .*, the table says"),
+        ("next.reward", _put(0, 99.0), "TED010 error", r"episode 0 returns .*, the table states"),
         ("next.terminated", _put(9, False), "TED010 error", r"terminated of step 9, episode 0 differs"),
     ],
 )
@@ -115,7 +115,7 @@ def test_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
     _edit_table(walks, "explicit_next", 1, True)
     found = _found(walks)
     assert "TED004 error" not in found
-    assert "as the episode table says" in found["TED004 warning"]
+    assert "as the episode table states" in found["TED004 warning"]
 
 
 def test_in_n_step_data_next_does_not_follow(walks: Path) -> None:

@@ -163,7 +163,7 @@ def _missing_file(source: Path, dest: Path) -> str:
 
 def _cut_file(source: Path, dest: Path) -> str:
     os.truncate(dest / "next" / "reward.memmap", 100)
-    return f"is damaged ({dest / 'next' / 'reward.memmap'} has 100 bytes, the manifest says"
+    return f"is damaged ({dest / 'next' / 'reward.memmap'} has 100 bytes, the manifest states"
 
 
 def _changed_manifest(source: Path, dest: Path) -> str:

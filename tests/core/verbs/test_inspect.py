@@ -125,7 +125,7 @@ def test_returns_that_differ_in_the_last_digit_have_a_histogram() -> None:
 def test_a_file_of_another_size_than_the_manifest_says_is_named(walks: Path, how: str) -> None:
     file = walks / "observation.memmap"
     file.unlink() if how == "gone" else os.truncate(file, 295 if how == "cut" else 900)
-    said = "is missing" if how == "gone" else f"has {295 if how == 'cut' else 900} bytes, the manifest says 600"
+    said = "is missing" if how == "gone" else f"has {295 if how == 'cut' else 900} bytes, the manifest states 600"
     (problem,) = rbtool.inspect(walks).problems
     assert problem.startswith(f"{file} {said}")
     shown = "".join(str(cell) for line in summary_lines(rbtool.inspect(walks)) for cell in line)

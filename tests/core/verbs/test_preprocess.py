@@ -319,7 +319,7 @@ def test_who_comes_second_takes_what_is_equal(
     if equal:
         assert run(walks, same, tmp_path / "made").content_digest == Manifest.load(tmp_path / "made").content_digest
     else:
-        with pytest.raises(rbtool.UsageError, match="was put there in the meantime"):
+        with pytest.raises(rbtool.UsageError, match="was just created by another process"):
             run(walks, same, tmp_path / "made")
     assert beside(walks) == ["made", "walks"]
 

@@ -154,7 +154,7 @@ def test_sound_episodes_of_a_packed_dataset_that_was_cut(walks: Path, tmp_path: 
     found = [(finding.steps, finding.episodes) for finding in result.findings if finding.rule == "TED012"]
     assert (found, result.errors) == ([(((19, 25),), (1, 2, 3))], 1)
     assert rbtool.inspect(source).problems == (result.findings[0].message,)
-    with pytest.raises(CorruptDataError, match="the manifest says"):
+    with pytest.raises(CorruptDataError, match="the manifest states"):
         preprocessed(source, made)
     assert any("3 of 4 episodes are damaged and left out: 1, 2, 3" in note for note in
                preprocessed(source, made, skip_bad=True, chunk_size=5).notes)  # fmt: skip

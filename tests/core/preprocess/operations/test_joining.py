@@ -97,7 +97,7 @@ def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
     made = tuple(replace(f, role=roles.get(f.key[-1], f.role) if len(f.key) > 1 else f.role) for f in fields), block
     with pytest.raises(UsageError, match=r"a group in which observation.mission would stay behind") as caught:
         do(made, flatten=True)
-    assert caught.value.hint == f"say --rename observation.mission={renamed} as well"
+    assert caught.value.hint == f"add --rename observation.mission={renamed}, too"
     found = do(made, rename=f"observation.mission={renamed}", flatten=True)
     assert (found["observation"].shape, found[f"next.{renamed}"].shape) == ((3, 4), (3, 8))
 
