@@ -9,7 +9,7 @@ from typing import Any
 
 from ..format.manifest import Manifest, Provenance
 
-_SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle"})
+_SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render"})
 _OPTIONS = (
     "episodes", "layout", "final_step", "horizon", "ends", "filter_key", "reward", "episode_key", "images",
     "trust_pickle", "rlds_last", "skip_bad",
@@ -51,6 +51,10 @@ def _command(step: Provenance, before: str, after: str, manifest: Manifest) -> s
         by = None if given.get("by") == "episode" else given.get("by")
         more = {name: given.get(name) for name in ("seed", "stratify", "in_order", "allow_duplicates")}
         return _line("split", before or str(given.get("dataset")), dest=after, **parts, by=by, **more, **_layout(given))
+    if verb == "record" and "policy" in given and (given["policy"] == "random" or ".py:" in str(given["policy"])):
+        policy = None if given["policy"] == "random" else given["policy"]
+        more = {name: given.get(name) for name in ("episodes", "seed", "max_steps", "render")}
+        return _line(verb, str(given.get("env")), after, **more, policy=policy)
     if verb == "checkpoint save" and "form" in given:
         return _line(verb, before or str(given.get("dataset")), after, **{"as": given["form"]})
     if verb == "checkpoint load":
@@ -107,7 +111,7 @@ def _given(options: Mapping[str, Any]) -> Iterator[str]:
                 yield flag
         elif isinstance(value, list | tuple):
             yield from (f"{flag} {shlex.quote(str(one))}" for one in value)
-        elif value not in (None, "", False):
+        elif value is not None and value is not False and value != "":  # 0 is a seed
             yield f"{flag} {shlex.quote(str(value))}"
 
 

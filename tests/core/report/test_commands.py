@@ -22,6 +22,8 @@ CART = DATA / "cartpole" / "scripted-v0"
 def made(folder: Path, kind: str) -> Path:
     """Make a dataset by a few verbs."""
     cart, dest = folder / "cart", folder / "made"
+    if kind == "record":
+        return rbtool.record("CartPole-v1", dest, episodes=3, seed=5, num_envs=2, max_steps=9).path
     rbtool.convert(CART, cart, episodes="0:6", layout="packed" if kind == "packed" else "ted")
     if kind == "packed":
         return cart
@@ -39,7 +41,7 @@ def made(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["packed", "preprocess", "split", "checkpoint"])
+@pytest.mark.parametrize("kind", ["packed", "preprocess", "split", "checkpoint", "record"])
 def test_commands_make_the_dataset_again(tmp_path: Path, kind: str) -> None:
     manifest = Manifest.load(made(tmp_path, kind))
     commands = [command for _, command in reproducing(manifest)]
@@ -72,6 +74,9 @@ def commands_of(verb: str, **arguments: Any) -> str:
          "rbtool merge a 'b c' DEST --schema union --cast"),
         ("preprocess", {"function": "f.py:g", "unit": "row", "seed": 2, "chunk_size": 5},
          "rbtool preprocess DATASET --fn f.py:g --unit row --seed 2 --chunk-size 5 --dest DEST"),
+        ("record", {"env": "A-v1", "policy": "my.py:act", "episodes": 3, "seed": 0, "render": True, "num_envs": 2},
+         "rbtool record A-v1 DEST --episodes 3 --seed 0 --render --policy my.py:act"),
+        ("record", {"env": "A-v1", "policy": "agents:act", "episodes": 3, "seed": 0}, ""),
         ("record", {}, ""),
         ("convert", {}, ""),
         ("merge", {"datasets": "a"}, ""),
