@@ -16,7 +16,7 @@ from ..format.manifest import Dropped, Manifest, has_manifest
 from ..format.packed.continuing import continued
 from ..format.packed.recorded_origin import RecordedOrigin
 from ..format.packed.recording import PackedRecorder, unfinished_recording
-from ..format.staging import mend, new_sibling
+from ..format.staging import mend, new_sibling, sweep
 from .layout import RawEpisode, RowLayout, fit_infos
 
 
@@ -35,6 +35,7 @@ class EpisodeWriter:
         self._made = False
         self.is_closed = False
         mend(dest)
+        sweep(dest)  # of a process that died while it stored a recording again
         occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
         if occupied and resume:
             self._recorder = continued(dest, sync_seconds=sync_seconds)

@@ -14,6 +14,16 @@ RUNNER = Path(__file__).with_name("recorder.py")
 PLAN = DatasetPlan((4, 1, 6), ("terminated", "both", "truncated"), (False, True, False), ODD_LEAVES[:6])
 
 
+def strike_environment(*words: str) -> dict[str, int]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        command = [sys.executable, RUNNER.with_name("environment_recorder.py"), place, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        restored: dict[str, int] = json.loads(done.stdout)["restored"]
+        return restored
+
+
 def strike(*words: str) -> dict[str, int]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
@@ -40,3 +50,12 @@ def test_a_repair_that_is_killed_at_every_single_operation() -> None:
 @pytest.mark.slow
 def test_killed_at_every_single_operation() -> None:
     assert strike().keys() == {"0", "1", "2", "3"}
+
+
+def test_an_environment_s_recording_killed_here_and_there() -> None:
+    assert strike_environment("--every", "23").keys() >= {"0", "1", "4"}
+
+
+@pytest.mark.slow
+def test_an_environment_s_recording_killed_at_every_single_operation() -> None:
+    assert strike_environment().keys() == {"0", "1", "2", "3", "4"}

@@ -217,6 +217,15 @@ def test_a_recording_is_continued(tmp_path: Path) -> None:
     assert not rbtool.check(tmp_path / "d").errors
 
 
+def test_what_a_killed_process_left_next_to_a_recording_is_swept(tmp_path: Path) -> None:
+    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
+    run(recording, 1)
+    recording.close()
+    (tmp_path / ".d.rbtool-new-0123abcd").mkdir()
+    rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True).finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
 def infos(episode: int, step: int) -> dict[str, Any]:
     return {"step": step, "note": "x" * (10 * episode + step)} | ({"rare": 1.5} if step == 2 else {})
 
