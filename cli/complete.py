@@ -249,7 +249,7 @@ def _nearby() -> list[str]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes()) if path.is_file() else None  # never of a FIFO
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -304,7 +304,7 @@ def install(shell: str) -> Path:
     fs.replace_file(place, SCRIPTS[shell].lstrip().encode())
     if profile:
         loaded = (home / profile).resolve()  # it is often a link into a repository of such files
-        there = loaded.read_bytes() if loaded.exists() else b""
+        there = loaded.read_bytes() if loaded.is_file() else b""
         if line.encode() not in there:
             descriptor = fs.open_to_append(loaded)
             try:

@@ -56,9 +56,12 @@ def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SliceSampler(slice_len=2, end_keys="done"), "end_keys is 'done', a list"),
-        (lambda: SliceSampler(slice_len=2, end_keys=("next", "done")), r"end_keys is \('next', 'done'\), a list"),
-        (lambda: SliceSampler(slice_len=2, end_keys=[]), r"end_keys is \[\], a list"),
+        (lambda: SliceSampler(slice_len=2, end_keys="done"), "end_keys is 'done', expected a list"),
+        (
+            lambda: SliceSampler(slice_len=2, end_keys=("next", "done")),
+            r"end_keys is \('next', 'done'\), expected a list",
+        ),
+        (lambda: SliceSampler(slice_len=2, end_keys=[]), r"end_keys is \[\], expected a list"),
         (lambda: SliceSampler(slice_len=2, use_gpu="foo"), "use_gpu is 'foo'"),
         (lambda: SliceSampler(slice_len=2, compile="yes"), "compile is 'yes'"),  # type: ignore[arg-type]
         (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is the name of no device"),

@@ -309,8 +309,8 @@ def tagged(kind: str, value: object) -> dict[str, object]:
         ({"shape": tagged("Size", [-1])}, "is no shape"),
         ({"shape": tagged("Size", [2**70])}, "is the shape of no tensor"),
         ({"shape": tagged("Size", [2**50])}, "cannot hold the"),
-        ({"codec": "rot13"}, "the codec 'rot13' is not known"),
-        ({"codec": ["zstd"]}, r"the codec \['zstd'\] is not known"),
+        ({"codec": "rot13"}, "the codec 'rot13' is unknown"),
+        ({"codec": ["zstd"]}, r"the codec \['zstd'\] is unknown"),
         ({"codec": "custom"}, "has no decompression_fn"),
     ],
 )

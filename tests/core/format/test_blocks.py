@@ -158,7 +158,7 @@ def with_column(key: tuple[str, ...], rows: Callable[[Any], Any]) -> Callable[[E
 
 CONTRADICTIONS: dict[str, tuple[Callable[[EpisodeBlock], Any], str]] = {
     "other episodes": (lambda block: replace(block, episodes=block.episodes + 1), "other episodes than those"),
-    "a column too short": (with_column(ACTION, lambda rows: rows[:-1]), r"'action' is int16 \[3\], int16 \[4\]"),
+    "a column too short": (with_column(ACTION, lambda rows: rows[:-1]), r"is int16 \[3\], expected int16 \[4\]"),
     "another type": (with_column(REWARD, lambda rows: rows.astype(np.float32)), "'reward' is float32"),
     "another shape": (with_column(OBSERVATION, lambda rows: rows[:, :1]), "'observation' is float32"),
     "no actions": (

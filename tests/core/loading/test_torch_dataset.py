@@ -249,7 +249,7 @@ class Reversed(rbtool.SamplerWithoutReplacement):
         ({"rank": 0, "world_size": 2, "seed": None}, "no seed in common"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"rank": 1}, "both or none"),
-        ({"seed": -1}, "the seed -1"),
+        ({"seed": -1}, "the seed is -1"),
         ({"seed": 1 << 64}, "64 bits"),
     ],
 )

@@ -62,7 +62,7 @@ VECTOR = torch.ones(6, dtype=torch.bool)
         ({"slice_len": 2, "span": (1, 2, 3)}, ValueError, "span"),
         ({"slice_len": 2, "weight": "length"}, ValueError, "'length'"),
         ({"slice_len": 2, "anchor": "middle"}, ValueError, "'middle'"),
-        ({"slice_len": 2, "traj_key": 5}, ValueError, "5 was given for a key"),
+        ({"slice_len": 2, "traj_key": 5}, ValueError, "the key is 5, expected"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(options: Any, error: type[Exception], words: str) -> None:

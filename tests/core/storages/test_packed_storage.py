@@ -158,7 +158,7 @@ def test_loading_picks_the_storage_by_the_manifest(odd: Path) -> None:
     assert storage.episodes.length.tolist() == [5, 1, 7, 3]
     with pytest.raises(UsageError, match="cannot be edited in place"):
         load_dataset(odd / "small", mode="r+")
-    with pytest.raises(UsageError, match="the mode 'w' was given"):
+    with pytest.raises(UsageError, match="the mode is 'w', expected"):
         load_dataset(odd / "small", mode="w")  # type: ignore[arg-type]
 
 
