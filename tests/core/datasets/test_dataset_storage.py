@@ -143,7 +143,7 @@ def test_copy_on_write_is_not_shared(walks: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"mode": "w"}, "the mode 'w' was given"), ({"mode": "r+", "split_trajs": True}, "padded copies")],
+    [({"mode": "w"}, "the mode is 'w', expected"), ({"mode": "r+", "split_trajs": True}, "padded copies")],
 )
 def test_arguments_that_make_no_sense(walks: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):

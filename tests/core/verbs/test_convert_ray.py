@@ -43,7 +43,7 @@ def test_a_missing_ray_is_an_error_with_its_installation(
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(("engine", "message"), [("ray", "needs workers"), ("spark", "is not known")])
+@pytest.mark.parametrize(("engine", "message"), [("ray", "needs workers"), ("spark", "is unknown")])
 def test_an_engine_without_sense_is_refused(source: Path, tmp_path: Path, engine: str, message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
         rbtool.convert(source, tmp_path / "made", engine=engine)
