@@ -71,7 +71,7 @@ def test_what_is_not_there_and_odd_addresses(environment: dict[str, str], monkey
     failed(ask_one(environment, "source:rlds", "describe", "bridge"), "DatasetNotFoundError")
     failed(ask_one(environment, "source:rlds", "describe", BRIDGE, "v1"), "UsageError")
     monkeypatch.setenv("RLDS_REMOTE", "s3://other")
-    with source_class("rlds")() as source, pytest.raises(UsageError, match=r"RLDS_REMOTE has 's3://other'"):
+    with source_class("rlds")() as source, pytest.raises(UsageError, match=r"RLDS_REMOTE is 's3://other'"):
         source.ids()
 
 
