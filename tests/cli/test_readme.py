@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands run, one after the other, and show what it shows."""
+"""The README and the guide to the verbs are true: their commands run, one after the other, and show what they show."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import facts_table
 import pytest
 from hub_uploads import WRITER, UploadHub
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+ROOT = Path(__file__).parents[2]
+README, VERBS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guides/verbs.md"))
+BLOCKS = dict.fromkeys(re.findall(r"^```console\n(.*?)^```$", README + VERBS, re.MULTILINE | re.DOTALL))
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 END = "--- end of"
 
@@ -48,19 +50,19 @@ def shape(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which the README is followed."""
+    """The folder in which they are followed."""
     return tmp_path_factory.mktemp("readme")
 
 
 @pytest.fixture(scope="module")
 def environment(forked, folder):
-    """The README is followed by somebody whose home is the folder."""
+    """They are followed by somebody whose home is the folder."""
     return forked | {"HOME": str(folder)}
 
 
 @pytest.fixture(scope="module")
 def outputs(folder, environment):
-    """What the commands of the README print when they are typed into one shell."""
+    """What the commands print when they are typed into one shell."""
     with UploadHub(folder / ".hub") as hub:
         places = f"HF_ENDPOINT={hub.url} HF_TOKEN={WRITER} "
         commands = [f"{places if 'hf://' in command else ''}{command}" for command, _ in parts()]
@@ -113,5 +115,9 @@ def test_the_python_examples_run_and_run_again(outputs, folder, environment):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_facts_is_the_one_that_was_measured():
+    assert facts_table.shown(README) == facts_table.read().table()
+
+
 def test_there_are_python_examples():
-    assert len(PYTHON) == 6
+    assert len(PYTHON) == 2
