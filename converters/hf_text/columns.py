@@ -11,14 +11,14 @@ from ...core.encodings.text_rows import LONGEST_ROW, length_key
 from ...core.errors import FormatError
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import FLAGS, NEXT, REWARD, Key, dtype_name, safe_part
-from .parts import Part, is_number, is_text
+from .parts import TextPart, is_number, is_text
 
 SPLIT: Key = ("split",)
 _TAKEN = {NEXT, "episode", *SPLIT, *REWARD, *(key[0] for key in FLAGS)}
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TextColumns:
     """The columns by their keys: `text` with the bytes of the longest, `numbers` with their element type.
 
     `names` are the columns' own names, `rows` the number of rows of every file.
@@ -35,12 +35,12 @@ class Columns:
         """Names of columns that are called something else here."""
         return {name: key[0] for key, name in self.names.items() if key[0] != name}
 
-    def rows_of(self, parts: Sequence[Part], split: str) -> list[int]:
+    def rows_of(self, parts: Sequence[TextPart], split: str) -> list[int]:
         """The number of rows of the files of one split."""
         return [rows for part, rows in zip(parts, self.rows, strict=True) if part.split == split]
 
 
-def columns_of(parts: Sequence[Part], progress: Callable[[int], None]) -> Columns:
+def columns_of(parts: Sequence[TextPart], progress: Callable[[int], None]) -> TextColumns:
     """Read all text once. FormatError without a column of text or without rows, for a missing value and long text."""
     schema = parts[0].schema
     text = [field.name for field in schema if is_text(field.type)]
@@ -65,7 +65,7 @@ def columns_of(parts: Sequence[Part], progress: Callable[[int], None]) -> Column
     keys = _keys(text, numbers)
     types = {name: dtype_name(np.dtype(schema.field(name).type.to_pandas_dtype())) for name in numbers}
     others = [field for field in schema if field.name not in keys]
-    return Columns(
+    return TextColumns(
         text={keys[name]: longest[name] for name in text},
         numbers={keys[name]: types[name] for name in numbers},
         names={key: name for name, key in keys.items()},
@@ -74,7 +74,7 @@ def columns_of(parts: Sequence[Part], progress: Callable[[int], None]) -> Column
     )
 
 
-def _require_room(part: Part, name: str, longest: int) -> None:
+def _require_room(part: TextPart, name: str, longest: int) -> None:
     if longest > LONGEST_ROW:
         raise FormatError(
             f"{part.path} has a text of {longest:,} bytes in {name!r}; at most {LONGEST_ROW:,} are read, for every row "

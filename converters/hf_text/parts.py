@@ -30,7 +30,7 @@ def is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in _NUMBERS)
 
 
-class Part:
+class TextPart:
     """One file, which is of `split`."""
 
     def __init__(self, split: str, path: Path) -> None:

@@ -17,8 +17,8 @@ from ...core.format.documents import dump_json
 from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key
-from .columns import SPLIT, Columns, columns_of
-from .parts import Part
+from .columns import SPLIT, TextColumns, columns_of
+from .parts import TextPart
 from .splits import saved_splits, splits_among
 
 _DOCUMENTS = ("README.md", "dataset_info.json", "dataset_dict.json")
@@ -48,7 +48,7 @@ class HfTextReader(Reader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is a folder of `save_to_disk` with a column of text."""
         try:
-            parts = [Part(name, file) for name, files in saved_splits(path) for file in files[:1]][:1]
+            parts = [TextPart(name, file) for name, files in saved_splits(path) for file in files[:1]][:1]
             return bool(parts) and parts[0].has_text() and not parts[0].names >= _TRAJECTORIES
         except (RbtoolError, OSError, ValueError, LookupError, RuntimeError):
             return False
@@ -63,11 +63,11 @@ class HfTextReader(Reader):
         if not splits:
             raise FormatError(f"{self.path} has neither Parquet files nor what save_to_disk writes")
         self._splits = [name for name, _ in splits]
-        self._parts = [Part(name, file) for name, files in splits for file in files]
+        self._parts = [TextPart(name, file) for name, files in splits for file in files]
         for part in self._parts[1:]:
             if not part.schema.equals(self._parts[0].schema):
                 raise FormatError(f"{part.path} has other columns than {self._parts[0].path}")
-        self._columns: Columns | None = None
+        self._columns: TextColumns | None = None
         self._blocks: Iterator[dict[Key, Array]] = iter(())
         self._block: dict[Key, Array] = {}
         self._start = self._stop = 0
@@ -96,7 +96,7 @@ class HfTextReader(Reader):
             lengths=[1] * rows,
         )
 
-    def _known(self, progress: Callable[[int], None] = lambda rows: None) -> Columns:
+    def _known(self, progress: Callable[[int], None] = lambda rows: None) -> TextColumns:
         if self._columns is None:
             self._columns = columns_of(self._parts, progress)
         return self._columns
@@ -121,7 +121,7 @@ class HfTextReader(Reader):
             if seen != rows:
                 raise CorruptDataError(f"{part.path} changed while it was read")
 
-    def _encoded(self, batch: pa.RecordBatch, columns: Columns, part: Part) -> dict[Key, Array]:
+    def _encoded(self, batch: pa.RecordBatch, columns: TextColumns, part: TextPart) -> dict[Key, Array]:
         found: dict[Key, Array] = {}
         for key, width in columns.text.items():
             values = part.text_of(batch, columns.names[key])

@@ -51,7 +51,7 @@ def fetch_piece(fetch: Fetch, size: int, span: tuple[int, int], path: Path, what
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _TarHeader:
     """What a header states: how many bytes it and its data take, and whether it is for the header after it."""
 
     bytes: int
@@ -113,7 +113,7 @@ class _Piece:
             for number in np.flatnonzero((magic == _MAGIC).all(1)).tolist():
                 yield position + number * _BLOCK
 
-    def _leading(self, position: int) -> _Header | None:
+    def _leading(self, position: int) -> _TarHeader | None:
         """Return the header in a position that leads to another one, or to the end; None if there is none."""
         header = _header(self._block(position))
         if header is None:
@@ -159,7 +159,7 @@ class _Piece:
                 raise CorruptDataError(f"{self._what} is damaged: more follows the end of the archive")
 
 
-def _header(block: bytes) -> _Header | None:
+def _header(block: bytes) -> _TarHeader | None:
     """Read a header; None for a block that is none, or one that no archive of episodes has."""
     try:
         found = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
@@ -168,4 +168,4 @@ def _header(block: bytes) -> _Header | None:
     extended = found.type in _EXTENDED
     if not 0 <= found.size <= (LONGEST_HEADER if extended else LARGEST_MEMBER):
         return None
-    return _Header(_BLOCK + -(-found.size // _BLOCK) * _BLOCK, extended)
+    return _TarHeader(_BLOCK + -(-found.size // _BLOCK) * _BLOCK, extended)

@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection
 
 from ..storages.write_log import Written
 from .concurrency import Draw, Prefetcher
-from .cuda_streams import Made
+from .cuda_streams import StreamedBatch
 from .parts import BufferParts
 from .pytrees import map_tensors
 
@@ -37,7 +37,7 @@ class Batches(BufferParts):
             if future is None:
                 return draw, self.batch_of(draw)
             made = future.result()
-            rows = made.received() if isinstance(made, Made) else made
+            rows = made.received() if isinstance(made, StreamedBatch) else made
             return draw, self._changed(rows, draw) if self._transform.draws else rows
         except BaseException:
             if not (self._sampler.has_epochs or draw.parts):  # older ones, of other sizes, may never be asked for

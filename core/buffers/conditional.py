@@ -48,7 +48,7 @@ class ConditionalUpdateResult:
         return len(self.updated) - self.updated_count - self.version_rejected_count
 
 
-class _Entry(NamedTuple):
+class _ConditionalEntry(NamedTuple):
     """An entry of all valid elements, and new values for some of them, `[N, *feature]`."""
 
     key: Key
@@ -133,7 +133,7 @@ class ConditionalUpdates(Writing):
         columns = [torch.from_numpy(valid), *(torch.from_numpy(given[:, dim].copy()) for dim in range(1, ndim))]
         return tuple(columns), rows
 
-    def _entry_of(self, key: Key, given: Any, count: int) -> _Entry:
+    def _entry_of(self, key: Key, given: Any, count: int) -> _ConditionalEntry:
         leaf = self._storage.editable(key)
         feature = leaf.shape[self._storage.ndim :]
         values = without_arrays(given)
@@ -142,9 +142,9 @@ class ConditionalUpdates(Writing):
             raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, expected {leaf.dtype}")
         if values.numel() != count * feature.numel():
             raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, expected {[count, *feature]}")
-        return _Entry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
+        return _ConditionalEntry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
 
-    def _versions(self, key: Key, version: Any, count: int, entries: list[_Entry]) -> _Entry:
+    def _versions(self, key: Key, version: Any, count: int, entries: list[_ConditionalEntry]) -> _ConditionalEntry:
         if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
             raise UsageError(f"the version {'.'.join(key)!r} is in the patch, it is given apart")
         leaf = self._storage.editable(key)
@@ -157,7 +157,12 @@ class ConditionalUpdates(Writing):
         return self._entry_of(key, version, count)
 
     def _apply(
-        self, entries: list[_Entry], places: Any, rows: NDArray[np.int64], accepted: Flags, versions: _Entry | None
+        self,
+        entries: list[_ConditionalEntry],
+        places: Any,
+        rows: NDArray[np.int64],
+        accepted: Flags,
+        versions: _ConditionalEntry | None,
     ) -> Flags:
         """Write the accepted records, one of each element; return which, bool `[N]`."""
         found = np.zeros(len(accepted), np.bool_)

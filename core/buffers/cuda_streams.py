@@ -25,14 +25,14 @@ class OnCallersStream:
         self._make = make
         self._stream = torch.cuda.current_stream()
 
-    def __call__(self, draw: Any) -> Made:
+    def __call__(self, draw: Any) -> StreamedBatch:
         """Make a batch; what is left to do of it on the device is of that stream."""
         with torch.cuda.stream(self._stream):
             batch = self._make(draw)
-            return Made(batch, self._stream, self._stream.record_event())
+            return StreamedBatch(batch, self._stream, self._stream.record_event())
 
 
-class Made:
+class StreamedBatch:
     """A batch that is complete once its stream has come to an event."""
 
     def __init__(self, batch: Any, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:

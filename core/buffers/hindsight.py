@@ -69,7 +69,7 @@ def checked_ratio(ratio: Any) -> float:
     return float(ratio)
 
 
-class Ends(NamedTuple):
+class RelabelledEnds(NamedTuple):
     """Which steps are terminated under their new goals, and which no longer are; bool `[n, ...]`."""
 
     terminated: torch.Tensor
@@ -120,7 +120,7 @@ class Relabelling:
         done = (*self.end_key[:-1], "done")
         return tuple(dict.fromkeys((self._truncated_key, self._terminated_key, done, self.end_key)))
 
-    def apply(self, rows: Any, goals: torch.Tensor) -> Ends | None:
+    def apply(self, rows: Any, goals: torch.Tensor) -> RelabelledEnds | None:
         """Give steps, a tensordict `[n]`, other goals, `[n, *goal]`; their entries `changed` are edited in place.
 
         Returns what becomes of their ends; None for steps without `terminated`, for which none is computed.
@@ -144,14 +144,14 @@ class Relabelling:
             self.mark({key: rows.get(key, None) for key in self.flags}, ends)
         return ends
 
-    def _ends(self, rows: Any, given: Any) -> Ends | None:
+    def _ends(self, rows: Any, given: Any) -> RelabelledEnds | None:
         stored = rows.get(self._terminated_key, None)
         like = rows.get(self.end_key, None) if stored is None else stored
         if like is None:
             return None
         if given is None and self.terminated_fn is False:
             new = torch.zeros_like(like, dtype=torch.bool)
-            return Ends(new, None if stored is None else stored != 0)
+            return RelabelledEnds(new, None if stored is None else stored != 0)
         if given is None and callable(self.terminated_fn):
             given = self.terminated_fn(rows)
         if given is None:
@@ -164,9 +164,9 @@ class Relabelling:
             )
         _require_alike(given, like, UsageError, "the terminations", "flags", any_type=True)
         new = given.detach().to(like.device) != 0
-        return Ends(new, None if stored is None else (stored != 0) & ~new)
+        return RelabelledEnds(new, None if stored is None else (stored != 0) & ~new)
 
-    def mark(self, flags: Mapping[Key, torch.Tensor | None], ends: Ends) -> None:
+    def mark(self, flags: Mapping[Key, torch.Tensor | None], ends: RelabelledEnds) -> None:
         """Change the end flags of steps, in place.
 
         Where an episode ends and the new goal is no reason, the step is truncated: `done` stays.

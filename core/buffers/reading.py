@@ -94,7 +94,7 @@ class Reading(Batches):
             worker = get_worker_info()
             check_use(self, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
             serve(fetcher)
-        return _Epoch(partial(self._deliver, size), ended=self._sampler.exhausted)
+        return _ReadEpoch(partial(self._deliver, size), ended=self._sampler.exhausted)
 
     def next(self) -> Any:
         """Return the next batch, without a device, or None once at the end of an epoch."""
@@ -204,7 +204,7 @@ def is_single(index: Any) -> bool:
     return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
 
 
-class _Epoch(Iterator[Any]):
+class _ReadEpoch(Iterator[Any]):
     """Yields batches until the last one of an epoch; one that failed may succeed with the next call."""
 
     def __init__(self, deliver: Callable[[], tuple[Draw, Any]], *, ended: bool) -> None:

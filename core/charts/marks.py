@@ -22,7 +22,7 @@ _NAMED = 12  # series or bars that a description names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class ChartLabels:
     """The words of a chart. `x` and `y` name the axes; `description` is for those who do not see it, made if empty."""
 
     title: str
@@ -52,7 +52,7 @@ class Lines:
     """One line for each of `series`."""
 
     series: Sequence[Series]
-    labels: Labels
+    labels: ChartLabels
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Histogram:
 
     counts: Array
     edges: Array
-    labels: Labels
+    labels: ChartLabels
 
     def __post_init__(self) -> None:
         counts, edges = np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
@@ -79,7 +79,7 @@ class Bars:
 
     names: Sequence[str]
     values: Array
-    labels: Labels
+    labels: ChartLabels
 
     def __post_init__(self) -> None:
         values = np.asarray(self.values, np.float64)
@@ -98,7 +98,7 @@ class Heatmap:
     matrix: Array
     row_names: Sequence[str]
     column_names: Sequence[str]
-    labels: Labels
+    labels: ChartLabels
     limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Heatmap:
 Chart: TypeAlias = Lines | Histogram | Bars | Heatmap
 
 
-def histogram_of(values: Array, labels: Labels, bins: int = 20) -> Histogram:
+def histogram_of(values: Array, labels: ChartLabels, bins: int = 20) -> Histogram:
     """Count the finite ones of `values` (any shape) in equal bins, as `np.histogram` does.
 
     Whole numbers of a small range have a bin each, around the number; equal values have one bin of width 1. No values

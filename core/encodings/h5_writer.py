@@ -54,7 +54,7 @@ class H5Sink(LeafSink):
         self._flush()
         self._chunked = _Chunks(dataset, self._compression.chunk_rows(leaf), leaf) if chunked else None
         offset = None if chunked else dataset.id.get_offset()
-        self._blocks.begin(None if offset is None else _Place(self._file, int(offset)))
+        self._blocks.begin(None if offset is None else _FilePlace(self._file, int(offset)))
 
     def append(self, leaf: Field, rows: Array) -> None:
         """Append rows to the leaf that was created last."""
@@ -110,7 +110,7 @@ def allocated_at_once() -> h5py.h5p.PropDCID:
     return properties
 
 
-class _Place(Stream):
+class _FilePlace(Stream):
     """Where the rows of a dataset lie in the file, one after the other."""
 
     def __init__(self, file: LatchedFile, offset: int) -> None:

@@ -104,7 +104,7 @@ class TorchLoader(DataLoader[Any]):
         start = self._numbers.dataset.passes.enter()
         self._numbers.dataset.batches.begin(start.epoch)
         self._next = start
-        return _Pass(self._batches_from, self._took, self._failed, start)
+        return _LoaderPass(self._batches_from, self._took, self._failed, start)
 
     def _batches_from(self, place: Start) -> Iterator[Any]:
         """Start the workers, or have persistent ones start, with this batch."""
@@ -146,7 +146,7 @@ class TorchLoader(DataLoader[Any]):
         dataset.passes.start_at(start)
 
 
-class _Pass(Iterator[Any]):
+class _LoaderPass(Iterator[Any]):
     """Yields the batches of an epoch from `place` on; after a failure, from the one that failed."""
 
     def __init__(

@@ -12,7 +12,7 @@ from ..format.contracts import Array
 from ..ted.schema import NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
 from .infos import InfoRows
 from .layout import RawEpisode, RowLeaf
-from .spaces import Encoder, Leaf, stack_padded
+from .spaces import Encoder, RecordedLeaf, stack_padded
 
 PIXELS = "pixels"
 _ROOM = 64
@@ -21,7 +21,7 @@ _ROOM = 64
 class _Rows:
     """The rows of one leaf; the room is kept from one episode to the next."""
 
-    def __init__(self, leaf: Leaf) -> None:
+    def __init__(self, leaf: RecordedLeaf) -> None:
         self.leaf = leaf
         self._array = np.empty((_ROOM, *leaf.shape), leaf.dtype) if not leaf.ragged else None
         self._held: list[Array] = []
@@ -125,7 +125,7 @@ class EpisodeBuffer:
         if self._pixels is None:
             if found.dtype != np.uint8 or found.ndim != 3:
                 raise SchemaError(f"render() gave {found.dtype} {list(found.shape)}, expected uint8 [height, width, 3]")
-            self._pixels = _Rows(Leaf((PIXELS,), "uint8", found.shape, "observation"))
+            self._pixels = _Rows(RecordedLeaf((PIXELS,), "uint8", found.shape, "observation"))
         expected = self._pixels.leaf.shape
         if found.dtype != np.uint8 or found.shape != expected:
             raise SchemaError(

@@ -21,7 +21,7 @@ _MOST_LEVELS = 20
 
 
 @dataclass(slots=True)
-class InfoColumn:
+class RecordedInfo:
     """One entry of the infos of an episode of n steps: `values` `[n + 1, *shape]`, zeros where it is not `present`.
 
     The first row is what `reset` returned. Text is UTF-8 bytes `[n + 1, longest]` with its `lengths`.
@@ -76,7 +76,7 @@ class InfoRows:
         """Forget all rows; what was dropped stays named."""
         self._found.clear()
 
-    def take(self, length: int) -> dict[Key, InfoColumn]:
+    def take(self, length: int) -> dict[Key, RecordedInfo]:
         """Return the columns of the first `length + 1` rows, and begin with none."""
         found, columns = self._found, {}
         self._found = defaultdict(lambda: ([], []))
@@ -90,7 +90,7 @@ class InfoRows:
                 columns[key] = column
         return columns
 
-    def _column(self, key: Key, rows: Array, values: Sequence[Any], length: int) -> InfoColumn | None:
+    def _column(self, key: Key, rows: Array, values: Sequence[Any], length: int) -> RecordedInfo | None:
         if isinstance(values[0], str):
             return self._text(key, rows, values, length)
         stacked = _stack(values)
@@ -104,12 +104,12 @@ class InfoRows:
             self._drop(key, "its numbers need more than 64 bits")
             return None
         if len(rows) == length + 1:
-            return InfoColumn(stacked, np.ones(length + 1, bool))
-        column = InfoColumn(np.zeros((length + 1, *stacked.shape[1:]), stacked.dtype), np.zeros(length + 1, bool))
+            return RecordedInfo(stacked, np.ones(length + 1, bool))
+        column = RecordedInfo(np.zeros((length + 1, *stacked.shape[1:]), stacked.dtype), np.zeros(length + 1, bool))
         column.values[rows], column.present[rows] = stacked, True
         return column
 
-    def _text(self, key: Key, rows: Array, values: Sequence[Any], length: int) -> InfoColumn | None:
+    def _text(self, key: Key, rows: Array, values: Sequence[Any], length: int) -> RecordedInfo | None:
         texts = {row: value for row, value in zip(rows, values, strict=True) if isinstance(value, str)}
         data = {row: value.encode(errors="surrogatepass") for row, value in texts.items()}
         odd = next((value for value in values if not isinstance(value, str)), None)
@@ -117,7 +117,7 @@ class InfoRows:
             self._drop(key, f"in some steps: {_shown(odd)} where it is text in others")
         longest = max(1, *map(len, data.values())) if data else 1
         lengths = np.zeros(length + 1, np.int32)
-        column = InfoColumn(np.zeros((length + 1, longest), np.uint8), np.zeros(length + 1, bool), lengths)
+        column = RecordedInfo(np.zeros((length + 1, longest), np.uint8), np.zeros(length + 1, bool), lengths)
         for row, text in data.items():
             column.values[row, : len(text)] = np.frombuffer(text, np.uint8)
             column.present[row] = True

@@ -12,7 +12,7 @@ import numpy as np
 from ..encodings.text_rows import length_key
 from ..errors import SchemaError
 from ..format.contracts import Array
-from ..format.packed.recording import StoredEpisode
+from ..format.packed.recording import RecordedEpisode
 from ..format.ted.tree import FieldRange, merge_ranges
 from ..ted.episodes import EndReason
 from ..ted.schema import (
@@ -26,8 +26,8 @@ from ..ted.schema import (
     Key,
     key_name,
 )
-from .infos import INFO, PRESENT, InfoColumn, holds
-from .spaces import Leaf
+from .infos import INFO, PRESENT, RecordedInfo, holds
+from .spaces import RecordedLeaf
 
 _WIDEST_ROW = 64 << 20
 """Bytes of a padded value: every row takes the space of the longest."""
@@ -41,7 +41,7 @@ _STEP_FIELDS = (
 class RowLeaf(NamedTuple):
     """A leaf of the environment; a `state` has a row before the first step, and one after each."""
 
-    leaf: Leaf
+    leaf: RecordedLeaf
     state: bool
 
 
@@ -53,7 +53,7 @@ class RawEpisode:
     leaves: tuple[RowLeaf, ...]
     states: dict[Key, Array]
     steps: dict[Key, Array]
-    infos: dict[Key, InfoColumn]
+    infos: dict[Key, RecordedInfo]
     seed: int | None = None
     cut_off: bool = False
 
@@ -182,7 +182,7 @@ class RowLayout:
                 states |= values
         return states, steps
 
-    def raw(self, stored: StoredEpisode) -> RawEpisode:
+    def raw(self, stored: RecordedEpisode) -> RawEpisode:
         """Undo `columns`."""
         states, steps, length = stored.states, stored.steps, stored.commit.row.length
         infos = {}
@@ -197,7 +197,7 @@ class RowLayout:
             present = np.ones(length + 1, bool)
             present[0] = info.timing is not InfoTiming.STEPS
             present = states[mask_key(key)] if info.timing is InfoTiming.SOME else present
-            infos[key] = InfoColumn(rows(key), present, rows(length_key(key)) if info.text else None)
+            infos[key] = RecordedInfo(rows(key), present, rows(length_key(key)) if info.text else None)
         kept = {leaf.key for leaf, state in self.leaves if not state} | {one.key for one in _STEP_FIELDS}
         row = stored.commit.row
         return RawEpisode(
@@ -206,10 +206,10 @@ class RowLayout:
         )  # fmt: skip
 
 
-def info_columns(key: Key, info: InfoLeaf, column: InfoColumn | None, length: int) -> dict[Key, Array]:
+def info_columns(key: Key, info: InfoLeaf, column: RecordedInfo | None, length: int) -> dict[Key, Array]:
     """Return the rows `[length + 1, …]` of an entry, of its lengths and of its mask."""
     if column is None:
-        column = InfoColumn(np.zeros((length + 1, *info.shape), info.dtype), np.zeros(length + 1, bool))
+        column = RecordedInfo(np.zeros((length + 1, *info.shape), info.dtype), np.zeros(length + 1, bool))
     values = column.values if column.values.dtype == info.dtype else column.values.astype(info.dtype)
     found = {key: _fitted(values, info.shape) if info.text else values}
     if info.text:
@@ -235,7 +235,7 @@ def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
     return merge_ranges(ranges.get(key), ranges.get((NEXT, *key)))
 
 
-def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, InfoColumn], known_range: FieldRange) -> str:
+def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], known_range: FieldRange) -> str:
     column, known = infos[key], layout.infos.get(key)
     lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None}
     lengths |= {length_key(one) for one, leaf in layout.infos.items() if leaf.text}
@@ -266,7 +266,7 @@ def _common(dtype: str, values: Array, known_range: FieldRange) -> np.dtype[Any]
     return wide if holds(wide, values) and holds(wide, limits) and exact else None
 
 
-def _widened(known: InfoLeaf, column: InfoColumn, known_range: FieldRange) -> InfoLeaf:
+def _widened(known: InfoLeaf, column: RecordedInfo, known_range: FieldRange) -> InfoLeaf:
     timing = known.timing if known.timing in (_timing(column.present), InfoTiming.SOME) else InfoTiming.SOME
     if known.text:
         needed = column.values.shape[1]
@@ -280,7 +280,7 @@ def _power(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def _grown(leaf: Leaf, shape: tuple[int, ...]) -> Leaf:
+def _grown(leaf: RecordedLeaf, shape: tuple[int, ...]) -> RecordedLeaf:
     if not leaf.ragged or all(needed <= there for needed, there in zip(shape, leaf.shape, strict=True)):
         return leaf
     sizes = tuple(there if needed <= there else _power(needed) for needed, there in zip(shape, leaf.shape, strict=True))

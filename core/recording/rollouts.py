@@ -87,7 +87,7 @@ class _Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _RolloutRows:
     """All leaves of a rollout as arrays `[lanes * time, *shape]`."""
 
     arrays: dict[Key, Array]
@@ -119,7 +119,7 @@ class _Rows:
         return found
 
 
-def _rows_of(td: TensorDictBase) -> tuple[_Rows, list[Field], list[Dropped]]:
+def _rows_of(td: TensorDictBase) -> tuple[_RolloutRows, list[Field], list[Dropped]]:
     arrays: dict[Key, Array] = {}
     types: dict[Key, str] = {}
     dropped = []
@@ -145,7 +145,7 @@ def _rows_of(td: TensorDictBase) -> tuple[_Rows, list[Field], list[Dropped]]:
     fields = [Field(key, types.get(key, "bool"), array.shape[1:], role_of(key)) for key, array in arrays.items()]
     if EPISODE not in arrays:
         fields.append(Field(EPISODE, "int64", (), "id"))
-    return _Rows(arrays, kept, trajectory, td.batch_size[-1]), fields, dropped
+    return _RolloutRows(arrays, kept, trajectory, td.batch_size[-1]), fields, dropped
 
 
 def _is_leaf(kind: type) -> bool:

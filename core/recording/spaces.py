@@ -32,7 +32,7 @@ _SHORT_TEXT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class RecordedLeaf:
     """One array of a row. The first `ragged` dimensions vary from row to row; `shape` has their least sizes."""
 
     key: Key
@@ -41,7 +41,7 @@ class Leaf:
     role: Role
     ragged: int = 0
 
-    def inside_sequence(self) -> Leaf:
+    def inside_sequence(self) -> RecordedLeaf:
         """The leaf of a sequence of such values."""
         return replace(self, shape=(0, *self.shape), ragged=self.ragged + 1)
 
@@ -49,7 +49,7 @@ class Leaf:
 class Encoder(ABC):
     """Turns values of one space into arrays, one for each of its `leaves`, in their order."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[RecordedLeaf, ...]
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -75,7 +75,7 @@ class _ArrayEncoder(Encoder):
         if dtype.name not in DTYPES:
             raise SchemaError(f"{key_name(key)} has elements of type {dtype}, which cannot be recorded")
         self._dtype, self._shape = dtype, shape
-        self.leaves = (Leaf(key, dtype.name, shape, role),)
+        self.leaves = (RecordedLeaf(key, dtype.name, shape, role),)
 
     def encode(self, value: Any) -> Sequence[Any]:
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
@@ -111,7 +111,7 @@ class _DiscreteEncoder(Encoder):
         limits = np.iinfo(dtype)
         self._low, self._high = int(limits.min), int(limits.max)
         self._dtype, self._type = dtype, dtype.type
-        self.leaves = (Leaf(key, dtype.name, (), role),)
+        self.leaves = (RecordedLeaf(key, dtype.name, (), role),)
 
     def encode(self, value: Any) -> Sequence[Any]:
         if type(value) is self._type:
@@ -130,8 +130,8 @@ class _TextEncoder(Encoder):
     def __init__(self, key: Key, longest: int) -> None:
         super().__init__(key)
         self.leaves = (
-            Leaf(key, "uint8", (longest if longest <= _SHORT_TEXT else 1,), "text", 1),
-            Leaf(length_key(key), "int32", (), "text"),
+            RecordedLeaf(key, "uint8", (longest if longest <= _SHORT_TEXT else 1,), "text", 1),
+            RecordedLeaf(length_key(key), "int32", (), "text"),
         )
 
     def encode(self, value: Any) -> Sequence[Any]:
@@ -173,7 +173,7 @@ class _SequenceEncoder(Encoder):
         self._stacked = space.stacked_feature_space if space.stack else None
         self.leaves = (
             *(leaf.inside_sequence() for leaf in self._items.leaves),
-            Leaf((*key, "count"), "int32", (), role),
+            RecordedLeaf((*key, "count"), "int32", (), role),
         )
 
     def encode(self, value: Any) -> Sequence[Any]:
@@ -187,15 +187,15 @@ class _SequenceEncoder(Encoder):
         return [*(_stacked(column, leaf) for column, leaf in _columns(rows, self._items.leaves)), len(values)]
 
 
-def _columns(rows: Sequence[Sequence[Any]], leaves: Sequence[Leaf]) -> Iterable[tuple[list[Any], Leaf]]:
+def _columns(rows: Sequence[Sequence[Any]], leaves: Sequence[RecordedLeaf]) -> Iterable[tuple[list[Any], RecordedLeaf]]:
     return (([row[number] for row in rows], leaf) for number, leaf in enumerate(leaves))
 
 
-def _stacked(values: Sequence[Any], leaf: Leaf) -> Array:
+def _stacked(values: Sequence[Any], leaf: RecordedLeaf) -> Array:
     return stack_padded([np.asarray(value) for value in values], leaf)
 
 
-def stack_padded(arrays: Sequence[Array], leaf: Leaf) -> Array:
+def stack_padded(arrays: Sequence[Array], leaf: RecordedLeaf) -> Array:
     """Stack the arrays of a leaf, each padded with zeros to the largest of all and to the least sizes of the leaf."""
     largest = [leaf.shape, *(array.shape for array in arrays)]
     shape = tuple(max(sizes) for sizes in zip(*largest, strict=True))
@@ -214,9 +214,9 @@ class _GraphEncoder(Encoder):
         edges = () if self._edges is None else self._edges.leaves
         self.leaves = (
             *(leaf.inside_sequence() for leaf in (*self._nodes.leaves, *edges)),
-            Leaf((*key, "edge_links"), "int64", (0, 2), role, 1),
-            Leaf((*key, "nodes_count"), "int32", (), role),
-            Leaf((*key, "edges_count"), "int32", (), role),
+            RecordedLeaf((*key, "edge_links"), "int64", (0, 2), role, 1),
+            RecordedLeaf((*key, "nodes_count"), "int32", (), role),
+            RecordedLeaf((*key, "edges_count"), "int32", (), role),
         )
 
     def encode(self, value: Any) -> Sequence[Any]:
@@ -245,7 +245,7 @@ class _OneOfEncoder(Encoder):
         super().__init__(key)
         self._parts = [encoder((*key, str(number)), part, role) for number, part in enumerate(space.spaces)]
         self.leaves = (
-            Leaf((*key, "choice"), "int64", (), role),
+            RecordedLeaf((*key, "choice"), "int64", (), role),
             *(leaf for part in self._parts for leaf in part.leaves),
         )
 

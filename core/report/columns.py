@@ -28,7 +28,7 @@ Limit: TypeAlias = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class ColumnHistogram:
     """Counts of finite values in equal bins from `low` to `high`, as `numpy.histogram` gives them for that range.
 
     Both ends belong to it. `below` and `above` count the finite values outside.
@@ -62,9 +62,9 @@ class Distribution:
     max: int | float | None
     quantiles: tuple[float | None, ...]
     exact: bool
-    histogram: Histogram | None
+    histogram: ColumnHistogram | None
     values: tuple[tuple[int, int], ...]
-    bounded: Histogram | None
+    bounded: ColumnHistogram | None
     at_low: int
     at_high: int
 
@@ -265,6 +265,6 @@ class _Bins:
         place = np.minimum(share * BINS, BINS - 1).astype(np.int64)
         self._counts += np.bincount(place, None if counts is None else counts[inside], BINS).astype(np.int64)
 
-    def histogram(self) -> Histogram:
+    def histogram(self) -> ColumnHistogram:
         """What was counted."""
-        return Histogram(*self._ends, tuple(self._counts.tolist()), *self._outside)
+        return ColumnHistogram(*self._ends, tuple(self._counts.tolist()), *self._outside)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..charts.marks import Bars, Heatmap, Labels
+from ..charts.marks import Bars, ChartLabels, Heatmap
 from ..charts.marks import Histogram as HistogramChart
 from ..stats.moments import QUANTILE_ERROR
 from ..ted.schema import key_name
-from .columns import FRACTIONS, Distribution, Histogram
+from .columns import FRACTIONS, ColumnHistogram, Distribution
 from .figures import MOST_COLUMNS, FieldFigures
 from .html import Child, Html, element, joined, table
 from .sections import chart, details, section, side_by_side
@@ -102,7 +102,7 @@ def _remarks(found: FieldFigures, column: Distribution, steps: int) -> Iterator[
         yield f"all {math.prod(found.field.shape):,} numbers of a row together"
 
 
-def spark(histogram: Histogram | None) -> Child:
+def spark(histogram: ColumnHistogram | None) -> Child:
     """Draw a histogram in a cell of a table; the numbers next to it are for those who do not see it."""
     if histogram is None:
         return ""
@@ -151,7 +151,7 @@ def _actions(subject: Subject, name: str) -> Child:
     )  # fmt: skip
 
 
-def _range(column: Distribution) -> Histogram:
+def _range(column: Distribution) -> ColumnHistogram:
     found = column.bounded or column.histogram
     assert found is not None
     return found
@@ -163,7 +163,7 @@ def _counts(label: str, column: Distribution, name: str) -> Html:
     if bounds is not None and bounds.high - bounds.low < 64:
         values = dict.fromkeys(range(round(bounds.low), round(bounds.high) + 1), 0) | values
     listed = sorted(values.items())[:64]
-    labels = Labels(title=f"{label}: steps with each value", x="steps")
+    labels = ChartLabels(title=f"{label}: steps with each value", x="steps")
     return chart(
         Bars([str(value) for value, _ in listed], np.array([count for _, count in listed]), labels), name, height=None
     )
@@ -172,7 +172,7 @@ def _counts(label: str, column: Distribution, name: str) -> Html:
 def _one_action(label: str, column: Distribution, name: str) -> Html:
     bins = _range(column)
     edges = np.linspace(bins.low, bins.high, len(bins.counts) + 1)
-    return chart(HistogramChart(np.array(bins.counts), edges, Labels(title=label, x="value", y="steps")), name)
+    return chart(HistogramChart(np.array(bins.counts), edges, ChartLabels(title=label, x="value", y="steps")), name)
 
 
 def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
@@ -183,7 +183,7 @@ def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
     ends = [(_range(column).low, _range(column).high) for _, column in columns]
     names = [f"{label} {shown(low)} … {shown(high)}" for (label, _), (low, high) in zip(columns, ends, strict=True)]
     limit = _FULL / shares.shape[1]
-    labels = Labels(title="Where actions are in their range", x="from the low to the high end of the range")
+    labels = ChartLabels(title="Where actions are in their range", x="from the low to the high end of the range")
     drawn = Heatmap(shares, names, [""] * shares.shape[1], labels, limit)
     words = f"The full colour is a part with {limit:.0%} of the steps or more."
     return element("div", chart(drawn, name, height=None), element("p", words, class_="note"))
@@ -229,7 +229,7 @@ def _correlation(subject: Subject, name: str) -> Child:
     if not found:
         return element("p", "There is none: it needs two episodes or more with returns that differ.")
     strongest = sorted(found, key=lambda one: -abs(one[0]))[:_MOST_BARS]
-    labels = Labels(title=f"Strongest of {counted(len(found), 'column')}", x="correlation with the return")
+    labels = ChartLabels(title=f"Strongest of {counted(len(found), 'column')}", x="correlation with the return")
     drawn = Bars([label for _, label in strongest], np.array([value for value, _ in strongest]), labels)
     return chart(drawn, f"{name}-correlation", height=None)
 

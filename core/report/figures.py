@@ -107,7 +107,7 @@ def measure(reader: StepReader, progress: Progress) -> Figures:
     """
     episodes, lost = _episodes(reader)
     whole = episodes is not None and episodes.table.covers(reader.manifest.steps)
-    pass_over = _Pass(reader, episodes if whole else None, progress)
+    pass_over = _FiguresPass(reader, episodes if whole else None, progress)
     fields = described_fields(reader.fields)
     progress.start("reading", reader.manifest.steps * sum(field.row_bytes for field in fields), "bytes")
     found, columns = [], 0
@@ -160,7 +160,7 @@ def _curve(returns: Array) -> ReturnCurve:
     return ReturnCurve(first, *(np.where(bare, np.nan, values) for values in (mean, low, high)))
 
 
-class _Pass:
+class _FiguresPass:
     """Reads the fields of a dataset one after the other; `followed` grows with each state."""
 
     def __init__(self, reader: StepReader, episodes: EpisodeFigures | None, progress: Progress) -> None:

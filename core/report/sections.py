@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..charts.figure import inline_svg
-from ..charts.marks import Chart, Labels, Lines, Series
+from ..charts.marks import Chart, ChartLabels, Lines, Series
 from ..charts.marks import Histogram as HistogramChart
 from ..format.contracts import Array
 from ..format.documents import dump_json
@@ -20,7 +20,7 @@ from ..ted.rule_table import RULES
 from .columns import Distribution
 from .commands import reproducing
 from .html import Child, Html, element, joined, table
-from .subject import Checked, Subject
+from .subject import CheckedSubject, Subject
 from .words import counted, number, share, shown
 
 Cards: TypeAlias = Callable[[Subject, str], Child]
@@ -120,7 +120,7 @@ def _long(value: str) -> Child:
     return details(f"{value[:40]} …", element("code", cut))
 
 
-def verdict(checked: Checked) -> Html:
+def verdict(checked: CheckedSubject) -> Html:
     """Write how many findings there are."""
     words = f"{counted(checked.errors, 'error')}, {counted(checked.warnings, 'warning')}"
     state = "bad" if checked.errors else "doubtful" if checked.warnings else "good"
@@ -244,7 +244,7 @@ def _histogram(values: Array, edges: Array, title: str, unit: str, name: str) ->
         counts = np.histogram(finite, edges)[0] if edges[0] < edges[-1] else np.array([len(finite)])
     apart = len(values) - len(finite)
     note = element("p", f"{apart:,} episodes have no finite return.") if apart else None
-    drawn = HistogramChart(counts, edges, Labels(title=title, x=unit, y="episodes"))
+    drawn = HistogramChart(counts, edges, ChartLabels(title=title, x=unit, y="episodes"))
     return element("div", chart(drawn, name), note)
 
 
@@ -257,7 +257,7 @@ def _curve(subject: Subject, name: str) -> Child:
     series = [Series("mean", curve.first, curve.mean)]
     if len(curve.first) < len(table):
         series += [Series("lowest", curve.first, curve.low), Series("highest", curve.first, curve.high)]
-    labels = Labels(title="Return over episodes", x="episode, in the order of storage", y="return")
+    labels = ChartLabels(title="Return over episodes", x="episode, in the order of storage", y="return")
     return chart(Lines(series, labels), f"{name}-curve", height=_HEIGHT + 20)
 
 

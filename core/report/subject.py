@@ -29,7 +29,7 @@ _STATED = ("license", "licence", "citation", "author", "author_email", "algorith
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedSubject:
     """What `check` found: the findings, how many rules ran, those that could not run, and notes."""
 
     findings: tuple[Finding, ...] = ()
@@ -71,7 +71,7 @@ class Subject:
 
     name: str
     path: str
-    checked: Checked
+    checked: CheckedSubject
     manifest: Manifest | None = None
     figures: Figures | None = None
     images: tuple[ShownImages, ...] = ()
@@ -83,7 +83,7 @@ class Subject:
 
 
 def subject_of(
-    reader: StepReader, name: str, checked: Checked, progress: Progress, *, image_bytes: int, episodes: int,
+    reader: StepReader, name: str, checked: CheckedSubject, progress: Progress, *, image_bytes: int, episodes: int,
     share: float | None = None,
 ) -> Subject:  # fmt: skip
     """Measure a dataset; images take at most about `image_bytes`, and up to `episodes` episodes are shown."""

@@ -65,14 +65,14 @@ def _parts_folder(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
+class _AboutConversion:
     """What the journal states about all tasks: at how many steps of whole episodes a task ends."""
 
     task_steps: Count
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ConversionEntry:
     """A line of the journal: a finished task. The columns of its episode table are in base64."""
 
     task: Count
@@ -123,7 +123,7 @@ class Unfinished:
         return found
 
     def _take_about(self, about: Any) -> None:
-        self.task_steps = decode(_About, about, "the journal").task_steps
+        self.task_steps = decode(_AboutConversion, about, "the journal").task_steps
 
     def _take(self, document: Any) -> None:
         if "appended" in document:
@@ -132,7 +132,7 @@ class Unfinished:
             self.explicit_starts[taken.appended - 1] = array_of(taken.explicit_starts, np.int64).tolist()
             self.appended, self.files, self.explicit = taken.appended, files, explicit
             return
-        entry = decode(_Entry, document, "the journal")
+        entry = decode(_ConversionEntry, document, "the journal")
         table = EpisodeTable.from_columns(
             {name: array_of(text, ALL_COLUMNS[name]) for name, text in entry.table.items()}
         )

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..charts.figure import SUFFIXES, file_bytes
-from ..charts.marks import Array, Histogram, Labels, Lines, Series, histogram_of
+from ..charts.marks import Array, ChartLabels, Histogram, Lines, Series, histogram_of
 from ..charts.traces import reduced
 from ..encodings.pictures import looks_like_picture
 from ..errors import UsageError
@@ -113,8 +113,8 @@ def _episodes(reader: StepReader, rows: Array) -> PlotResult:
     for name, unit, values in [*wanted, ("length", "steps", table.length)]:
         values, title = values[rows][np.argsort(numbers, kind="stable")], name.capitalize()
         line = Series(name, np.sort(numbers), values)
-        charts.append(Lines((line,), Labels(title=f"{title} of each episode", x=where, y=unit or name)))
-        labels = Labels(title=f"Distribution of {name}s", x=unit or name, y="episodes")
+        charts.append(Lines((line,), ChartLabels(title=f"{title} of each episode", x=where, y=unit or name)))
+        labels = ChartLabels(title=f"Distribution of {name}s", x=unit or name, y="episodes")
         charts.append(histogram_of(values, labels))
     notes = () if known else ("there is no return: no field holds the reward of each step",)
     return PlotResult(
@@ -211,7 +211,7 @@ def _traces(
             progress.advance(int(table.length[row]))
         for column, series in lines.items():
             title = one.name(column) if len(rows) > 1 else f"{one.name(column)}, {series[0].name}"
-            charts.append(Lines(tuple(series), Labels(title=title, x="step", y=one.name(column))))
+            charts.append(Lines(tuple(series), ChartLabels(title=title, x="step", y=one.name(column))))
     progress.done()
     return PlotResult(
         path=reader.path, output=None, fields=tuple(dict.fromkeys(one.field.name for one in columns)),

@@ -19,7 +19,7 @@ from ..format.locate import find_dataset
 from ..opening import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..report.page import IMAGE_BYTES, Words, page_of
-from ..report.subject import Checked, Subject, subject_of
+from ..report.subject import CheckedSubject, Subject, subject_of
 from .check import check
 from .inspect_parts import PartsResult, inspect_several
 from .mix import MixResult
@@ -106,37 +106,37 @@ def report(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ReportPlace:
     path: Path
     name: str
     share: float | None = None
 
 
-def _places(path: Path, name: str, root: PathLike | None, share: float | None = None) -> Iterator[_Place]:
+def _places(path: Path, name: str, root: PathLike | None, share: float | None = None) -> Iterator[_ReportPlace]:
     """Yield the dataset at a path, or those of a mixture or of a split."""
     several = inspect_several(path, root)
     if isinstance(several, MixResult):
         for member in several.members:
             yield from _places(member.path, member.name, root, member.share * (1.0 if share is None else share))
     elif isinstance(several, PartsResult):
-        yield from (_Place(part.path, f"{name}/{part.name}", share) for part in several.parts)
+        yield from (_ReportPlace(part.path, f"{name}/{part.name}", share) for part in several.parts)
     else:
         has_steps(path)
-        yield _Place(path, name, share)
+        yield _ReportPlace(path, name, share)
 
 
-def _distinct(places: Sequence[_Place]) -> list[_Place]:
+def _distinct(places: Sequence[_ReportPlace]) -> list[_ReportPlace]:
     """Give datasets of one name different ones."""
-    found: list[_Place] = []
+    found: list[_ReportPlace] = []
     for place in places:
         same = sum(one.name == place.name for one in places[: len(found)])
-        found.append(_Place(place.path, f"{place.name} ({same + 1})", place.share) if same else place)
+        found.append(_ReportPlace(place.path, f"{place.name} ({same + 1})", place.share) if same else place)
     return found
 
 
-def _subject(place: _Place, datasets: int, root: PathLike | None, progress: Progress) -> Subject:
+def _subject(place: _ReportPlace, datasets: int, root: PathLike | None, progress: Progress) -> Subject:
     result = check(place.path, root=root, progress=progress)
-    checked = Checked(findings=result.findings, rules=result.rules, skipped=result.skipped, notes=result.notes)
+    checked = CheckedSubject(findings=result.findings, rules=result.rules, skipped=result.skipped, notes=result.notes)
     try:
         reader = whole_episodes(open_steps(place.path, damaged=True))
     except (CorruptDataError, FormatError):  # a finding states why

@@ -50,7 +50,7 @@ class Recorded(NamedTuple):
     commits: list[Commit]
 
 
-class StoredEpisode(NamedTuple):
+class RecordedEpisode(NamedTuple):
     """An episode of a recording: `states` `[n + 1, *shape]` by root key, and the other leaves `[n, *shape]` by key."""
 
     commit: Commit
@@ -190,7 +190,7 @@ class PackedRecorder:
         explicit = self.rows.explicit
         return [*self.rows.files.files, *(explicit.files if explicit else ())]
 
-    def episodes(self) -> Iterator[StoredEpisode]:
+    def episodes(self) -> Iterator[RecordedEpisode]:
         """Read the episodes, which have no explicit next rows, one after the other into fresh arrays."""
         first = 0
         for number, commit in enumerate(self.commits):
@@ -202,7 +202,7 @@ class PackedRecorder:
                 empty = np.empty((length + one.state, *one.field.shape), one.field.numpy)
                 rows = self.rows.files.read(one, start, stop) if one.field.row_bytes else empty
                 (states if one.state else steps)[one.field.key] = rows[: length + one.state]
-            yield StoredEpisode(commit, states, steps)
+            yield RecordedEpisode(commit, states, steps)
             first += commit.row.length
 
     def read(self, key: Key, start: int, stop: int) -> Array:

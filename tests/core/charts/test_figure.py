@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 
 from rbtool.core.charts.figure import COLOURS, SUFFIXES, file_bytes, inline_svg, style_sheet
-from rbtool.core.charts.marks import Bars, Chart, Heatmap, Histogram, Labels, Lines, Series, histogram_of
+from rbtool.core.charts.marks import Bars, Chart, ChartLabels, Heatmap, Histogram, Lines, Series, histogram_of
 from rbtool.core.errors import UsageError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def labelled(title: str = "Return") -> Labels:
-    return Labels(title=title, x="step", y="value")
+def labelled(title: str = "Return") -> ChartLabels:
+    return ChartLabels(title=title, x="step", y="value")
 
 
 def line(*values: float, name: str = "reward") -> Series:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rbtool.core.charts.marks import Bars, Heatmap, Histogram, Labels, Lines, Series, description, histogram_of
+from rbtool.core.charts.marks import Bars, ChartLabels, Heatmap, Histogram, Lines, Series, description, histogram_of
 from rbtool.core.charts.traces import reduced
 from rbtool.core.errors import UsageError
 
-LABELS = Labels(title="Return", x="return", y="episodes")
+LABELS = ChartLabels(title="Return", x="return", y="episodes")
 
 
 def test_bins_are_those_of_numpy() -> None:
