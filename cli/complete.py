@@ -248,8 +248,8 @@ def _nearby() -> list[str]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else None  # never of a FIFO
+    try:  # plainly, for speed; of a FIFO, completion would not come back
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -296,6 +296,7 @@ _PLACES = {
 def install(shell: str) -> Path:
     """Write the completion script of a shell below the home folder, have new shells load it, and return its path."""
     from ..core.format import fs
+    from ..core.format.digest import read_regular
 
     script, profile, line = _PLACES[shell]
     home = fs.expanded("~")
@@ -304,7 +305,7 @@ def install(shell: str) -> Path:
     fs.replace_file(place, SCRIPTS[shell].lstrip().encode())
     if profile:
         loaded = (home / profile).resolve()  # it is often a link into a repository of such files
-        there = loaded.read_bytes() if loaded.is_file() else b""
+        there = read_regular(loaded) if loaded.exists() else b""
         if line.encode() not in there:
             descriptor = fs.open_to_append(loaded)
             try:

@@ -75,8 +75,8 @@ def writes(call: Call) -> bool:
         return False
     if call.name == "open" and ast.unparse(call.node.args[0]) in {"1", "2"}:
         return False  # the process's own streams
-    if call.name == "archive.open":
-        return False  # a member of an archive, whose own file `fs` has opened
+    if call.name in {"archive.open", "av.open"}:
+        return False  # a member of an archive, or a video, whose own file `fs` has opened
     if call.name in {"open", "io.open", "os.fdopen"} or method == "open":
         return opens_for_writing(call)
     return call.name in WRITING or method in WRITING_METHODS

@@ -50,11 +50,7 @@ def write_mp4(path: Path, frames: Iterable[Array], rate: Fraction) -> None:
         raise UsageError(
             "this PyAV has no encoder of H.264 (libx264)", hint="write a .gif, or pip install --upgrade av"
         )
-    with (
-        fs.announced("write", path),
-        os.fdopen(fs.create(path), "w+b", buffering=1 << 20) as file,
-        av.open(file, "w", format="mp4") as container,
-    ):
+    with fs.created(path) as file, av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=rate, options={"crf": "18"})
         stream.pix_fmt = "yuv420p"
         for number, frame in enumerate(frames):

@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ..errors import OutOfSpaceError, UsageError
 
@@ -88,6 +88,13 @@ def create(path: Path, *, within: int | None = None) -> int:
     with announced("create", path):
         name = path if within is None else path.name
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666, dir_fd=within)
+
+
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[BinaryIO]:
+    """Create a file as `create` does, and yield it as a buffered one, for a library that writes it."""
+    with announced("write", path), os.fdopen(create(path), "w+b", buffering=1 << 20) as file:
+        yield file
 
 
 def open_to_fill(path: Path) -> int:
