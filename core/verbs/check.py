@@ -37,9 +37,9 @@ from ..ted.rules import DATA_RULES, data_rules
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .mixtures import open_mixture
-from .results import Result, given_options, refuse_raw_options, seconds_since
+from .results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
-from .saved_steps import has_steps, open_saved
+from .saved_steps import has_steps, is_unknown, open_saved
 
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
@@ -103,6 +103,8 @@ def check(
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
+    if format is None and is_unknown(path):
+        refuse_map_alone(path, given)
     if not has_steps(path, raw=True, format=format):
         return _check_raw(path, format, given, progress or Silent(), started)
     refuse_raw_options(path, {"format": format, **given})

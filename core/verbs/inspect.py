@@ -30,7 +30,7 @@ from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_
 from .inspect_columns import ColumnsResult
 from .inspect_parts import EnsembleResult, PartsResult, inspect_several
 from .mix import MixResult
-from .results import Result, given_options, refuse_raw_options
+from .results import Result, given_options, refuse_map_alone, refuse_raw_options
 from .saved_steps import has_steps, is_unknown, row_of_episode
 
 _MOST_NUMBERS = 64
@@ -277,6 +277,8 @@ def inspect(
         overview = overview_of(path)
         if overview is not None:
             return ColumnsResult.of(path, os.fspath(dataset), overview)
+    if format is None and is_unknown(path):
+        refuse_map_alone(path, given)
     if has_steps(path, raw=True, format=format):
         refuse_raw_options(path, {"format": format, **given})
         with open_steps(path, damaged=True) as steps:

@@ -190,13 +190,18 @@ def content_options(source: Source, options: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in options.items() if not (source.pickled and name == "trust_pickle")}
 
 
+def refuse_map_alone(path: Path, options: Mapping[str, Any]) -> None:
+    """Raise UsageError if options for tables are given for a file that rbtool did not write, without the format."""
+    if path.is_file() and not is_steps(path) and any(options.get(name) is not None for name in ("map", "episode_key")):
+        raise UsageError(f"{path} is in no format that is recognised by its content", hint="add --from table")
+
+
 def refuse_raw_options(path: Path, options: Mapping[str, Any]) -> None:
     """Raise UsageError if options for raw datasets of other libraries are given for what rbtool wrote.
 
     `options` are by their name in Python; those that are not given are None or not there.
     """
-    if path.is_file() and not is_steps(path) and any(options.get(name) is not None for name in ("map", "episode_key")):
-        raise UsageError(f"{path} is in no format that is recognised by its content", hint="add --from table")
+    refuse_map_alone(path, options)
     for name, value in options.items():
         if value is not None:
             option = "--" + {"format": "from"}.get(name, name).replace("_", "-")
