@@ -235,8 +235,10 @@ def _logged(name: str, run: Callable[[], int | None], given: Mapping[str, Any]) 
 def _refuse_empty(given: dict[str, Any]) -> None:
     """Raise UsageError for an empty value: it is usually a variable that is not set, or a failed $(...)."""
     for name, value in given.items():
+        text = name.replace("_", " ")
         if value == "" or (isinstance(value, list) and "" in value):
-            raise UsageError(f"{name.replace('_', ' ')} is empty", hint="is a variable not set?")
+            subject = text if value == "" else f"one of the {text}"
+            raise UsageError(f"{subject} is empty", hint="is a variable not set?")
 
 
 def _start_logs(out: Output, file: str | None) -> None:

@@ -42,6 +42,6 @@ def test_a_limit_that_cannot_be_raised_is_one_sentence_and_leaves_nothing(wide: 
     done = split(wide, limit, limit, "--layout", "ted", "--force")
     assert done.returncode != 0
     message, hint = done.stderr.splitlines()[-2:]
-    assert f"no more than {limit} files can be open" in message or "more files than this process may hold" in message
+    assert f"too many open files (limit {limit})" in message or "more files than this process may hold" in message
     assert "ulimit -n" in hint
     assert {path.name for path in wide.iterdir()} == before

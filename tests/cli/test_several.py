@@ -102,4 +102,4 @@ def test_an_error_that_does_not_name_its_dataset_gets_the_name(shell):
 def test_an_empty_word_among_others_is_refused(shell):
     done = shell("rbtool check cartpole ''")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "datasets is empty" in done.stderr
+    assert "one of the datasets is empty" in done.stderr

@@ -198,8 +198,8 @@ def test_without_the_network_what_needs_it_says_so_at_once(machine, hub, variabl
         (["download", "minari", SMALL, "--episodes", "100000"], 2, "100000"),
         (["download", "minari", SMALL, "--episodes", ",".join(map(str, range(100)))], 2, "100 single episodes asked"),
         (["download", "minari", "door*"], 2, "is a pattern"),
-        (["download", SMALL], 2, "no source is named"),
-        (["download", "minari"], 2, "no dataset is named"),
+        (["download", SMALL], 2, "no source named"),
+        (["download", "minari"], 2, "no dataset named"),
         (["list", "--refresh"], 2, "add --remote minari"),
     ],
 )

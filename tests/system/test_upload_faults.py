@@ -139,7 +139,7 @@ def test_a_change_by_somebody_else_is_never_overwritten(hub, machine):
 
     hub.before = push
     done = machine.run("upload", "walks", WHERE)
-    assert (done.returncode, "changed by somebody else" in done.stderr) == (5, True), done.stderr
+    assert (done.returncode, "changed by another client" in done.stderr) == (5, True), done.stderr
     assert hub.tree("me/walks")["theirs.txt"] == b"theirs"
     assert machine.run("upload", "walks", WHERE).returncode == 2
 

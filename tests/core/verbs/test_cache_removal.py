@@ -144,7 +144,7 @@ def test_what_is_not_there_is_not_found(store, name):
 
 
 def test_nothing_named_is_refused(store):
-    with pytest.raises(rbtool.UsageError, match="no dataset is named"):
+    with pytest.raises(rbtool.UsageError, match="no dataset named"):
         rbtool.cache.rm(root=store.root)
 
 

@@ -66,7 +66,7 @@ def test_by_name_below_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "seed", "message"), [(0, 1, "a sample of 0 steps"), (-2, 1, "a sample of -2 steps"), (1, -1, "the seed -1")]
+    ("n", "seed", "message"), [(0, 1, "-n is 0, expected"), (-2, 1, "-n is -2, expected"), (1, -1, "the seed is -1")]
 )
 def test_what_cannot_be_drawn(walks: Path, n: int, seed: int, message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
