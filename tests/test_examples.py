@@ -49,7 +49,12 @@ def test_the_examples_are_short() -> None:
         assert len([line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]) < 80
 
 
-@pytest.mark.parametrize("name", sorted(SHORT))
+QUICK = ("bc", "dqn")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(SHORT)]
+)
 def test_a_few_steps_learn_something(name: str, interpreter: Interpreter, tmp_path: Path) -> None:
     steps, is_learned = SHORT[name]
     plot = ("--plot", "curve.svg") if name == "bc" else ()

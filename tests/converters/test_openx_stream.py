@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_scripts import Interpreter
 from hub import Fault, Hub
 from openx_files import random_episodes, write_shards
 from tensordict import TensorDictBase
@@ -242,10 +244,15 @@ for options in json.loads(sys.argv[1]):
 def ran(hub: Hub, home: Path, *options: dict[str, Any], offline: str = "") -> subprocess.CompletedProcess[str]:
     limits = {"RBTOOL_OFFLINE": offline, "RBTOOL_RETRIES": "2:0.01", "OMP_NUM_THREADS": "1", "RBTOOL_TIMEOUT": "5"}
     limits["RBTOOL_HOME"] = str(home / "streams")
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(options or [{}])], env={**hub.environment(home), **limits},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+    return interpreter().run(SCRIPT, json.dumps(options or [{}]), environment={**hub.environment(home), **limits})
+
+
+@functools.cache
+def interpreter() -> Interpreter:
+    """Runs the script in processes that have imported torch and tensordict alone: the hub's client reads variables."""
+    running = Interpreter("torch", "tensordict")
+    atexit.register(running.close)
+    return running
 
 
 @pytest.fixture

@@ -256,7 +256,9 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     for number in range(40):
         write_trials(tmp_path / "d" / f"a_seed{number}.h5", {number: roboset_trial(2, seed=number)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())  # the tests before this one may have files open
+    highest = max(
+        int(one.name) for one in Path("/proc/self/fd").iterdir()
+    )  # the tests before this one may have files open
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, before[1]))
     try:
         with RobosetReader(tmp_path / "d") as reader:

@@ -66,6 +66,7 @@ def convert(path: Path, folder: Path, rows: int) -> None:
     subprocess.run(["rm", "-rf", folder], check=True)  # pytest keeps the last folders, these are large
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("episode", "following"), [(1 << 30, False), (1 << 30, True), (37, False)])
 def test_one_long_episode_and_many_short_ones(episode: int, following: bool, tmp_path: Path) -> None:
     rows = 2 * CAP // (WIDTH * 4) // (4 if episode < 100 else 1)

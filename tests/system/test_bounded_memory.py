@@ -93,6 +93,7 @@ def test_statistics_of_bytes(tmp_path: Path) -> None:
     _run(CAP, "stats", tmp_path / "images", "--root", tmp_path / "root", "-q")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["ted", "h5", *(pytest.param(form, marks=pytest.mark.slow) for form in ("flat", "nested"))]
 )

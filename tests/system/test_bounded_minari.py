@@ -43,6 +43,7 @@ def convert_capped(cap: int, folder: Path, dest: Path) -> TedReader:
     return TedReader(dest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_format", ["hdf5", pytest.param("arrow", marks=pytest.mark.slow), "parquet"])
 def test_a_long_text_that_stays_the_same(data_format: str, tmp_path: Path) -> None:
     steps = 5 * CAP[data_format] // (4 * LONG)

@@ -220,6 +220,7 @@ def test_a_loader_that_batches_batches_is_refused() -> None:
     assert "DataLoader(buffer, batch_size=None)" in str(caught.value.hint)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_loader_yields_batches_of_any_kind() -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=3)
     buffer.extend(torch.arange(10))

@@ -240,6 +240,7 @@ def stop_at(number: int, act: Callable[[], None]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
 def test_the_old_one_or_the_new_one_at_every_instant(kind: type[ListStorage], tmp_path: Path) -> None:
     old, new, path = kind(2), kind(3), tmp_path / "storage"

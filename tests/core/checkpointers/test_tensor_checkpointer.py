@@ -219,6 +219,7 @@ def die_at(moment: int) -> None:
     sys.addaudithook(lambda event, args: event == "rbtool.fs" and next(left, -1) < 0 and os._exit(9))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_old_checkpoint_or_the_new_one_is_there(tmp_path: Path) -> None:
     path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
     found = []

@@ -149,6 +149,7 @@ def bytes_below(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("shards/*/**/*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_the_cache_stays_within_its_size(environment: dict[str, str], tmp_path: Path) -> None:
     found = in_process(environment, {"dataset": "hf://org/ted", "window": 1, "cache_size": "400kB"})
     assert "error" not in found[0]
@@ -188,6 +189,7 @@ print(pickle.loads(copy).take(0).rows)
 """
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_stream_that_was_pruned_fetches_again(environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", _COPIED], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, int(done.stdout or 0) > 0) == (0, True), done.stderr
@@ -201,6 +203,7 @@ def test_a_stream_that_is_open_is_not_pruned(tmp_path: Path) -> None:
     assert len(rbtool.cache.prune(root=tmp_path).removed) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]) -> None:
     asked = '[{"dataset": "hf://org/ted", "cache_size": "400kB", "window": 2}]'
     command = [sys.executable, streaming.__file__, asked]

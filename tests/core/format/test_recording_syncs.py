@@ -49,7 +49,7 @@ def lose(folder: Path, synced: dict[str, int], choose: random.Random) -> None:
             (folder / name).unlink()
 
 
-@pytest.mark.parametrize("safe", [1, 2, 3])
+@pytest.mark.parametrize("safe", [1, *(pytest.param(safe, marks=pytest.mark.slow) for safe in (2, 3))])
 def test_a_power_failure_loses_no_episode_that_was_synced(tmp_path: Path, safe: int) -> None:
     write_plan(PLAN, tmp_path / "ted")
     with TedReader(tmp_path / "ted") as reader:

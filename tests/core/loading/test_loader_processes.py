@@ -184,6 +184,7 @@ def test_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
     assert gone([int(pid) for pid in done.stdout.split()])
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_keeps_its_type_and_its_words(walks: Walks) -> None:
     def broken(batch: Any) -> Any:
         raise ValueError("no such thing")

@@ -65,6 +65,7 @@ def test_keys_give_independent_long_orders() -> None:
 
 
 @given(SHARDS)
+@pytest.mark.slow
 def test_ranks_have_all_elements_once_and_equally_many_batches(drawn: tuple[int, int, int]) -> None:
     size, ranks, each = drawn
     shards = [Shard(rank, ranks) for rank in range(ranks)]

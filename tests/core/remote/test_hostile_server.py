@@ -227,7 +227,9 @@ def test_a_head_that_drips_is_given_up(ask: Any, serve: Any, monkeypatch: pytest
         "Content-Encoding: gzip",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("status", ["206 Partial", "302 Found", "429 Wait"])
+@pytest.mark.parametrize(
+    "status", ["206 Partial", *(pytest.param(one, marks=pytest.mark.slow) for one in ("302 Found", "429 Wait"))]
+)
 def test_headers_that_make_no_sense_are_failures_like_others(ask: Any, header: str, status: str, serve: Any) -> None:
     whole = head(status, "Content-Type: application/json").replace(
         b"\r\n\r\n", b"\r\n" + header.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

@@ -54,6 +54,7 @@ def run(python: tuple[Machine, Interpreter], script: str, **more: str) -> list[s
     return ran.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_tokens_from_a_hub_then_without_the_network(python: tuple[Machine, Interpreter], saved: Path) -> None:
     for more in ({}, {"RBTOOL_OFFLINE": "1"}):
         error, decoded = run(python, SCRIPT, **more)

@@ -187,6 +187,7 @@ def removed_up_to(root: Path, at: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_cut_at_any_point_it_leaves_the_dataset_or_a_leftover(store):
     store.original("cart-v0", kept=True)
     ended, at = 9, 0
