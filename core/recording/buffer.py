@@ -15,6 +15,7 @@ from .layout import RawEpisode, RowLeaf
 from .spaces import Encoder, RecordedLeaf, stack_padded
 
 PIXELS = "pixels"
+NO_FRAME = "render() gave a frame for some steps and None for others, or for all, expected one for each step"
 _ROOM = 64
 
 
@@ -117,12 +118,16 @@ class EpisodeBuffer:
             rows.put(row, value)
         if frame is not None:
             self._put_frame(row, frame)
+        elif self._pixels is not None:
+            raise SchemaError(NO_FRAME)
         if info and self._infos is not None:
             self._infos.put(row, info)
 
     def _put_frame(self, row: int, frame: Any) -> None:
         found = np.asarray(frame)
         if self._pixels is None:
+            if row:
+                raise SchemaError(NO_FRAME)
             if found.dtype != np.uint8 or found.ndim != 3:
                 raise SchemaError(f"render() gave {found.dtype} {list(found.shape)}, expected uint8 [height, width, 3]")
             self._pixels = _Rows(RecordedLeaf((PIXELS,), "uint8", found.shape, "observation"))
@@ -139,14 +144,16 @@ class EpisodeBuffer:
         One that did not end is cut off: its last step becomes truncated.
         """
         length = self.length
-        terminated, truncated = (np.array(flags, bool)[:, None] for flags in (self._terminated, self._truncated))
+        terminated, truncated = (
+            np.array(flags[:length], bool)[:, None] for flags in (self._terminated, self._truncated)
+        )
         cut_off = not (terminated[-1, 0] or truncated[-1, 0])
         truncated[-1] |= cut_off
         states = {row.leaf.key: row.take(length + 1) for row in self._states}
         if self._pixels is not None:
             states[PIXELS,] = self._pixels.take(length + 1)
         steps: dict[Key, Array] = {row.leaf.key: row.take(length) for row in self._steps}
-        steps[NEXT_REWARD] = np.array(self._rewards, np.float64)[:, None]
+        steps[NEXT_REWARD] = np.array(self._rewards[:length], np.float64)[:, None]
         steps |= {NEXT_DONE: terminated | truncated, NEXT_TERMINATED: terminated, NEXT_TRUNCATED: truncated}
         infos = self._infos.take(length) if self._infos is not None else {}
         raw = RawEpisode(length, self.leaves, states, steps, infos, self.seed, bool(cut_off))
@@ -165,8 +172,12 @@ def _reward(reward: Any) -> float:
     try:
         found = np.asarray(reward)
         if found.size == 1 and found.dtype.kind in "biuf":
-            return float(found.item())
-    except (TypeError, ValueError):
+            number = found.item()
+            kept = float(number)
+            if kept == number or number != number:
+                return kept
+            raise SchemaError(f"the reward {number} ({found.dtype}) is no float64, which rewards are stored as")
+    except (TypeError, ValueError, OverflowError):
         pass
     shape = f" {list(reward.shape)}" if isinstance(reward, np.ndarray) else ""
     raise SchemaError(f"the reward is a {type(reward).__name__}{shape}, expected one number")

@@ -8,10 +8,11 @@ from typing import Any, Generic, Literal, SupportsFloat, TypeVar
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
-from ..errors import UsageError
+from ..errors import SchemaError, UsageError
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
-from .recorder import EnvironmentRecorder
+from .buffer import NO_FRAME
+from .recorder import EnvironmentRecorder, require_seeds
 
 _Obs = TypeVar("_Obs")
 _Act = TypeVar("_Act")
@@ -73,19 +74,20 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[_Obs, dict[str, Any]]:
         """Reset the environment and begin an episode; one under way is cut off."""
+        require_seeds([seed])
         self.recorder.require_spaces(self.env.observation_space, self.env.action_space)
         self.recorder.cut_off(0)
+        self._ended = False
         observation, info = self.env.reset(seed=seed, options=options)
         self.recorder.begin(0, observation, info, seed=seed, frame=self._frame())
-        self._ended = False
         return observation, info
 
     def step(self, action: _Act) -> tuple[_Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment and record the step; the last one of an episode writes it."""
         if self._ended and self._autoreset:
             result = self.env.step(action)
+            self._ended = False  # an error below must not let the next step begin an episode
             self.recorder.begin(0, result[0], result[4], frame=self._frame())
-            self._ended = False
             return result
         self.recorder.act(0, action)
         try:
@@ -97,7 +99,12 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         return result
 
     def _frame(self) -> Any:
-        return self.env.render() if self._render and self.recorder.records(0) else None
+        if not self._render or not self.recorder.records(0):
+            return None
+        frame = self.env.render()
+        if frame is None:
+            raise SchemaError(NO_FRAME)
+        return frame
 
     @property
     def episodes(self) -> int:

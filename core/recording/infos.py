@@ -16,6 +16,8 @@ INFO = "info"
 PRESENT = "_present"
 """Ends the name of the mask of an entry that some rows have and others lack."""
 _SCALARS = frozenset({float, int, bool})
+_LARGEST = (1 << 63) - 1
+_EXACT = 1 << 53
 _LONGEST_NAME = 200
 _MOST_LEVELS = 20
 
@@ -78,7 +80,8 @@ class InfoRows:
 
     def take(self, length: int) -> dict[Key, RecordedInfo]:
         """Return the columns of the first `length + 1` rows, and begin with none."""
-        found, columns = self._found, {}
+        columns = {}
+        found = {key: whole for key, each in self._found.items() if (whole := _first_rows(*each, length))[0]}
         self._found = defaultdict(lambda: ([], []))
         keys = set(found)
         for key, (rows, values) in found.items():
@@ -103,7 +106,7 @@ class InfoRows:
         if stacked is None or stacked.dtype.name not in DTYPES:
             self._drop(key, "its numbers need more than 64 bits")
             return None
-        if len(rows) == length + 1:
+        if np.array_equal(rows, np.arange(length + 1)):
             return RecordedInfo(stacked, np.ones(length + 1, bool))
         column = RecordedInfo(np.zeros((length + 1, *stacked.shape[1:]), stacked.dtype), np.zeros(length + 1, bool))
         column.values[rows], column.present[rows] = stacked, True
@@ -125,6 +128,12 @@ class InfoRows:
         return column
 
 
+def _first_rows(rows: list[int], values: list[Any], length: int) -> tuple[list[int], list[Any]]:
+    """Leave out the row of a step that was interrupted before all of it was kept."""
+    count = sum(row <= length for row in rows) if rows[-1] > length else len(rows)
+    return rows[:count], values[:count]
+
+
 def _part(name: Any) -> str:
     """Return the part of a key; a name that ends like that of a mask gets a trailing `_`."""
     part = safe_part(str(name))
@@ -137,7 +146,13 @@ def _listed(value: Any) -> Array | None:
         return None
     try:
         found = np.asarray(value)
-    except ValueError:
+        if found.dtype.kind == "f" and (np.abs(found) >= _EXACT).any():  # numpy makes floats of large integers
+            each = np.asarray(value, object)
+            if all(isinstance(one, int | np.integer) for one in each.flat):
+                found = each.astype(np.uint64 if min(each.flat) >= 0 else np.int64)
+            elif any(isinstance(one, int | np.integer) and int(one) != float(one) for one in each.flat):
+                return None
+    except (ValueError, OverflowError):
         return None
     return found if found.dtype.name in DTYPES and found.size else None
 
@@ -145,6 +160,10 @@ def _listed(value: Any) -> Array | None:
 def _stack(values: Sequence[Any]) -> Array | None:
     """Stack values whose numbers one type holds without a change; None where there is no such type, or shape."""
     kinds = {type(value) for value in values}
+    if kinds == {int} and max(values) > _LARGEST >= min(values):  # numpy makes floats of these
+        if min(values) < 0:
+            return None
+        return np.array(values, np.uint64 if max(values) <= 2 * _LARGEST + 1 else object)
     if len(kinds) == 1 and kinds <= _SCALARS:
         return np.array(values)
     arrays = [np.asarray(value) for value in values if not isinstance(value, str)]

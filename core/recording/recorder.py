@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import fs
@@ -62,7 +64,7 @@ class EnvironmentRecorder:
         self._numbers: list[int | None] = [self._next_number(lane) for lane in range(lanes)]
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
-        """Add to what the manifest states about the recording; that of one that is continued stays."""
+        """Add to what the manifest states about the recording; a recording that is continued gets them too."""
         self.writer.describe(arguments)
 
     def _next_number(self, lane: int) -> int | None:
@@ -187,6 +189,13 @@ class EnvironmentRecorder:
         episodes, dest = self.writer.episodes, self.writer.dest
         many = f"{episodes:,} episode{'s are' if episodes != 1 else ' is'}"
         return f"{many} kept; make a dataset of {dest}: rbtool repair {shlex.quote(str(dest))}, or continue with resume"
+
+
+def require_seeds(seeds: Sequence[Any]) -> None:
+    """Raise UsageError for a seed that the table of episodes cannot hold."""
+    for seed in seeds:
+        if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 1 << 63):
+            raise UsageError(f"the seed is {seed!r}, expected a whole number from 0 that 63 bits hold")
 
 
 def _notes(parts: Any) -> list[str]:

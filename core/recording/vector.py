@@ -14,7 +14,8 @@ from ..errors import SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
-from .recorder import EnvironmentRecorder
+from .buffer import NO_FRAME
+from .recorder import EnvironmentRecorder, require_seeds
 
 _MODES = {"NextStep": "next", "SameStep": "same", "Disabled": "disabled"}
 _FINAL = ("final_obs", "final_info")
@@ -66,6 +67,7 @@ class RecordVectorEpisodes(VectorWrapper):
         mask = None if options is None else options.get("reset_mask")
         lanes = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
         seeds = self._seeds(seed)
+        require_seeds(seeds)
         for lane in lanes:
             self.recorder.cut_off(lane)
         observations, infos = self.env.reset(seed=seed, options=options)
@@ -130,6 +132,8 @@ class RecordVectorEpisodes(VectorWrapper):
             raise SchemaError(f"environment {lane} ended its episode, and the infos have no final_obs for it")
         last = {name: value for name, value in info.items() if name not in _FINAL}
         final = lane_info(infos.get("final_info", {}), lane, self.num_envs)
+        if _is_statistics(last.get("episode")):
+            final.setdefault("episode", last.pop("episode"))
         self.recorder.observe(lane, infos["final_obs"][lane], *outcome, final, frame)
         self.recorder.begin(lane, row, last, frame=frame)
 
@@ -139,7 +143,10 @@ class RecordVectorEpisodes(VectorWrapper):
     def _frames(self) -> Any:
         if not self._render:
             return (None,) * self.num_envs
-        return self.env.render()
+        frames: Any = self.env.render()
+        if frames is None or any(frame is None for frame in frames):
+            raise SchemaError(NO_FRAME)
+        return frames
 
     @property
     def episodes(self) -> int:
@@ -182,6 +189,11 @@ def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
             hint="give autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED",
         )
     return mode
+
+
+def _is_statistics(value: Any) -> bool:
+    """Return whether an info is what `RecordEpisodeStatistics` states about the episode that ended."""
+    return isinstance(value, Mapping) and value.keys() == {"r", "l", "t"}
 
 
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import SchemaError, UsageError
 from ..format import fs
+from ..format.documents import dump_json, parse_json
 from ..format.manifest import Dropped, Manifest, has_manifest
 from ..format.packed.continuing import continued
 from ..format.packed.recorded_origin import RecordedOrigin
@@ -33,15 +34,18 @@ class EpisodeWriter:
         self._layout: RowLayout | None = None
         self._dropped = {one.key: one.why for one in origin.dropped_keys}
         self._made = False
+        self._next = 0
         self.is_closed = False
         mend(dest)
         sweep(dest)  # of a process that died while it stored a recording again
         occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
         if occupied and resume:
-            self._recorder = continued(dest, sync_seconds=sync_seconds)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._origin = RecordedOrigin.load(dest)
                 self._dropped = {one.key: one.why for one in self._origin.dropped_keys}
+                _require_same(self._origin, origin, dest)
+            self._recorder = continued(dest, sync_seconds=sync_seconds)
+            self._next = max(self.numbers, default=-1) + 1
         elif occupied:
             raise _occupied(dest)
         elif not dest.exists():
@@ -49,9 +53,10 @@ class EpisodeWriter:
             self._made = True
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
-        """Add arguments to the provenance of a recording that has no episode yet."""
-        if self._recorder is None:
-            self._origin = replace(self._origin, arguments={**self._origin.arguments, **arguments})
+        """Add arguments to the provenance."""
+        self._origin = replace(self._origin, arguments={**self._origin.arguments, **arguments})
+        if self._recorder is not None:
+            self._origin.save(self.dest)
 
     @property
     def episodes(self) -> int:
@@ -69,7 +74,7 @@ class EpisodeWriter:
         return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
 
     def add(self, raw: RawEpisode, number: int | None = None, dropped: Mapping[str, str] | None = None) -> None:
-        """Write an episode; its number is by default how many there are. `dropped` names infos that are not in it."""
+        """Write an episode; its number is by default that after the highest. `dropped` names infos that it lacks."""
         if self.is_closed:
             raise UsageError(f"the recording {self.dest} is closed: nothing can be added")
         recorder = self._recorder
@@ -86,13 +91,14 @@ class EpisodeWriter:
             self._recorder = recorder
             self._origin.save(self.dest)
         elif grown is not layout:
-            recorder = self._recorder = self._rewritten(recorder, layout, grown)
+            recorder = self._rewritten(recorder, layout, grown)
         self._layout = grown
         if lost.keys() - self._dropped.keys():
             self._note(lost)
-        states, steps = grown.columns(raw, self.episodes if number is None else number)
+        states, steps = grown.columns(raw, self._next if number is None else number)
         number = int(steps[("episode",)][0])
         recorder.add_states(states, steps, episode=number, seed=raw.seed, cut_off=raw.cut_off)
+        self._next = max(self._next, number + 1)
 
     def _note(self, dropped: Mapping[str, str]) -> None:
         self._dropped = dict(dropped) | self._dropped
@@ -111,13 +117,17 @@ class EpisodeWriter:
                 states, steps = grown.columns(raw, row.episode)
                 new.add_states(states, steps, episode=row.episode, seed=row.seed, cut_off=raw.cut_off)
             new.sync()
-            _put_in_place(built, self.dest)
+            aside = _put_in_place(built, self.dest)
         except BaseException:
             new.close()
             fs.remove(built)
             raise
-        old.close()
+        self._recorder, self._layout = new, grown  # before anything can fail: the old recorder's files are not at dest
         new.moved(self.dest, self._sync_seconds)
+        old.close()
+        fs.sync_folder(self.dest.parent)
+        with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+            fs.remove(aside)
         return new
 
     def sync(self) -> None:
@@ -161,12 +171,28 @@ def _occupied(dest: Path) -> UsageError:
     )
 
 
-def _put_in_place(built: Path, dest: Path) -> None:
-    """Put a folder in the place of another one, which is removed."""
-    if not fs.exchange(built, dest):
-        aside = new_sibling(dest, aside=True)
-        fs.rename(dest, aside)
+def _put_in_place(built: Path, dest: Path) -> Path:
+    """Put a folder in the place of another one; return where that is now. After an error all is as before."""
+    if fs.exchange(built, dest):
+        return built
+    aside = new_sibling(dest, aside=True)
+    fs.rename(dest, aside)
+    try:
         fs.rename(built, dest)
-        built = aside
-    fs.sync_folder(dest.parent)
-    fs.remove(built)
+    except BaseException:
+        fs.rename(aside, dest)
+        raise
+    return aside
+
+
+def _require_same(recorded: RecordedOrigin, found: RecordedOrigin, dest: Path) -> None:
+    """Raise where another environment, or one of other spaces, would continue a recording."""
+    if recorded.asked != found.asked:
+        raise UsageError(f"{dest} has episodes of {recorded.asked}, expected the same instead of {found.asked}")
+    spaces = parse_json(dump_json(dict(found.spaces)), "the spaces")
+    for name in sorted(recorded.spaces.keys() | spaces.keys()):
+        if recorded.spaces.get(name) != spaces.get(name):
+            raise SchemaError(
+                f"{dest} was recorded with another {name} space, expected the same to continue it",
+                hint="record each space to a dataset of its own",
+            )

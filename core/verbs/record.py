@@ -68,9 +68,11 @@ def record(
     first = _first_seed(place, env_id, seed, resume)
     player = _Player(policy, first)
     options = {"resume": resume, "render": render, "max_episodes": episodes}
+    arguments = {"policy": player.label, "seed": first, "max_steps": max_steps, "render": render, **player.inputs}
+    if resume:
+        _require_same(place, arguments)
     env = _make(env_id, place, num_envs, max_steps, options)
-    arguments = {"policy": player.label, "seed": first, "episodes": episodes, "max_steps": max_steps, "render": render}
-    env.recorder.describe(arguments | player.inputs)
+    env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
     progress.start("recording", episodes, "episodes")
     progress.advance(env.episodes)
     with _failures(env_id, env):
@@ -101,6 +103,30 @@ def _first_seed(place: Path, env_id: str, seed: int | None, resume: bool) -> int
         if isinstance(before, int):
             return before
     return secrets.randbits(31) if seed is None else seed
+
+
+def _require_same(place: Path, arguments: dict[str, Any]) -> None:
+    """Raise UsageError where other arguments than those of its episodes would continue a recording."""
+    try:
+        before = RecordedOrigin.load(place).arguments
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    names = {"policy": "the policy", "max_steps": "max_steps", "render": "render", "seed": "the seed"}
+    for name, shown in names.items():
+        if name not in before:
+            raise UsageError(
+                f"{place} does not state {shown} of its episodes, so that they cannot be continued",
+                hint=f"make a dataset of them: rbtool repair {shlex.quote(str(place))}",
+            )
+        if before[name] != arguments[name]:
+            raise UsageError(
+                f"{place} was recorded with {shown} {before[name]}, expected the same instead of {arguments[name]}"
+            )
+    if before.get("policy_files") != arguments.get("policy_files"):
+        raise UsageError(
+            f"{place} was recorded with another content of the files of {arguments['policy']}",
+            hint=f"make a dataset of its episodes: rbtool repair {shlex.quote(str(place))}",
+        )
 
 
 class _Player:
@@ -146,6 +172,7 @@ def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options
         module, _, name = env_id.rpartition(":")
         if module:
             importlib.import_module(module)
+        _require_version(name)
         spec = gymnasium.spec(name)
         made = functools.partial(gymnasium.make, env_id, **given)
         if num_envs == 1:
@@ -153,6 +180,8 @@ def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options
         else:
             several = AsyncVectorEnv([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
             several.spec = spec
+    except UsageError:
+        raise
     except gymnasium.error.UnregisteredEnv as error:
         raise UsageError(f"there is no environment {env_id!r}: {error_text(error).partition(': ')[2]}") from error
     except Exception as error:
@@ -164,6 +193,16 @@ def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options
     except BaseException:
         several.close()
         raise
+
+
+def _require_version(name: str) -> None:
+    """Raise UsageError for an id without the version that all of its environments have."""
+    if name in gymnasium.registry:
+        return
+    known = [spec for spec in gymnasium.registry.values() if spec.id == f"{name}-v{spec.version}"]
+    if known:
+        newest = max(known, key=lambda spec: spec.version or 0).id
+        raise UsageError(f"there is no environment {name!r} without a version", hint=f"did you mean {newest}?")
 
 
 def _run(env: RecordEpisodes[Any, Any], player: _Player, progress: Progress) -> None:

@@ -236,7 +236,7 @@ def test_another_environment_cannot_continue(tmp_path: Path) -> None:
     recording.close()
     other = ScriptedEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), PLAN)
     with (
-        pytest.raises(rbtool.SchemaError, match="recorded from another environment"),
+        pytest.raises(rbtool.SchemaError, match="with another observation space"),
         rbtool.RecordEpisodes(other, tmp_path / "d", resume=True) as recording,
     ):
         run(recording, 1)
