@@ -70,12 +70,12 @@ class RecordVectorEpisodes(VectorWrapper):
         require_seeds(seeds)
         for lane in lanes:
             self.recorder.cut_off(lane)
+        self._ended[lanes] = False
         observations, infos = self.env.reset(seed=seed, options=options)
         rows, frames = self._rows(observations), self._frames()
         for lane in lanes:
             info = lane_info(infos, lane, self.num_envs)
             self.recorder.begin(lane, rows[lane], info, seed=seeds[lane], frame=frames[lane])
-            self._ended[lane] = False
         return observations, infos
 
     def _seeds(self, seed: Any) -> list[int | None]:
@@ -94,6 +94,7 @@ class RecordVectorEpisodes(VectorWrapper):
         for lane, action in enumerate(iterate(self.env.action_space, actions)):
             if not resetting[lane]:
                 self.recorder.act(lane, action)
+        self._ended = np.zeros(self.num_envs, bool)  # after an error nothing is recorded before a reset
         with self.recorder.stepping():
             result = self.env.step(actions)
             self._observe(resetting, *result)
@@ -121,7 +122,8 @@ class RecordVectorEpisodes(VectorWrapper):
                 )
             else:
                 self.recorder.observe(lane, rows[lane], rewards[lane], terminated[lane], truncated[lane], info, frame)
-        self._ended = done if self._mode != "same" else np.zeros(self.num_envs, bool)
+        if self._mode != "same":
+            self._ended = done
 
     def _end_and_begin(
         self, lane: int, row: Any, outcome: tuple[Any, Any, Any], infos: Mapping[str, Any], info: Mapping[str, Any],
@@ -130,6 +132,12 @@ class RecordVectorEpisodes(VectorWrapper):
         """Record the last step of an episode and the first observation of the next, which came together."""
         if "final_obs" not in infos or not np.all(infos.get("_final_obs", np.ones(self.num_envs, bool))[lane]):
             raise SchemaError(f"environment {lane} ended its episode, and the infos have no final_obs for it")
+        after = getattr(self.unwrapped, "_env_obs", None)  # of SyncVectorEnv: what the reset returned, not a copy
+        if after is not None and _shares(infos["final_obs"][lane], after[lane]):
+            raise SchemaError(
+                f"environment {lane} returns one array again and again: its reset overwrote its last observation",
+                hint="return copies, or use the autoreset mode NEXT_STEP",
+            )
         last = {name: value for name, value in info.items() if name not in _FINAL}
         final = lane_info(infos.get("final_info", {}), lane, self.num_envs)
         if _is_statistics(last.get("episode")):
@@ -189,6 +197,15 @@ def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
             hint="give autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED",
         )
     return mode
+
+
+def _shares(one: Any, other: Any) -> bool:
+    """Return whether two observations of one space have an array in common."""
+    if isinstance(one, Mapping):
+        return any(_shares(value, other[name]) for name, value in one.items())
+    if isinstance(one, tuple | list):
+        return any(map(_shares, one, other))
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.shares_memory(one, other)
 
 
 def _is_statistics(value: Any) -> bool:

@@ -124,7 +124,7 @@ def zero(observation: Any) -> int:
     return 0
 
 
-def interrupted(dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted(dest: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     """Leave a recording of CartPole with the arguments of the verb, and two of four episodes."""
 
     def stop(*given: Any) -> None:
@@ -133,7 +133,7 @@ def interrupted(dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(rbtool.RecordEpisodes, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            record("CartPole-v1", dest, episodes=2, seed=3, max_steps=5)
+            record("CartPole-v1", dest, episodes=2, seed=3, max_steps=5, **options)
 
 
 @pytest.mark.parametrize("other", [{"policy": zero}, {"max_steps": 6}, {"seed": 4}, {"render": True}])
@@ -232,3 +232,69 @@ def test_statistics_are_those_of_the_episode_that_ended(tmp_path: Path) -> None:
         assert columns["next.info.episode.l_present"].reshape(length).tolist() == [False] * (length - 1) + [True]
         assert columns["next.info.episode.r"].reshape(length)[-1] == columns["next.reward"].sum()
         assert not columns["info.episode.l_present"].any()
+
+
+class Reusing(CountingEnv):
+    """Returns one array for all observations, alone or in a dict."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__(0, (3, 2))
+        self._array, self._nested = np.zeros(3, np.int64), nested
+        if nested:
+            self.observation_space = spaces.Dict({"a": self.observation_space})
+
+    def _given(self, observation: Any) -> Any:
+        self._array[:] = observation
+        return {"a": self._array} if self._nested else self._array
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = super().reset(**options)
+        return self._given(observation), info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return self._given(observation), *rest
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_last_observation_that_the_reset_overwrote_is_refused(tmp_path: Path, nested: bool) -> None:
+    env = SyncVectorEnv([functools.partial(Reusing, nested)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with rbtool.RecordVectorEpisodes(env, tmp_path / "d") as recording:
+        recording.reset(seed=0)
+        for _ in range(2):
+            recording.step(np.zeros(1, np.int64))
+        with pytest.raises(rbtool.SchemaError, match="its reset overwrote its last observation"):
+            recording.step(np.zeros(1, np.int64))
+    assert Recorded(tmp_path / "d").table.length.tolist() == [2]
+
+
+def test_a_policy_that_was_edited_cannot_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.py").write_text("def act(observation):\n    return 0\n")
+    interrupted(tmp_path / "d", monkeypatch, policy=f"{tmp_path}/p.py:act")
+    (tmp_path / "p.py").write_text("def act(observation):\n    return 1\n")
+    with pytest.raises(rbtool.UsageError, match="another content of the files"):
+        record("CartPole-v1", tmp_path / "d", episodes=4, max_steps=5, resume=True, policy=f"{tmp_path}/p.py:act")
+
+
+class BlindVector(SyncVectorEnv):
+    """Has no frames when it is rendered for the fifth time, where the first environment was reset."""
+
+    rendered = 0
+
+    def render(self) -> Any:
+        self.rendered += 1
+        return None if self.rendered == 5 else (np.zeros((2, 2, 3), np.uint8),)
+
+
+def test_no_episode_starts_in_the_middle_after_an_error(tmp_path: Path) -> None:
+    env = BlindVector([functools.partial(CountingEnv, 0, (3, 3))], autoreset_mode=AutoresetMode.NEXT_STEP)
+    env.render_mode = "rgb_array"
+    with rbtool.RecordVectorEpisodes(env, tmp_path / "d", render=True) as recording:
+        recording.reset(seed=0)
+        for _ in range(3):
+            recording.step(np.zeros(1, np.int64))
+        with pytest.raises(rbtool.SchemaError, match="expected one for each step"):
+            recording.step(np.zeros(1, np.int64))
+        with pytest.raises(rbtool.UsageError, match="call reset"):
+            recording.step(np.zeros(1, np.int64))
+    assert Recorded(tmp_path / "d").table.length.tolist() == [3]
