@@ -12,11 +12,12 @@ import typer
 
 from ..core.declarations import declared_sources, source_example
 from ..core.errors import UsageError
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import SOURCE, STORED, Example
 from .options import Root, Yes, verb, verb_group
 from .output import Output
-from .text import Cell, Line, Styled, Table, ago, counted, folded
+from .text import Cell, Line, Styled, Table, ago, folded
 
 if TYPE_CHECKING:
     from ..core.verbs.cache import CacheLsResult, CacheRemoval, CacheVerifyResult

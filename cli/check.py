@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.errors import UsageError
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import Example
 from .options import DryRun, FromFormat, RawOptions, Root, ends, verb
 from .output import Output
 from .several import SomeDatasets, of_each, require_datasets
-from .text import Cell, Line, Style, Styled, Table, counted, folded
+from .text import Cell, Line, Style, Styled, Table, folded
 
 if TYPE_CHECKING:
     from ..core.ted.findings import Finding

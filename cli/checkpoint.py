@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from .help import STORED, Example
 from .options import Compress, Dataset, DryRun, Force, Layout, LayoutName, Root, show_published, verb, verb_group
 from .output import Output
-from .text import Cell, Styled, counted, folded
+from .text import Cell, Styled, folded
 
 if TYPE_CHECKING:
     from ..core.encodings.rows import Difference

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from ..core.declarations import declared, declared_sources
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .failures import stdout_to_stderr
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
@@ -31,7 +32,6 @@ from .options import (
     verb,
 )
 from .output import Output
-from .text import counted
 
 if TYPE_CHECKING:
     from ..core.verbs.download import DownloadResult

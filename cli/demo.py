@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.progress import counted
 from .help import Example
 from .options import verb
 from .output import Output
-from .text import Line, Styled, counted
+from .text import Line, Styled
 
 if TYPE_CHECKING:
     from ..core.verbs.demo import DemoResult

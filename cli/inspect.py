@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import EXAMPLE_SOURCE, SOURCE, STORED, Example
 from .mix import ensemble_lines, mixture_lines, parts_lines
@@ -17,7 +18,7 @@ from .options import FromFormat, RawOptions, Root, ends, not_following, verb, wi
 from .output import Output
 from .provenance import step_lines
 from .several import Datasets, of_each
-from .text import Cell, Line, Styled, Table, counted, folded, number, sparkline, vector
+from .text import Cell, Line, Styled, Table, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
     from ..core.format.overview import ColumnView

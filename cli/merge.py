@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.errors import CheckFailed
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import Example
 from .options import Compress, Dataset, DryRun, Force, LayoutName, Root, SchemaName, show_published, verb
 from .output import Output
-from .text import Cell, Styled, Table, counted, number
+from .text import Cell, Styled, Table, number
 
 if TYPE_CHECKING:
     from ..core.verbs.diff import DiffResult

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from .help import Example
 from .options import DryRun, Force, Root, SchemaName, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, number
+from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
     from ..core.verbs.inspect_parts import EnsembleResult, PartsResult

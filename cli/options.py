@@ -20,11 +20,12 @@ import typer
 from ..core import __version__
 from ..core.declarations import READER_OPTIONS, packed_by_default
 from ..core.errors import UsageError
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .failures import Stopped, report
 from .help import CONTEXT, EXAMPLE_SOURCE, SOURCE, Example, VerbCommand, VerbGroup, examples_text
 from .output import Output
-from .text import Line, Styled, clean_lines, counted
+from .text import Line, Styled, clean_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from ..core.progress import counted
 from .help import Example
 from .options import Dataset, Episodes, Root, verb
 from .output import Output
-from .text import Cell, counted
+from .text import Cell
 
 if TYPE_CHECKING:
     from ..core.verbs.plot import PlotResult

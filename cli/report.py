@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import Example
 from .options import Root, verb
 from .output import Output
-from .text import Cell, Styled, Table, counted
+from .text import Cell, Styled, Table
 
 if TYPE_CHECKING:
     from ..core.verbs.report import ReportResult

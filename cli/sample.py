@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import STORED, Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, number
+from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
     from ..core.verbs.sample_result import SampledField, SampledSlice, SampleResult, SampleTiming

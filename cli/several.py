@@ -10,10 +10,11 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ..core.errors import DatasetNotFoundError, RbtoolError, UsageError
+from ..core.progress import counted
 from .failures import report
 from .help import EXAMPLE_SOURCE, SOURCE
 from .output import Output
-from .text import Line, Styled, counted
+from .text import Line, Styled
 
 _ABOUT = f"Paths, stored datasets like {SOURCE}:{EXAMPLE_SOURCE.example[0]}, or patterns like 'data/*'."
 Datasets: TypeAlias = Annotated[list[str], typer.Argument(metavar="DATASET...", help=_ABOUT)]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Cell, Line, Styled, Table, counted, folded, number
+from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
     from ..core.stats.collect import FieldStats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..core.progress import CONTROL, clean
+from ..core.progress import CONTROL, clean, counted
 from ..core.progress import readable_size as size
 
 Style: TypeAlias = Literal["", "bold", "dim", "red", "green", "yellow", "cyan"]
@@ -150,11 +150,6 @@ def _break(text: str, room: int, least: int) -> int:
 def _joined(letters: Sequence[Styled]) -> list[Cell]:
     same = [(style, list(group)) for style, group in groupby(letters, key=lambda letter: letter.style)]
     return [Styled("".join(letter.text for letter in group), style) for style, group in same]
-
-
-def counted(count: int, noun: str) -> str:
-    """Format a count with its noun: `1 step`, `6,704 steps`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def ago(seconds: float) -> str:

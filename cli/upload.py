@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import Example
 from .options import Dataset, Root, verb
 from .output import Output
-from .text import Styled, counted
+from .text import Styled
 
 if TYPE_CHECKING:
     from ..core.verbs.upload import UploadResult

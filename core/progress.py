@@ -52,6 +52,11 @@ class Silent:
         """Do nothing."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: `1 step`, `6,704 steps`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def readable_size(count: float) -> str:
     """Write bytes in decimal units: `5.4 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import UsageError
-from ..progress import clean
+from ..progress import clean, counted
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -162,7 +162,7 @@ def _of_histogram(chart: Histogram) -> str:
     if not chart.counts.sum():
         return "no values"
     top = int(chart.counts.argmax())
-    sums = f"{_counted(int(chart.counts.sum()), 'value')} in {_counted(len(chart.counts), 'bin')}"
+    sums = f"{counted(int(chart.counts.sum()), 'value')} in {counted(len(chart.counts), 'bin')}"
     first, last, low, high = (shown(chart.edges[place]) for place in (0, -1, top, top + 1))
     return f"{sums} from {first} to {last}; most, {shown(chart.counts[top])}, are from {low} to {high}"
 
@@ -173,11 +173,7 @@ def _range(values: Array) -> str:
         return "no values"
     apart = values.size - finite.size
     note = f", {apart:,} not finite" if apart else ""
-    return f"{_counted(finite.size, 'value')} from {shown(finite.min())} to {shown(finite.max())}{note}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{counted(finite.size, 'value')} from {shown(finite.min())} to {shown(finite.max())}{note}"
 
 
 def _listed(parts: Iterable[str]) -> str:

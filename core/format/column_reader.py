@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..progress import counted
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, row_bytes, ted_fields
 from .contracts import Array, Piece, SourceFacts
@@ -95,7 +96,7 @@ class ColumnReader(Reader):
         empty = [number for number, one in enumerate(self.episodes) if not one.length]
         if empty:
             names = ", ".join(map(str, empty[:10])) + (", …" if len(empty) > 10 else "")
-            yield f"{len(empty):,} episode{'s' if len(empty) > 1 else ''} without steps left out: {names}"
+            yield f"{counted(len(empty), 'episode')} without steps left out: {names}"
 
     @cached_property
     def _rows(self) -> int:

@@ -121,11 +121,6 @@ def error_text(error: BaseException) -> str:
     return f"{kind}: {lines[0] if len(lines[0]) <= _LONGEST else f'{lines[0][:_LONGEST]}…'}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a number with its noun, as in `1 row` and `2,000 rows`."""
-    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
-
-
 def _missed(error: BaseException) -> re.Match[str] | None:
     content = error.args[0] if isinstance(error, KeyError) and error.args else None
     return _MISSED.fullmatch(content) if isinstance(content, str) else None

@@ -16,10 +16,10 @@ from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Reque
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, write_manifest
 from ..format.videos import VideoContents, videos_of_leaves
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, counted
 from ..ted.schema import ACTION, Field, Key
 from .episodes import Plan, StepSelection, task_order
-from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed, counted
+from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed
 from .journal import Journal, note_kept, require_same_run
 from .processor import Finished, Job, Processor, Task
 from .workers.executor import BackgroundCall, Executor, InProcessExecutor, Limits, SerialExecutor

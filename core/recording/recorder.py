@@ -15,6 +15,7 @@ from ..format import fs
 from ..format.documents import parse_json
 from ..format.manifest import Manifest
 from ..format.packed.recorded_origin import RecordedOrigin
+from ..progress import counted
 from .buffer import EpisodeBuffer
 from .spaces import renamed_entries, space_document, space_encoder
 from .writer import EpisodeWriter
@@ -187,7 +188,7 @@ class EnvironmentRecorder:
     def kept(self) -> str:
         """State what is kept of a recording that was interrupted, and what to do with it."""
         episodes, dest = self.writer.episodes, self.writer.dest
-        many = f"{episodes:,} episode{'s are' if episodes != 1 else ' is'}"
+        many = f"{counted(episodes, 'episode')} {'is' if episodes == 1 else 'are'}"
         return f"{many} kept; make a dataset of {dest}: rbtool repair {shlex.quote(str(dest))}, or continue with resume"
 
 

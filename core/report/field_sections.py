@@ -9,6 +9,7 @@ import numpy as np
 
 from ..charts.marks import Bars, ChartLabels, Heatmap
 from ..charts.marks import Histogram as HistogramChart
+from ..progress import counted
 from ..stats.moments import QUANTILE_ERROR
 from ..ted.schema import key_name
 from .columns import FRACTIONS, ColumnHistogram, Distribution
@@ -16,7 +17,7 @@ from .figures import MOST_COLUMNS, FieldFigures
 from .html import Child, Html, element, joined, table
 from .sections import chart, details, section, side_by_side
 from .subject import Subject
-from .words import counted, number, share, shown
+from .words import number, share, shown
 
 _MARGIN = 20_000
 """Bytes of all else in the part about fields."""

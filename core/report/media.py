@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..format.contracts import Array
+from ..progress import counted
 from .episodes import ShownEpisode, Trace
 from .html import Child, Html, element, joined
 from .images import Sheet
 from .sections import section, side_by_side
 from .subject import ShownImages, Subject
-from .words import counted, shown
+from .words import shown
 
 _WIDTH, _HEIGHT = 1000, 48
 """The box in which a trace is drawn; it is stretched to the width of the page."""

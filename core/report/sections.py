@@ -13,7 +13,7 @@ from ..charts.marks import Chart, ChartLabels, Lines, Series
 from ..charts.marks import Histogram as HistogramChart
 from ..format.contracts import Array
 from ..format.documents import dump_json
-from ..progress import readable_size, redact
+from ..progress import counted, readable_size, redact
 from ..ted.episodes import EndReason
 from ..ted.findings import Finding
 from ..ted.rule_table import RULES
@@ -21,7 +21,7 @@ from .columns import Distribution
 from .commands import reproducing
 from .html import Child, Html, element, joined, table
 from .subject import CheckedSubject, Subject
-from .words import counted, number, share, shown
+from .words import number, share, shown
 
 Cards: TypeAlias = Callable[[Subject, str], Child]
 """Makes what is shown of one dataset; the text begins all ids in it."""

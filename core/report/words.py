@@ -27,8 +27,3 @@ def share(part: int, whole: int) -> str:
     if part < whole and percent > 99.9:
         return "> 99.9 %"
     return f"{percent:.1f} %".replace(".0 %", " %")
-
-
-def counted(count: int, noun: str) -> str:
-    """Write `1 step`, `2 steps`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

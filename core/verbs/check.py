@@ -28,7 +28,7 @@ from ..format.packed.repair import RecordingState, examine_recording, repair_rec
 from ..format.returns import return_field_of
 from ..format.staging import mend
 from ..opening import open_steps
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, counted
 from ..ted.episodes import EndReason
 from ..ted.findings import Finding, Rule
 from ..ted.places import Places
@@ -196,16 +196,12 @@ def _unfinished(reader: StepReader) -> int:
     return int(((table.end_reason == EndReason.END_OF_FILE) & ~table.truncated).sum())
 
 
-def _episodes(count: int) -> str:
-    return f"{count:,} episode{'' if count == 1 else 's'}"
-
-
 def _without_final(reader: StepReader) -> list[str]:
     """Return notes on the episodes whose last step has no next observation in the source."""
     counts = reader.manifest.boundary
     repeated, dropped = counts.final_repeated, counts.final_dropped
-    notes = [f"the last next observation of {_episodes(repeated)} is a repetition: their source has none"]
-    notes += [f"the last step of {_episodes(dropped)} was left out: their source has no observation after it"]
+    notes = [f"the last next observation of {counted(repeated, 'episode')} is a repetition: their source has none"]
+    notes += [f"the last step of {counted(dropped, 'episode')} was left out: their source has no observation after it"]
     return [note for note, count in zip(notes, (repeated, dropped), strict=True) if count]
 
 
@@ -292,7 +288,7 @@ def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> 
 def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str, str]) -> Iterator[Finding]:
     """Yield one finding about the marked episodes of a table, with all their steps, if there are any."""
     if lost.any():
-        text = f"{int(lost.sum()):,} of {_episodes(len(lost))} {what}"
+        text = f"{int(lost.sum()):,} of {counted(len(lost), 'episode')} {what}"
         steps = np.column_stack((table.start[lost], (table.start + table.length)[lost]))
         yield Finding(*rule, "error", text, Places(steps), Places(table.episode[lost]))
 

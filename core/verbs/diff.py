@@ -18,7 +18,7 @@ from ..format.contracts import Array, StepReader
 from ..format.episode_digests import content_keys, episode_digests
 from ..format.locate import find_dataset
 from ..format.merge_schema import FieldDifference, field_differences
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, counted
 from ..ted.episodes import EndReason, Final, rows_equal
 from ..ted.schema import EPISODE, Field, as_numbers
 from .merge import PathLike, opened_steps
@@ -264,26 +264,22 @@ class _ContentComparison:
             rows = np.flatnonzero(left != right)
             if len(rows):
                 pair = " and ".join(words(int(side[rows[0]])).name.lower().replace("_", " ") for side in (left, right))
-                yield f"{what} in {_episodes(len(rows))}: {pair} in episode {int(one.episode[here[rows[0]]])}"
+                yield f"{what} in {counted(len(rows), 'episode')}: {pair} in episode {int(one.episode[here[rows[0]]])}"
         seeds = (one.seed[here] != other.seed[there]) | (one.has_seed[here] != other.has_seed[there])
         if seeds.any():
-            yield f"seed in {_episodes(int(seeds.sum()))}"
+            yield f"seed in {counted(int(seeds.sum()), 'episode')}"
 
     def _texts(self, pairs: Sequence[_Pair]) -> Iterator[str]:
         here, there = (reader.episode_text for reader in (self._a, self._b))
         count = sum((here[p.a] if here else {}) != (there[p.b] if there else {}) for p in pairs)
         if count:
-            yield f"text in {_episodes(count)}"
+            yield f"text in {counted(count, 'episode')}"
 
     def _spaces(self) -> Iterator[str]:
         here, there = self._a.manifest.spaces, self._b.manifest.spaces
         for name in dict.fromkeys([*here, *there]):
             if here.get(name) != there.get(name):
                 yield f"space {name}"
-
-
-def _episodes(count: int) -> str:
-    return f"{count:,} episode{'' if count == 1 else 's'}"
 
 
 def _whole_distance(one: Array, other: Array) -> Array:

@@ -24,7 +24,7 @@ from ..format import fs
 from ..format.packed.recorded_origin import RecordedOrigin
 from ..preprocess.failures import error_text
 from ..preprocess.units.functions import find_function
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes
 from ..recording.recorder import EnvironmentRecorder
 from ..recording.vector import RecordVectorEpisodes
@@ -272,5 +272,5 @@ def _failures(env_id: str, env: _Recording) -> Iterator[None]:
 
 def _kept(recorder: EnvironmentRecorder) -> str:
     episodes, dest = recorder.writer.episodes, shlex.quote(str(recorder.writer.dest))
-    many = f"{episodes:,} episode{'s are' if episodes != 1 else ' is'} kept"
+    many = f"{counted(episodes, 'episode')} {'is' if episodes == 1 else 'are'} kept"
     return f"{many}: add --resume to continue, or make a dataset of them: rbtool repair {dest}"

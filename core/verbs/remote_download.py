@@ -20,7 +20,7 @@ from ..format.packed.row_files import parse_codecs
 from ..format.reader import FinalStep
 from ..format.sources import RemoteDataset, Source, StaleListing
 from ..format.staging import Staging, mend
-from ..progress import Progress, readable_size
+from ..progress import Progress, counted, readable_size
 from ..remote.catalogue import KnownNames, Resolution, is_complete, not_found, resolve, substitution_text
 from ..remote.originals import Originals
 from .results import (
@@ -384,7 +384,7 @@ class RemoteDownload:
 
 
 def _announcement(fetch: Fetch, address: str) -> str:
-    files = f"{fetch.files:,} file{'s' if fetch.files != 1 else ''}"
+    files = counted(fetch.files, "file")
     there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
     short = _COMMIT.sub(r"@\1", address)
     return f"{files}, {readable_size(fetch.bytes)}, from {short}{there}; {readable_size(fetch.bytes_free)} free"

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ...progress import counted
 from ...ted.episodes import rows_equal
 from ...ted.schema import EPISODE, NEXT, Field, Key, role_of, state_keys
-from ..failures import ResultRefused, counted
+from ..failures import ResultRefused
 from ..processor import Block, BlockColumn, LoadedProcessor, Pieces, flagged, marked, marked_pieces, numbers_episodes
 from .user_function import ColumnBuffer, UserFunction, chunk_of, mixed_seed, seed_generators, table_of
 

@@ -15,9 +15,10 @@ from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
 from ...format.contracts import Array
 from ...format.manifest import HIDDEN
+from ...progress import counted
 from ...storages.dataset import tensordict_of
 from ...ted.schema import DTYPES, Key, key_name, numpy_dtype
-from ..failures import FunctionFailed, ResultRefused, counted
+from ..failures import FunctionFailed, ResultRefused
 from ..processor import BlockColumn
 
 _MASK = 2**64 - 1
