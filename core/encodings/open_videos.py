@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.digest import read_regular
 from ..format.manifest import VIDEOS
 from ..format.videos import index_name, video_name
-from .video import VideoFile, VideoIndex
+from .video import CHANNELS, VideoFile, VideoIndex
 
 _State: TypeAlias = tuple[str, int, int, int]
 DEFAULT_SIZE = 8
@@ -93,6 +95,18 @@ def clear_video_decoder_cache() -> None:
 def _state_of(path: Path) -> _State:
     found = path.stat()
     return str(path), found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def referred_frames(folder: Path, references: Array) -> Array:
+    """Decode the frames `[n, height, width, 3]` that rows `[n, 2]` of a video's id and a frame's number refer to.
+
+    Raises as `kept_frames`.
+    """
+    if not len(references):
+        return np.zeros((0, 1, 1, CHANNELS), np.uint8)
+    changes = np.flatnonzero(np.diff(references[:, 0])) + 1
+    runs = np.split(references, changes)
+    return np.concatenate([kept_frames(folder, int(run[0, 0]), run[:, 1]) for run in runs])
 
 
 def kept_frames(folder: Path, number: int, frames: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..encodings.open_videos import kept_frames
+from ..encodings.open_videos import referred_frames
 from ..encodings.pictures import as_bytes, looks_like_picture, picture_layout
 from ..format.contracts import Array, StepReader
 from ..format.videos import image_key, reference_keys
@@ -63,7 +63,7 @@ class ImageSource:
         rows = np.concatenate([self._reader.read(self._key, step, step + 1) for step in steps])
         if not self._reference:
             return as_rgb(as_numbers(rows, self._dtype))
-        return np.concatenate([kept_frames(self._reader.path, int(video), np.array([frame])) for video, frame in rows])
+        return referred_frames(self._reader.path, rows)
 
 
 def image_sources(reader: StepReader) -> list[ImageSource]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..encodings.open_videos import kept_frames
+from ..encodings.open_videos import referred_frames
 from ..encodings.picture_files import enlarged, require_gif_rate, sheet, write_gif, write_mp4
 from ..encodings.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
 from ..encodings.video import require_pyav
@@ -207,8 +207,7 @@ class _Images:
         rows = self.reader.read(key, start, max(start, stop))
         if not self.videos:
             return as_numbers(rows, self.field.dtype)
-        parts = [kept_frames(self.reader.path, int(number), rows[places, 1]) for number, places in _runs(rows[:, 0])]
-        return np.concatenate(parts) if parts else np.zeros((0, 1, 1, 3), np.uint8)
+        return referred_frames(self.reader.path, rows)
 
     def _blocks(self, steps: Sequence[int]) -> Iterator[Array]:
         """Read the frames of ascending steps, the newest of each row, in blocks of neighbours."""
@@ -253,13 +252,6 @@ class _Images:
 
 
 _ANY = PictureLayout(1, 1, 1, 1, channels_first=False, apart=False)
-
-
-def _runs(numbers: Array) -> Iterator[tuple[int, slice]]:
-    """Yield each run of equal numbers with its place."""
-    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.zeros(0, int)
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(numbers)], strict=True):
-        yield int(numbers[start]), slice(start, stop)
 
 
 def _image_field(reader: StepReader, referred: dict[Key, Key], name: str | None, notes: list[str]) -> Key:
