@@ -10,7 +10,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -65,12 +65,15 @@ def record(
         if number is not None and number < 1:
             raise UsageError(f"{name} is {number}, expected a number from 1")
     place = fs.expanded(dest).absolute()
-    first = _first_seed(place, env_id, seed, resume)
+    if seed is not None and not 0 <= seed < 1 << 62:
+        raise UsageError(f"the seed is {seed}, expected a number from 0 that 62 bits hold")
+    before = _origin(place) if resume else None
+    first = _first_seed(place, env_id, seed, before)
     player = _Player(policy, first)
     options = {"resume": resume, "render": render, "max_episodes": episodes}
     arguments = {"policy": player.label, "seed": first, "max_steps": max_steps, "render": render, **player.inputs}
-    if resume:
-        _require_same(place, arguments)
+    if before is not None:
+        _require_same(place, before.arguments, arguments)
     env = _make(env_id, place, num_envs, max_steps, options)
     env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
     progress.start("recording", episodes, "episodes")
@@ -86,31 +89,29 @@ def record(
     return Published(**published_entries(manifest, place, started))
 
 
-def _first_seed(place: Path, env_id: str, seed: int | None, resume: bool) -> int:
+def _origin(place: Path) -> RecordedOrigin | None:
+    """Return what the recording that is continued states; None where there is none."""
+    try:
+        return RecordedOrigin.load(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _first_seed(place: Path, env_id: str, seed: int | None, before: RecordedOrigin | None) -> int:
     """Return the seed of episode 0; that of the recording that is continued."""
-    if seed is not None and not 0 <= seed < 1 << 62:
-        raise UsageError(f"the seed is {seed}, expected a number from 0 that 62 bits hold")
-    if resume:
-        try:
-            found = RecordedOrigin.load(place)
-        except FileNotFoundError:
-            return secrets.randbits(31) if seed is None else seed
-        if found.asked != env_id.rpartition(":")[2]:
-            raise UsageError(f"{place} has episodes of {found.asked}, expected {env_id} to continue them")
-        before = found.arguments.get("seed")
-        if seed is not None and before != seed:
-            raise UsageError(f"{place} was recorded with the seed {before}, expected the same instead of {seed}")
-        if isinstance(before, int):
-            return before
+    if before is not None:
+        if before.asked != env_id.rpartition(":")[2]:
+            raise UsageError(f"{place} has episodes of {before.asked}, expected {env_id} to continue them")
+        first = before.arguments.get("seed")
+        if seed is not None and first != seed:
+            raise UsageError(f"{place} was recorded with the seed {first}, expected the same instead of {seed}")
+        if isinstance(first, int):
+            return first
     return secrets.randbits(31) if seed is None else seed
 
 
-def _require_same(place: Path, arguments: dict[str, Any]) -> None:
+def _require_same(place: Path, before: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Raise UsageError where other arguments than those of its episodes would continue a recording."""
-    try:
-        before = RecordedOrigin.load(place).arguments
-    except (FileNotFoundError, NotADirectoryError):
-        return
     names = {"policy": "the policy", "max_steps": "max_steps", "render": "render", "seed": "the seed"}
     for name, shown in names.items():
         if name not in before:
