@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,15 +128,6 @@ class EnvironmentRecorder:
         """
         for buffer in self._lanes:
             buffer.is_open = False
-
-    @contextlib.contextmanager
-    def stepping(self) -> Iterator[None]:
-        """A context in which the environments are stepped; an error interrupts all episodes."""
-        try:
-            yield
-        except BaseException:
-            self.interrupt()
-            raise
 
     def cut_off(self, lane: int) -> None:
         """End the episode of a lane at its last step, if it has one; its last step becomes truncated."""

@@ -95,9 +95,12 @@ class RecordVectorEpisodes(VectorWrapper):
             if not resetting[lane]:
                 self.recorder.act(lane, action)
         self._ended = np.zeros(self.num_envs, bool)  # after an error nothing is recorded before a reset
-        with self.recorder.stepping():
+        try:
             result = self.env.step(actions)
             self._observe(resetting, *result)
+        except BaseException:
+            self.recorder.interrupt()
+            raise
         return result
 
     def _observe(
