@@ -103,7 +103,7 @@ def check(
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
-    if format is None and is_unknown(path):
+    if given and format is None and is_unknown(path):
         refuse_map_alone(path, given)
     if not has_steps(path, raw=True, format=format):
         return _check_raw(path, format, given, progress or Silent(), started)

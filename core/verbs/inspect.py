@@ -277,7 +277,7 @@ def inspect(
         overview = overview_of(path)
         if overview is not None:
             return ColumnsResult.of(path, os.fspath(dataset), overview)
-    if format is None and is_unknown(path):
+    if given and format is None and is_unknown(path):
         refuse_map_alone(path, given)
     if has_steps(path, raw=True, format=format):
         refuse_raw_options(path, {"format": format, **given})
