@@ -26,7 +26,7 @@ def demo(tmp_path_factory, environment):
     return folder, done
 
 
-def told(stderr: str) -> list[str]:
+def commands_shown(stderr: str) -> list[str]:
     return re.findall(r"^\$ (.*)$", stderr, re.MULTILINE)
 
 
@@ -52,7 +52,7 @@ def test_a_second_run_shows_more_on_request(demo, shell):
     paths = re.findall(r"^  (?:recorded|converted|normalised|checkpoint|loaded) +(\S+)$", again.stdout, re.MULTILINE)
     assert len(paths) == 16
     assert all((folder / path).exists() for path in paths)
-    assert len(told(again.stderr)) == 2 * len(told(done.stderr)) - 1
+    assert len(commands_shown(again.stderr)) == 2 * len(commands_shown(done.stderr)) - 1
     assert "$ rbtool sample rbtool-demo/normalised/pendulum -n 256 --seed 0\n" in again.stderr
     assert "256 steps of rbtool-demo/normalised/pendulum" in again.stderr
 
@@ -67,11 +67,11 @@ def test_the_demo_lets_no_other_library_speak(demo):
     assert "arning" not in demo[1].stderr.replace("0 warnings", "")
 
 
-def test_the_commands_told_do_what_the_demo_did(demo, shell, tmp_path):
+def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):
     folder, done = demo
     shutil.copytree(folder / "rbtool-demo" / "minari", tmp_path / "rbtool-demo" / "minari")
     shutil.copy(folder / "rbtool-demo" / "prep.py", tmp_path / "rbtool-demo")
-    lines = [line for line in told(done.stderr) if "pendulum" not in line]
+    lines = [line for line in commands_shown(done.stderr) if "pendulum" not in line]
     again = shell(" && ".join(lines), tmp_path)
     assert again.returncode == 0, again.stderr
     for made in ("store/minari/cartpole/demo-v0", "normalised/cartpole", "loaded/cartpole", "checkpoints/cartpole.h5"):

@@ -156,15 +156,15 @@ def test_infos_without_any_are_empty(infos: dict[str, Any] | None, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("data_format", "told"), [("hdf5", []), ("arrow", ["infos/nested"]), ("parquet", ["infos/nested"])]
+    ("data_format", "expected"), [("hdf5", []), ("arrow", ["infos/nested"]), ("parquet", ["infos/nested"])]
 )
-def test_nested_infos_are_dicts_of_arrays(data_format: str, told: list[str], tmp_path: Path) -> None:
+def test_nested_infos_are_dicts_of_arrays(data_format: str, expected: list[str], tmp_path: Path) -> None:
     box, draw = spaces.Box(0, 1, (2,)), np.random.default_rng(0)
     infos = {"plain": [1, 2, 3], "nested": {"deep": [1.0, 2.0, 3.0]}}
     made = [make_episode(box, box, 2, draw, infos=infos)]
     convert(write_minari(tmp_path, "made-v0", box, box, made, data_format=data_format), tmp_path / "ted")
     notes = export(tmp_path / "ted", tmp_path / "again", to="minari").notes
-    assert [note.partition(" is a dict of arrays there")[0] for note in notes] == told
+    assert [note.partition(" is a dict of arrays there")[0] for note in notes] == expected
     (episode,) = minari_episodes(tmp_path / "again")
     assert episode.infos["nested"]["deep"].tolist() == [1.0, 2.0, 3.0]
 

@@ -93,9 +93,9 @@ def strike_repair(work: Path, at: int, every: int) -> int | None:
     dest = out / "recording"
     record(work / "ted", out / "whole", work / "safe")
     shutil.copytree(out / "whole", dest, ignore=shutil.ignore_patterns("manifest.json"))
-    promised, log, told = 3, dest / ".rbtool" / "commits.bin", dest / ".rbtool" / "recording.json"
+    promised, log, origin = 3, dest / ".rbtool" / "commits.bin", dest / ".rbtool" / "recording.json"
     os.truncate(log, log.stat().st_size // 3 + 5)
-    told.write_bytes(told.read_bytes().replace(b"action", b"abtion", 1))
+    origin.write_bytes(origin.read_bytes().replace(b"action", b"abtion", 1))
     came = killed(lambda dest: repair(dest), out, dest, at)
     repair(dest)
     found = require_beginning(work / "ted", dest, promised)
