@@ -93,9 +93,8 @@ docs: $(READY) ## build the documentation in build/docs; warnings are errors
 		|| { echo "error: these pages make requests to another host" >&2; exit 1; }
 	@echo "build/docs/index.html"
 
-bench: $(READY) ## run every script in benchmarks/
-	@set -e; for script in benchmarks/*.py; do \
-		if [ -e "$$script" ]; then echo "== $$script"; $(BIN)/python "$$script"; fi; done
+bench: $(READY) ## measure what is promised of speed, next to TorchRL where it is installed
+	$(BIN)/python benchmarks/table.py --json build/bench.json
 
 clean: ## remove what the targets made, but for .venv
 	rm -rf build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,13 +1,12 @@
 """Measure what the table of the README states, next to TorchRL, and write it to docs/facts.json.
 
-    python benchmarks/facts.py [--rows 1000000] [--rounds 15] [--only PART] [--write]
+    python benchmarks/facts.py [--table build/bench.json] [--only PART] [--write]
 
-TorchRL has to be installed in the same environment. Speed: both sides take turns in one process with one torch thread;
-figures are medians of the time of one call, rows are those of storages.py, 11 leaves of 758 bytes, in episodes of 200
-steps. Boundaries: a ring that is full and wrapped in mid-episode is saved, loaded into a new buffer, and slices are
-drawn from it; one is wrong if its steps do not follow each other. Kills: SIGKILL at every change of the file system
-by a verb; `tests/crash/runner.py` looks at what is left. `--only` keeps the facts whose names hold PART; `--write`
-renews docs/facts.json and the table of the README.
+TorchRL has to be installed in the same environment. Speeds: rows of the table that `make bench` wrote. Boundaries: a
+ring that is full and wrapped in mid-episode is saved, loaded into a new buffer, and slices are drawn from it; one is
+wrong if its steps do not follow each other. Kills: SIGKILL at every change of the file system by a verb;
+`tests/crash/runner.py` looks at what is left. `--only` keeps the parts whose names hold PART; `--write` renews
+docs/facts.json and the table of the README.
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ import argparse
 import dataclasses
 import datetime
 import json
-import logging
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from storages import state_rows
+from shared import peers
 from tensordict import TensorDict
 
 import rbtool
@@ -39,73 +35,22 @@ sys.path[:0] = [str(ROOT / place) for place in ("docs/tools", "tests/standins")]
 import facts_table  # noqa: E402
 import struck_work  # noqa: E402
 
-LENGTH = 200
-CALLS_SECONDS = 0.02
 SLICES, OF = 1000, 32
 KILLED = ("convert", "preprocess", "save-h5", "dump-flat")
+SPEEDS = {
+    "RandomSampler LazyMemmapStorage 256": "256 random steps of 1M in a memory map",
+    "extend 1000": "write 1,000 steps",
+    "slices 8 of 32, TorchRL": "8 slices of 32 steps, within episodes",
+}
+"""Claims of the table of speeds, and how the README names them."""
 
 
-def libraries() -> list[tuple[Any, Any]]:
-    """Our names and TorchRL's: buffers and storages, and samplers."""
-    logging.disable(logging.INFO)
-    import torchrl.data as peer
-    from torchrl.data.replay_buffers import samplers
-
-    return [(rbtool, rbtool), (peer, samplers)]
-
-
-def episodes(rows: int) -> TensorDict:
-    data = state_rows(rows)
-    steps = torch.arange(rows)
-    data["episode"] = steps // LENGTH
-    done = (steps % LENGTH == LENGTH - 1)[:, None]
-    data["next", "done"] = data["next", "truncated"] = done
-    data["next", "terminated"] = torch.zeros_like(done)
-    return data
-
-
-def filled(library: Any, sampler: Any, rows: int, folder: Path) -> Any:
-    storage = library.LazyMemmapStorage(rows, scratch_dir=folder)
-    buffer = library.ReplayBuffer(storage=storage, sampler=sampler)
-    for _ in range(0, rows, 50_000):
-        buffer.extend(episodes(min(rows, 50_000)))
-    return buffer
-
-
-Job = Callable[[], object]
-
-
-def speeds(rows: int, folder: Path) -> Iterator[tuple[str, str, list[Job]]]:
-    """Names, and the call to time, ours and theirs."""
-
-    def both(name: str, make: Callable[[Any], Any]) -> list[Any]:
-        return [
-            filled(library, make(draws), rows, folder / f"{name}-{number}")
-            for number, (library, draws) in enumerate(libraries())
-        ]
-
-    made = both("random", lambda draws: draws.RandomSampler())
-    yield "random", "256 random steps of 1M in a memory map", [lambda rb=rb: rb.sample(256) for rb in made]
-    data = state_rows(1000)
-    yield "extend", "write 1,000 steps", [lambda rb=rb: rb.extend(data) for rb in made]
-    del made
-    made = both("slices", lambda draws: draws.SliceSampler(num_slices=8, traj_key="episode"))
-    yield "slices", "8 slices of 32 steps, within episodes", [lambda rb=rb: rb.sample(256) for rb in made]
-    del made
-
-
-def time_of(job: Job, calls: int) -> float:
-    started = time.perf_counter()
-    for _ in range(calls):
-        job()
-    return (time.perf_counter() - started) / calls
-
-
-def medians(jobs: list[Job], rounds: int) -> list[float]:
-    """Seconds of a call of each; they take turns."""
-    calls = [max(1, int(CALLS_SECONDS / max(time_of(job, 3), 1e-6))) for job in jobs]
-    taken = [[time_of(job, count) for job, count in zip(jobs, calls, strict=True)] for _ in range(rounds)]
-    return [statistics.median(times) for times in zip(*taken, strict=True)]
+def speeds(table: Path) -> Iterator[facts_table.Fact]:
+    """Take what is shown of the table that `make bench` wrote."""
+    claims = {claim["what"]: claim for claim in json.loads(table.read_text())["claims"]}
+    for what, shown in SPEEDS.items():
+        ours, theirs = claims[what]["ours"], claims[what]["theirs"]
+        yield facts_table.Fact(shown, f"{ours:.0f} µs", f"{theirs:.0f} µs ({theirs / ours:.1f} ×)", "make bench")
 
 
 def wrong_slices(library: Any, draws: Any, folder: Path) -> int:
@@ -141,15 +86,12 @@ def kills(job: str, folder: Path) -> dict[str, int]:
 
 def measured(options: argparse.Namespace, folder: Path) -> Iterator[facts_table.Fact]:
     command = "python benchmarks/facts.py --only {}"
-    for name, what, jobs in speeds(options.rows, folder):
-        if options.only in name:
-            ours, theirs = (value * 1e6 for value in medians(jobs, options.rounds))
-            ratio = f"{theirs:.0f} µs ({theirs / ours:.1f} ×)"
-            yield facts_table.Fact(what, f"{ours:.0f} µs", ratio, command.format(name))
+    if options.only in "speeds":
+        yield from speeds(options.table)
     if options.only in "boundaries":
         ours, theirs = (
             wrong_slices(library, draws, folder / f"ring-{number}")
-            for number, (library, draws) in enumerate(libraries())
+            for number, (library, draws) in enumerate([(rbtool, rbtool), (peers.buffers, peers.samplers)])
         )
         what = f"slices across a boundary, of {SLICES:,}: ring wrapped in mid-episode, saved, loaded"
         yield facts_table.Fact(what, f"{ours:,}", f"{theirs:,}", command.format("boundaries"))
@@ -163,12 +105,10 @@ def measured(options: argparse.Namespace, folder: Path) -> Iterator[facts_table.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--table", type=Path, default=ROOT / "build/bench.json", help="what make bench wrote")
+    parser.add_argument("--only", default="", help="speeds, boundaries or kills")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     facts = []
     with tempfile.TemporaryDirectory() as place:
         for fact in measured(options, Path(place)):

@@ -1,29 +1,28 @@
 """Time preprocess next to TorchRL's, and next to a plain copy of the bytes of the result.
 
-    python benchmarks/preprocess.py [--steps 200000] [--peer-rows 2000] [--rounds 5] [--only PART] [--folder DIR]
+    python benchmarks/preprocess.py [--rows 1000000] [--rounds 5] [--only PART] [--cpu]
 
 TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
-758 bytes, in episodes of 1,000 steps. Start-up and the publishing of the result are part of every time; what was made
-before is removed between the times. A function of a single row is run over `--peer-rows` rows by TorchRL, whose rows a
-second are compared. All take turns in one process; the figures are medians, and TorchRL's time over ours.
+758 bytes, a fifth of `--rows`, in episodes of 1,000 steps. Start-up and the publishing of the result are part of every
+time; what was made before is removed between the times. All takes turns in one process; the figures are medians in
+microseconds, and TorchRL's time over ours.
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
+import contextlib
 import math
 import os
 import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from shared import peers
+from shared.claims import Claim, Claims, Job, Watch, main
 from tensordict import TensorDict
 
 import rbtool
@@ -35,14 +34,12 @@ from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import ACTION, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, ted_fields
 
 try:
-    logging.disable(logging.INFO)
-    from torchrl.data import TensorStorage
     from torchrl.data.datasets.common import BaseDatasetExperienceReplay
 except ImportError:
     BaseDatasetExperienceReplay = None
 
 LENGTH = 1000
-PARTS = ("chunk", "row", "operations", "workers")
+PEER_ROWS = 2_000
 
 
 def normalise(rows: Any) -> Any:
@@ -91,11 +88,19 @@ class Bench:
     """The dataset, and the place of what is made of it, which is cleared before each job."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        self.source, self.made, self.steps = folder / "source", folder / "made", steps
-        make(self.source, steps)
+        self.steps = math.ceil(steps / LENGTH) * LENGTH
+        self.source, self.made = folder / "source", folder / "made"
+        make(self.source, self.steps)
         self._peer = _peer_dataset(self.source) if BaseDatasetExperienceReplay else None
 
-    def ours(self, fn: Any = None, **options: Any) -> Callable[[], object]:
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, rows: int) -> Iterator[Bench]:
+        """Make it in a temporary folder, with a fifth of so many steps."""
+        with tempfile.TemporaryDirectory() as place:
+            yield cls(Path(place), rows // 5)
+
+    def ours(self, fn: Any = None, **options: Any) -> Job:
         """Run rbtool's preprocess."""
 
         def job() -> None:
@@ -107,18 +112,7 @@ class Bench:
         """Remove what a job made."""
         shutil.rmtree(self.made, ignore_errors=True)
 
-    def take_turns(self, rounds: int, jobs: dict[str, Callable[[], object]]) -> dict[str, float]:
-        """Median seconds of each job; every round runs all of them, the first of which does not count."""
-        seconds: dict[str, list[float]] = {name: [] for name in jobs}
-        for _ in range(rounds + 1):
-            for name, job in jobs.items():
-                self.clear()
-                started = time.perf_counter()
-                job()
-                seconds[name].append(time.perf_counter() - started)
-        return {name: statistics.median(times[1:]) for name, times in seconds.items()}
-
-    def theirs(self, fn: Any, rows: int | None = None, **options: Any) -> Callable[[], object]:
+    def theirs(self, fn: Any, rows: int | None = None, **options: Any) -> Job:
         """Run TorchRL's preprocess, on the first rows."""
 
         def job() -> None:
@@ -126,7 +120,7 @@ class Bench:
 
         return job
 
-    def copied(self) -> Callable[[], object]:
+    def copied(self) -> Job:
         """Read the bytes of the last result and write them to other files, synced as ours are."""
         kept = self.made.with_name("kept")
         shutil.rmtree(kept, ignore_errors=True)
@@ -160,90 +154,60 @@ def _peer_dataset(source: Path) -> Any:
             return True
 
     data = TensorDict.load_memmap(source)
-    return Rows(storage=TensorStorage(data), batch_size=32)
+    return Rows(storage=peers.buffers.TensorStorage(data), batch_size=32)
 
 
-def chunk(bench: Bench, options: argparse.Namespace) -> None:
+def chunk(rows: int, watch: Watch) -> Claims:
     """A function of many rows at once."""
     size = 10_000
-    jobs = {"ours, fork": bench.ours(normalise, num_workers=2, chunk_size=size, start_method="fork")}
-    jobs["ours, in process"] = bench.ours(normalise, num_workers=0, chunk_size=size)
-    if bench.has_peer:
-        jobs["TorchRL, fork"] = bench.theirs(normalise, num_workers=2, chunksize=size, mp_start_method="fork")
-        jobs["TorchRL, spawn"] = bench.theirs(normalise, num_workers=2, chunksize=size)
-    show(bench, "chunk function", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
+    with Bench.of(rows) as bench:
+        jobs = {"ours": bench.ours(normalise, num_workers=2, chunk_size=size, start_method="fork")}
+        jobs["ours, in process"] = bench.ours(normalise, num_workers=0, chunk_size=size)
+        if bench.has_peer:
+            jobs["TorchRL"] = bench.theirs(normalise, num_workers=2, chunksize=size, mp_start_method="fork")
+            jobs["TorchRL, spawn"] = bench.theirs(normalise, num_workers=2, chunksize=size)
+        found = watch.medians("preprocess, chunk function", jobs, before=bench.clear)
+    yield from Claim.of("preprocess by fork, chunk function", found, 1.5)
 
 
-def row(bench: Bench, options: argparse.Namespace) -> None:
-    """A function of a single row."""
-    jobs = {"ours": bench.ours(normalise, unit="row", num_workers=2)}
-    jobs["ours, without vmap"] = bench.ours(normalise, unit="row", vmap=False, num_workers=2)
-    rows = dict.fromkeys(jobs, bench.steps)
-    if bench.has_peer:
-        jobs["TorchRL, fork"] = bench.theirs(
-            normalise, options.peer_rows, num_workers=2, chunksize=0, mp_start_method="fork"
-        )
-        rows["TorchRL, fork"] = options.peer_rows
-    show(bench, "function of a row", jobs, min(options.rounds, 3), rows)
+def row(rows: int, watch: Watch) -> Claims:
+    """A function of a single row; TorchRL runs it on 2,000 rows, and the times of a row are compared."""
+    few = Watch(min(watch.rounds, 3), watch.clock)
+    with Bench.of(rows) as bench:
+        jobs = {"ours": bench.ours(normalise, unit="row", num_workers=2)}
+        jobs["ours, without vmap"] = bench.ours(normalise, unit="row", vmap=False, num_workers=2)
+        if bench.has_peer:
+            jobs["TorchRL"] = bench.theirs(normalise, PEER_ROWS, num_workers=2, chunksize=0, mp_start_method="fork")
+        found = few.medians("preprocess, function of a row", jobs, before=bench.clear)
+    if "TorchRL" in found:
+        found["TorchRL"] *= bench.steps / PEER_ROWS
+    yield from Claim.of("preprocess by fork, function of a row", found)
 
 
-def operations(bench: Bench, options: argparse.Namespace) -> None:
+def operations(rows: int, watch: Watch) -> Claims:
     """Select, cat and cast without Python, next to a copy of the bytes of the result."""
     program = {
         "cast": {"observation": "float32"}, "cat": {"obs": ["observation", "info.qpos"]},
         "select": ["obs", "action", "reward"],
     }  # fmt: skip
-    for name, workers in (("in process", 0), ("two workers", 2)):
-        job = bench.ours(operations=program, num_workers=workers)
-        bench.clear()
-        job()
-        jobs = {f"ours, {name}": job, "copy": bench.copied()}
-        show(
-            bench, f"select, cat, cast, {name}", jobs, options.rounds, dict.fromkeys(jobs, bench.steps), against="copy"
-        )
+    for name, count in (("in process", 0), ("two workers", 2)):
+        with Bench.of(rows) as bench:
+            job = bench.ours(operations=program, num_workers=count)
+            job()
+            jobs = {"ours": job, "copy": bench.copied()}
+            found = watch.medians(f"select, cat, cast, {name}", jobs, before=bench.clear)
+        yield Claim(f"select, cat, cast, {name}, ours : copy", found["ours"] / found["copy"])
 
 
-def workers(bench: Bench, options: argparse.Namespace) -> None:
+def workers(rows: int, watch: Watch) -> Claims:
     """What a second worker is worth where the function computes."""
-    jobs = {f"{count} workers": bench.ours(compute, num_workers=count, chunk_size=5000) for count in (2, 1)}
-    show(bench, "a function that computes", jobs, options.rounds, dict.fromkeys(jobs, bench.steps))
+    with Bench.of(rows) as bench:
+        jobs = {f"{count} workers": bench.ours(compute, num_workers=count, chunk_size=5000) for count in (2, 1)}
+        found = watch.medians("a function that computes", jobs, before=bench.clear)
+    yield Claim("a function that computes, one worker : two", found["1 workers"] / found["2 workers"])
 
 
-def show(
-    bench: Bench,
-    title: str,
-    jobs: dict[str, Callable[[], object]],
-    rounds: int,
-    rows: dict[str, int],
-    against: str = "",
-) -> None:
-    """Run the jobs in turns and print rows a second, and how many times as fast the first one is as each."""
-    seconds = bench.take_turns(rounds, jobs)
-    rates = {name: rows[name] / found for name, found in seconds.items()}
-    first = rates[next(iter(rates))]
-    print(f"\n{title}")
-    for name, rate in rates.items():
-        print(f"  {name:24} {seconds[name]:8.3f} s {rate:14,.0f} rows/s   first : this {first / rate:8.2f}")
-    if against:
-        print(f"  time of the first over that of the {against}: {rates[against] / first:.2f}")
-
-
-def main() -> None:
-    """Run the parts asked for."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--peer-rows", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        bench = Bench(Path(place), math.ceil(options.steps / LENGTH) * LENGTH)
-        for part in (chunk, row, operations, workers):
-            if options.only in (None, part.__name__):
-                part(bench, options)
-
+PARTS = (chunk, row, operations, workers)
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PARTS, rounds=5)

@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from storages import CHUNK, peer, state_rows
+from shared.peers import buffers as peer
+from shared.rows import CHUNK, state_rows
 
 import rbtool
 from rbtool.core.ray_session import connect, imported_ray

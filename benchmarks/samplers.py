@@ -4,7 +4,7 @@
 
 TorchRL and cpprb have to be installed in the same environment; what is not is left out, and said. Everything runs in
 one process with one torch thread, and what is compared takes turns. Figures are medians of the time of one call in
-microseconds. At the end stands a table of what is promised: the ratio found, and the least or the most it may be.
+microseconds. A table of what is promised comes last: the ratio found, and the least or the most it may be.
 Rows are those of storages.py, 11 leaves of 758 bytes, in episodes of 100 to 400 steps; where the number of steps is
 what is varied they are of 45 bytes. `--only` keeps the parts whose names hold PART. `--cpu` counts the time of the
 processor, which others who work on the machine disturb less.
@@ -12,20 +12,18 @@ processor, which others who work on the machine disturb less.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from storages import CHUNK, Job, peer, state_rows
+from shared import peers
+from shared.claims import Claim, Claims, Job, Watch, main
+from shared.rows import CHUNK, Make, in_episodes, narrow_rows, state_rows
 from tensordict import TensorDict
 
 import rbtool
@@ -40,7 +38,6 @@ except ImportError:
     cpprb = None
 
 ALPHA, BETA = 0.6, 0.4
-PATIENCE = 10_000.0  # microseconds that one turn takes, or a single call
 
 FIRST_USE = """
 import sys
@@ -60,90 +57,10 @@ print(now() - started)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A ratio that was found, and what is promised of it: at least `least`, or at most `most`."""
-
-    what: str
-    found: float
-    least: float | None = None
-    most: float | None = None
-    unit: str = "×"
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Write it as a line of the table."""
-        if self.least is not None:
-            kept, promised = self.found >= self.least, f"≥ {self.least:g} {self.unit}"
-        else:
-            kept, promised = self.found <= (self.most or 0.0), f"≤ {self.most:g} {self.unit}"
-        return self.what, f"{self.found:.2f} {self.unit}", promised, "kept" if kept else "MISSED"
-
-
-Claims = Iterator[Claim]
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Measures jobs in so many rounds, by the clock of that name."""
-
-    rounds: int
-    clock: str = "perf_counter"
-
-    def medians(self, part: str, jobs: dict[str, Job]) -> dict[str, float]:
-        """Let the jobs take turns; print and return the median time of a call of each."""
-        for job in jobs.values():
-            job()
-        calls = {name: max(1, int(PATIENCE / max(self._time_of(job, 2), 1.0))) for name, job in jobs.items()}
-        taken: dict[str, list[float]] = {name: [] for name in jobs}
-        for _ in range(self.rounds):
-            for name, job in jobs.items():
-                taken[name].append(self._time_of(job, calls[name]))
-        found = {name: statistics.median(times) for name, times in taken.items()}
-        for name, median in found.items():
-            print(f"{part:32} {name:44} {median:11.1f} µs", flush=True)
-        return found
-
-    def _time_of(self, job: Job, calls: int) -> float:
-        now = getattr(time, self.clock)
-        started = now()
-        for _ in range(calls):
-            job()
-        return float(now() - started) / calls * 1e6
-
-
-# What is in the buffers ------------------------------------------------------------------------------
-
-
-def episodes(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number the episodes of 100 to 400 steps that so many rows are of, and flag their last rows."""
-    lengths = np.random.default_rng(0).integers(100, 401, rows // 100 + 1)
-    numbers = np.repeat(np.arange(len(lengths)), lengths)[:rows]
-    last = np.append(numbers[1:] != numbers[:-1], True)
-    return torch.from_numpy(numbers), torch.from_numpy(last)[:, None]
-
-
-def narrow_rows(rows: int) -> TensorDict:
-    """Rows of 45 bytes."""
-    after = TensorDict({"reward": torch.rand(rows, 1), "done": torch.zeros(rows, 1, dtype=torch.bool)}, [rows])
-    return TensorDict({"observation": torch.rand(rows, 8), "episode": torch.zeros(rows).long(), "next": after}, [rows])
-
-
-def filled(buffer: Any, rows: int, make: Callable[[int], TensorDict] = state_rows) -> Any:
-    """Write rows into a buffer, in episodes."""
-    numbers, last = episodes(rows)
-    chunk = make(min(rows, CHUNK))
-    for start in range(0, rows, CHUNK):
-        part = chunk[: rows - start].clone()
-        part["episode"] = numbers[start : start + CHUNK]
-        part["next", "done"] = last[start : start + CHUNK]
-        buffer.extend(part)
-    return buffer
-
-
-def ours(sampler: Any, rows: int, make: Callable[[int], TensorDict] = state_rows) -> Any:
+def ours(sampler: Any, rows: int, make: Make = state_rows) -> Any:
     """Make a full buffer of ours."""
     storage = rbtool.LazyTensorStorage(rows)
-    return filled(rbtool.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
+    return in_episodes(rbtool.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
 
 
 def trained(buffer: Any, batch: int) -> Job:
@@ -165,18 +82,15 @@ def slices(rows: int, watch: Watch) -> Claims:
     """Slices next to TorchRL's, as it does it by default and with cached boundaries."""
     options = {"slice_len": 32, "traj_key": "episode"}
     made = {"ours": ours(SliceSampler(**options), rows)}
-    if peer is None:
-        print("TorchRL is not installed here: no comparison of slices with it (pip install torchrl)")
-    else:
+    if peers.buffers is not None:
         for name, more in (("TorchRL", {}), ("TorchRL, cached", {"cache_values": True})):
-            storage, sampler = peer.LazyTensorStorage(rows), peer.SliceSampler(**options, **more)
-            made[name] = filled(peer.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows)
-    for count, least in ((8, (15, 4)), (128, (5, 3))):
+            storage, sampler = peers.buffers.LazyTensorStorage(rows), peers.samplers.SliceSampler(**options, **more)
+            made[name] = in_episodes(peers.buffers.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows)
+    for count, least in ((8, (20, 5)), (128, (5, 3))):
         jobs = {name: (lambda rb=rb, n=count * 32: rb.sample(n)) for name, rb in made.items()}
         found = watch.medians(f"slices {count} of 32", jobs)
         for name, floor in zip(("TorchRL", "TorchRL, cached"), least, strict=True):
-            if name in found:
-                yield Claim(f"slices {count} of 32, {name} : ours", found[name] / found["ours"], least=floor)
+            yield from Claim.of(f"slices {count} of 32, {name}", found, floor, name)
 
 
 def prioritized_slices(rows: int, watch: Watch) -> Claims:
@@ -207,7 +121,7 @@ def growth(rows: int, watch: Watch) -> Claims:
 
 def writes(rows: int, watch: Watch) -> Claims:
     """One-row writes into a full ring, with a slice sampler that knows it, and without one."""
-    bare = filled(rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(rows)), rows)
+    bare = in_episodes(rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(rows)), rows)
     sliced = ours(SliceSampler(slice_len=32), rows)
     row = state_rows(1)
     for buffer in (bare, sliced):
@@ -304,7 +218,7 @@ def placements(rows: int, watch: Watch) -> Claims:
             alpha=ALPHA, beta=BETA, storage=rbtool.LazyTensorStorage(rows, device=storage_device),
             sampler_device=tree_device, batch_size=65_536,
         )  # fmt: skip
-        filled(buffer, rows)
+        in_episodes(buffer, rows)
 
         def job(buffer: Any = buffer, device: str = storage_device) -> None:
             batch = buffer.sample()
@@ -317,30 +231,8 @@ def placements(rows: int, watch: Watch) -> Claims:
     yield from ()
 
 
-PARTS: tuple[Callable[[int, Watch], Claims], ...] = (
-    slices, prioritized_slices, growth, writes, priorities, bare, first_use, placements,
-)  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help=f"one of {', '.join(part.__name__ for part in PARTS)}")
-    parser.add_argument("--cpu", action="store_true", help="count the time of the processor")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    watch = Watch(options.rounds, "process_time" if options.cpu else "perf_counter")
-    claims = [
-        claim
-        for part in PARTS
-        if options.only in part.__name__
-        for claim in part(options.rows, watch)
-    ]  # fmt: skip
-    print()
-    for what, found, promised, kept in (claim.cells() for claim in claims):
-        print(f"{what:56} {found:>10}   {promised:>9}   {kept}")
+PARTS = (slices, prioritized_slices, growth, writes, priorities, bare, first_use, placements)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PARTS)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from storages import CHUNK, state_rows
+from shared.rows import CHUNK, state_rows
 
 import rbtool
 

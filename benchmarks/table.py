@@ -1,0 +1,25 @@
+"""What is promised of speed, next to TorchRL, measured in one run: `make bench`.
+
+    python benchmarks/table.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu] [--json build/bench.json]
+
+TorchRL has to be installed in the same environment; without it only our own times are shown. The parts are those of
+storages.py, samplers.py, checkpointers.py and preprocess.py. All takes turns in one process with one torch thread on
+rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the table of the
+README from the JSON.
+"""
+
+from __future__ import annotations
+
+import checkpointers
+import preprocess
+import samplers
+import storages
+from shared.claims import main
+
+PARTS = (
+    storages.random, storages.images, storages.writes, samplers.slices, samplers.prioritized_slices,
+    samplers.priorities, *checkpointers.PARTS, preprocess.chunk,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(__doc__, PARTS)
