@@ -17,14 +17,13 @@ from rbtool.cli.text import (
     clean_bytes,
     clean_json,
     clean_lines,
-    counted,
     folded,
     number,
     sparkline,
     vector,
     width_of,
 )
-from rbtool.core.progress import clean
+from rbtool.core.progress import clean, counted
 from rbtool.core.progress import readable_size as size
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

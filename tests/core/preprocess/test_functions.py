@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.failures import FunctionFailed, counted, error_text
+from rbtool.core.preprocess.failures import FunctionFailed, error_text
 from rbtool.core.preprocess.units.functions import PickledFunction, find_function
 
 
@@ -142,10 +142,6 @@ def test_what_does_not_load_elsewhere() -> None:
 )
 def test_errors_in_one_line(error: Exception, text: str) -> None:
     assert error_text(error) == text
-
-
-def test_things_are_counted() -> None:
-    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 @pytest.mark.parametrize(
