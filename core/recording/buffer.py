@@ -71,6 +71,11 @@ class EpisodeBuffer:
         return self._infos.dropped if self._infos is not None else {}
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """Names of infos that are stored by another name, and that name."""
+        return self._infos.renamed if self._infos is not None else {}
+
+    @property
     def leaves(self) -> tuple[RowLeaf, ...]:
         """What the rows have."""
         states = [*self._states, *([self._pixels] if self._pixels is not None else [])]

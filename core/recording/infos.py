@@ -35,16 +35,23 @@ class RecordedInfo:
 
 
 class InfoRows:
-    """Takes the info of each row of an episode; `dropped` maps the names of what cannot be kept to the reasons."""
+    """Takes the info of each row of an episode.
+
+    `dropped` maps the names of what cannot be kept to the reasons, `renamed` those of what is stored by another name to
+    that name.
+    """
 
     def __init__(self) -> None:
         self.dropped: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}
         self._found: defaultdict[Key, tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
 
     def put(self, row: int, info: Mapping[Any, Any], prefix: Key = (INFO,)) -> None:
         """Take the info of a row; arrays are copied, because environments may change them."""
         for name, value in info.items():
             key = (*prefix, _part(name))
+            if key[-1] != name:
+                self.renamed[key_name((*prefix, str(name)))] = key_name(key)
             kind = type(value)
             if kind in _SCALARS or isinstance(value, str):
                 kept = value

@@ -111,7 +111,7 @@ class RowLayout:
             one = Field(leaf.key, leaf.dtype, leaf.shape, leaf.role)
             found += [one, replace(one, key=(NEXT, *one.key))] if state else [one]
         found += [one for key, info in self.infos.items() for one in info.fields(key)]
-        return (*sorted(found, key=lambda one: (one.key[0] == NEXT, one.key)), *_STEP_FIELDS)
+        return tuple(sorted((*found, *_STEP_FIELDS), key=lambda one: (one.key[0] == NEXT, one.key)))
 
     @classmethod
     def of_fields(cls, fields: Sequence[Field], leaves: Sequence[RowLeaf], where: str) -> RowLayout:
@@ -237,7 +237,9 @@ def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
 
 def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], known_range: FieldRange) -> str:
     column, known = infos[key], layout.infos.get(key)
-    lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None}
+    if column.lengths is not None and length_key(key) in layout.infos:
+        return f"the name of its lengths, {key_name(length_key(key))!r}, is that of another entry"
+    lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None} - layout.infos.keys()
     lengths |= {length_key(one) for one, leaf in layout.infos.items() if leaf.text}
     if key in lengths:
         return f"{key_name(key)!r} is the name of the lengths of a text"

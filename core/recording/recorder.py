@@ -61,8 +61,16 @@ class EnvironmentRecorder:
         )
         self.writer = EpisodeWriter(fs.expanded(dest).absolute(), origin, sync_seconds=sync_seconds, resume=resume)
         done = set(self.writer.numbers)
+        self.lane: int | None = None
+        """The lane whose data are being taken; None while all are stepped."""
         self._open_numbers = [number for number in range(max_episodes or 0) if number not in done]
         self._numbers: list[int | None] = [self._next_number(lane) for lane in range(lanes)]
+
+    def under_way(self) -> str:
+        """Name the episode that the lane whose data are taken is in; several where the lane is not known."""
+        numbers = self._numbers if self.lane is None else [self._numbers[self.lane]]
+        known = sorted(number for number in numbers if number is not None) or [self.writer.episodes]
+        return f"episode {known[0]}" if len(known) == 1 else f"one of the episodes {', '.join(map(str, known))}"
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
         """Add to what the manifest states about the recording; a recording that is continued gets them too."""
@@ -101,12 +109,14 @@ class EnvironmentRecorder:
 
     def begin(self, lane: int, observation: Any, info: Any, *, seed: int | None = None, frame: Any = None) -> None:
         """Begin an episode with what `reset` returned; one under way is cut off first."""
+        self.lane = lane
         self.cut_off(lane)
         if self.records(lane):
             self._lanes[lane].begin(observation, info, seed=seed, frame=frame)
 
     def act(self, lane: int, action: Any) -> None:
         """Check the action of the next step, before the environment is stepped."""
+        self.lane = lane
         if self.records(lane):
             self._lanes[lane].act(action)
 
@@ -114,6 +124,7 @@ class EnvironmentRecorder:
         self, lane: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any = None
     ) -> bool:
         """Record a step; the last one writes the episode. Return whether the episode ended."""
+        self.lane = lane
         if not self.records(lane):
             return bool(terminated or truncated)
         ended = self._lanes[lane].observe(observation, reward, terminated, truncated, info, frame)
@@ -138,7 +149,7 @@ class EnvironmentRecorder:
     def _write(self, lane: int) -> None:
         buffer = self._lanes[lane]
         raw = buffer.take()
-        self.writer.add(raw, self._numbers[lane], buffer.dropped)
+        self.writer.add(raw, self._numbers[lane], buffer.dropped, buffer.renamed)
         number = self._numbers[lane]
         if number is not None:
             self._open_numbers.remove(number)
@@ -210,4 +221,5 @@ def _spec_document(spec: Any) -> Any:
     try:
         return parse_json(spec.to_json(), "the spec of the environment")
     except (TypeError, ValueError, AttributeError):
-        return {"id": spec.id, "kwargs": {name: str(value) for name, value in (spec.kwargs or {}).items()}}
+        kwargs = {name: str(value) for name, value in (spec.kwargs or {}).items()}
+        return {"id": spec.id, "max_episode_steps": spec.max_episode_steps, "kwargs": kwargs}

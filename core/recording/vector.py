@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
@@ -19,6 +21,7 @@ from .recorder import EnvironmentRecorder, require_seeds
 
 _MODES = {"NextStep": "next", "SameStep": "same", "Disabled": "disabled"}
 _FINAL = ("final_obs", "final_info")
+_WHOLE = "rbtool_whole_info"
 
 
 class RecordVectorEpisodes(VectorWrapper):
@@ -27,8 +30,11 @@ class RecordVectorEpisodes(VectorWrapper):
     Episodes are in the order in which they end. All autoreset modes put the boundary where it is: with `NEXT_STEP` the
     step that resets an environment is no step of an episode, with `SAME_STEP` the last observation and info are
     `final_obs` and `final_info`, with `DISABLED` an environment is reset by `reset(options={"reset_mask": …})`.
-    The mode is `env.metadata["autoreset_mode"]`, or, for environments without it, `autoreset_mode`, an
-    `gymnasium.vector.AutoresetMode`.
+    The mode is what the environment states (`autoreset_mode`, or its metadata), or, for environments that state none,
+    `autoreset_mode`, a `gymnasium.vector.AutoresetMode`.
+
+    Infos are recorded as gymnasium batches them: it casts the numbers of an entry to the type that the first
+    environment has. Environments wrapped in `WholeInfos` keep theirs.
 
     With `max_episodes` the environments record as many episodes each, or one more, and nothing after them.
     Episodes under way are cut off by `finish()`.
@@ -56,6 +62,7 @@ class RecordVectorEpisodes(VectorWrapper):
         if render and self._mode == "same":
             raise UsageError("with the autoreset mode SAME_STEP the last frame of an episode cannot be rendered")
         self._ended = np.zeros(env.num_envs, bool)
+        self._may_reset_again = np.zeros(env.num_envs, bool)
         self.recorder = EnvironmentRecorder(
             dest, env.single_observation_space, env.single_action_space, env.spec, lanes=env.num_envs, resume=resume,
             infos=infos, max_episodes=max_episodes, sync_seconds=sync_seconds,
@@ -68,9 +75,11 @@ class RecordVectorEpisodes(VectorWrapper):
         lanes = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
         seeds = self._seeds(seed)
         require_seeds(seeds)
+        self._refuse_second_reset(lanes)
         for lane in lanes:
             self.recorder.cut_off(lane)
         self._ended[lanes] = False
+        self._may_reset_again[lanes], self.recorder.lane = False, None
         observations, infos = self.env.reset(seed=seed, options=options)
         rows, frames = self._rows(observations), self._frames()
         for lane in lanes:
@@ -95,13 +104,32 @@ class RecordVectorEpisodes(VectorWrapper):
             if not resetting[lane]:
                 self.recorder.act(lane, action)
         self._ended = np.zeros(self.num_envs, bool)  # after an error nothing is recorded before a reset
+        self._may_reset_again[:], self.recorder.lane = True, None
         try:
             result = self.env.step(actions)
             self._observe(resetting, *result)
         except BaseException:
             self.recorder.interrupt()
             raise
+        self._may_reset_again = self._ended.copy()
         return result
+
+    def _refuse_second_reset(self, lanes: list[int]) -> None:
+        """Raise where the step after `reset` would reset an environment again, which looks like any other step.
+
+        Without shared memory the processes of an AsyncVectorEnv do not note that they were reset: seen in gymnasium
+        1.1 to 1.4.
+        """
+        env: Any = self.unwrapped
+        if self._mode != "next" or not isinstance(env, AsyncVectorEnv) or env.shared_memory:
+            return
+        doubtful = [lane for lane in lanes if self._may_reset_again[lane]]
+        if doubtful:
+            raise UsageError(
+                f"environment {doubtful[0]} has ended its episode: without shared memory it resets again in the step "
+                "after this reset()",
+                hint="make the AsyncVectorEnv with shared_memory=True, or let it reset itself: call step()",
+            )
 
     def _observe(
         self,
@@ -191,7 +219,11 @@ class RecordVectorEpisodes(VectorWrapper):
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
-    stated = env.metadata.get("autoreset_mode") if asked is None else asked
+    stated = asked
+    if stated is None and env.metadata is env.unwrapped.metadata:  # no wrapper states another mode
+        stated = getattr(env.unwrapped, "autoreset_mode", None)  # environments may share one metadata (gymnasium 1.1)
+    if stated is None:
+        stated = env.metadata.get("autoreset_mode")
     mode = _MODES.get(str(getattr(stated, "value", stated)))
     if mode is None:
         found = "does not state its autoreset mode" if stated is None else f"has the unknown autoreset mode {stated!r}"
@@ -216,9 +248,33 @@ def _is_statistics(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() == {"r", "l", "t"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """An info that gymnasium batches as one object."""
+
+    info: dict[str, Any]
+
+
+class WholeInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wraps one environment of a vector environment, so that its infos are recorded as it returns them."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, {_WHOLE: _Whole(info)}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        *result, info = self.env.step(action)
+        return (*result, {_WHOLE: _Whole(info)})  # type: ignore[return-value]
+
+
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:
     """Return the info of one environment out of those of all, without what the masks `_NAME` leave out."""
     found = {}
+    if _WHOLE in infos:
+        whole = infos[_WHOLE][lane]
+        return dict(whole.info) if isinstance(whole, _Whole) else {}
     for name, value in infos.items():
         if name.startswith("_") and name[1:] in infos:
             continue

@@ -73,8 +73,17 @@ class EpisodeWriter:
         """The numbers of the episodes that are written."""
         return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
 
-    def add(self, raw: RawEpisode, number: int | None = None, dropped: Mapping[str, str] | None = None) -> None:
-        """Write an episode; its number is by default that after the highest. `dropped` names infos that it lacks."""
+    def add(
+        self,
+        raw: RawEpisode,
+        number: int | None = None,
+        dropped: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write an episode; its number is by default that after the highest.
+
+        `dropped` names infos that it lacks, with the reasons, and `renamed` infos that have another name in it.
+        """
         if self.is_closed:
             raise UsageError(f"the recording {self.dest} is closed: nothing can be added")
         recorder = self._recorder
@@ -93,17 +102,19 @@ class EpisodeWriter:
         elif grown is not layout:
             recorder = self._rewritten(recorder, layout, grown)
         self._layout = grown
-        if lost.keys() - self._dropped.keys():
-            self._note(lost)
+        names = dict(renamed or {})
+        if lost.keys() - self._dropped.keys() or names.keys() - self._origin.renamed_keys.keys():
+            self._note(lost, names)
         states, steps = grown.columns(raw, self._next if number is None else number)
         number = int(steps[("episode",)][0])
         recorder.add_states(states, steps, episode=number, seed=raw.seed, cut_off=raw.cut_off)
         self._next = max(self._next, number + 1)
 
-    def _note(self, dropped: Mapping[str, str]) -> None:
+    def _note(self, dropped: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         self._dropped = dict(dropped) | self._dropped
         named = tuple(Dropped(key, why) for key, why in sorted(self._dropped.items()))
-        self._origin = replace(self._origin, dropped_keys=named)
+        names = {**self._origin.renamed_keys, **renamed}
+        self._origin = replace(self._origin, dropped_keys=named, renamed_keys=names)
         self._origin.save(self.dest)
 
     def _rewritten(self, old: PackedRecorder, layout: RowLayout, grown: RowLayout) -> PackedRecorder:

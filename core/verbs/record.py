@@ -27,7 +27,7 @@ from ..preprocess.units.functions import find_function
 from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes
 from ..recording.recorder import EnvironmentRecorder
-from ..recording.vector import RecordVectorEpisodes
+from ..recording.vector import RecordVectorEpisodes, WholeInfos
 from .results import Published, published_entries
 
 Policy: TypeAlias = Callable[[Any], Any]
@@ -174,12 +174,13 @@ def _make(env_id: str, dest: Path, num_envs: int, max_steps: int | None, options
         if module:
             importlib.import_module(module)
         _require_version(name)
-        spec = gymnasium.spec(name)
         made = functools.partial(gymnasium.make, env_id, **given)
         if num_envs == 1:
             single = made()
         else:
-            several = AsyncVectorEnv([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+            with made() as single:
+                spec = single.spec
+            several = AsyncVectorEnv([lambda: WholeInfos(made())] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
             several.spec = spec
     except UsageError:
         raise
@@ -232,9 +233,11 @@ def _run_together(env: RecordVectorEpisodes, player: _Player, progress: Progress
             observations, _ = env.reset(seed=seeds, options=None if ended.all() else {"reset_mask": ended})
             found = list(iterate(env.observation_space, observations))
             rows = [found[lane] if ended[lane] else rows[lane] for lane in lanes]
-        actions = [player.act(lane, rows[lane]) if env.recorder.records(lane) else idle.sample() for lane in lanes]
-        for lane, action in enumerate(actions):
-            env.recorder.act(lane, action)  # the batch would take an action of another shape or type unnoticed
+        actions = []
+        for lane in lanes:
+            env.recorder.lane = lane
+            actions.append(player.act(lane, rows[lane]) if env.recorder.records(lane) else idle.sample())
+            env.recorder.act(lane, actions[-1])  # the batch would take an action of another shape or type unnoticed
         batch = concatenate(space, actions, empty)
         before = env.episodes
         observations, _, terminated, truncated, _ = env.step(batch)
@@ -253,7 +256,7 @@ def _failures(env_id: str, env: _Recording) -> Iterator[None]:
         with contextlib.suppress(Exception):  # of an environment that has failed: it would hide the first error
             env.abandon()
         raised = error
-        place = f"episode {recorder.writer.episodes}"
+        place = recorder.under_way()
         if isinstance(error, SchemaError):
             raised = SchemaError(f"{place}: {error}", hint=error.hint)
         elif type(error) is RbtoolError:

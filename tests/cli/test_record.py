@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scripted_envs import Recorded
 
@@ -35,7 +36,9 @@ class Counter(gymnasium.Env):
 
     def step(self, action):
         self.step_number += 1
-        return np.full(1, self.step_number, np.float32), float(action), self.step_number == 3 + self.seed % 2, False, {}
+        ended = self.step_number == 3 + self.seed % 2
+        info = {"even": 0.5 if self.seed % 2 else 2}
+        return np.full(1, self.step_number, np.float32), float(action), ended, False, info
 
     def render(self):
         return np.full((4, 5, 3), self.step_number, np.uint8)
@@ -53,6 +56,10 @@ def fails(observation):
 
 def floats(observation):
     return 0.5
+
+def second_fails(observation, asked=[]):
+    asked.append(observation)
+    return 1 // int(len(asked) % 2)
 """
 
 
@@ -82,11 +89,16 @@ def contents(path: Path) -> dict[int, dict[str, bytes]]:
 
 
 def test_the_episodes_are_the_same_for_any_number_of_environments(place):
-    done = place("record counters:Counter-v0 one --episodes 5 --seed 7 --json")
+    done = place("record counters:Counter-v0 one --episodes 5 --seed 7 --max-steps 9 --json")
     document = json.loads(done.stdout)
     assert (document["episodes"], document["steps"]) == (5, 18)
-    place("record counters:Counter-v0 three --episodes 5 --seed 7 --num-envs 3")
-    assert contents(place.path / "one") == contents(place.path / "three")
+    place("record counters:Counter-v0 three --episodes 5 --seed 7 --max-steps 9 --num-envs 3")
+    one, three = contents(place.path / "one"), contents(place.path / "three")
+    assert one == three
+    assert np.frombuffer(one[0]["next.info.even"]).tolist() == [0.5] * 4
+    spec = [Recorded(place.path / name).manifest.provenance[0].arguments["env_spec"] for name in ("one", "three")]
+    assert spec[0] == spec[1]
+    assert spec[0]["max_episode_steps"] == 9
     recorded = Recorded(place.path / "one")
     assert recorded.table.seed.tolist() == [7, 8, 9, 10, 11]
     assert recorded.manifest.provenance[0].arguments["policy"] == "random"
@@ -141,7 +153,11 @@ def test_an_interrupted_recording_is_continued_with_the_same_episodes(place):
         ),
         (
             "counters:Failing-v0 there --episodes 2 --seed 11 --num-envs 2", 1,
-            "error: episode 0: the environment counters:Failing-v0 failed: ZeroDivisionError: the simulator failed",
+            "error: one of the episodes 0, 1: the environment counters:Failing-v0 failed: ZeroDivisionError: the sim",
+        ),
+        (
+            "counters:Counter-v0 there --episodes 2 --num-envs 2 --policy policy.py:second_fails", 1,
+            "error: episode 1: the policy policy.py:second_fails failed: ZeroDivisionError",
         ),
         (
             "counters:Counter-v0 there --episodes 2 --num-envs 2 --policy policy.py:floats", 1,

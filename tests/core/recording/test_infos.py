@@ -127,6 +127,26 @@ def test_shapes_kinds_and_names_that_differ_between_episodes(tmp_path: Path) -> 
     assert recorded.columns["info.f_present_"].tolist() == [True, True, False]
 
 
+def test_lengths_of_a_text_that_are_another_entry(tmp_path: Path) -> None:
+    number, both = {"x_length": 7}, {"x_length": 8, "x": "text"}
+    recorded = record(tmp_path / "d", [[number] * 3, [both] * 2, [{"x": "longer"}] * 2])
+    assert [found(recorded, "x_length", episode) for episode in range(3)] == [[7] * 3, [8] * 2, [None] * 2]
+    [dropped] = recorded.manifest.dropped_keys
+    assert (dropped.key, dropped.why) == (
+        "info.x",
+        "the name of its lengths, 'info.x_length', is that of another entry",
+    )
+
+
+def test_names_that_are_stored_otherwise_are_stated(tmp_path: Path) -> None:
+    infos = {"shape": {"device": 1, "b": 2}, "f_present": True, "kept": 3}
+    recorded = record(tmp_path / "d", [[{"kept": 1}] * 2, [infos] * 3])
+    assert recorded.manifest.renamed_keys == {
+        "info.shape": "info.shape_", "info.shape_.device": "info.shape_.device_", "info.f_present": "info.f_present_",
+    }  # fmt: skip
+    assert found(recorded, "shape_.device_", 1) == [1, 1, 1]
+
+
 def test_infos_can_be_left_out(tmp_path: Path) -> None:
     recorded = record(tmp_path / "d", [[{"it": 1}] * 3], infos=False)
     assert not [name for name in recorded.columns if "info" in name]

@@ -10,10 +10,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from scripted_envs import CountingEnv, Recorded
 
 import rbtool
+from rbtool.core.recording.vector import WholeInfos
 
 LENGTHS = ((3, 1, 4), (1, 1, 2), (7, 2, 1))
 MAKERS = [functools.partial(CountingEnv, number, lengths) for number, lengths in enumerate(LENGTHS)]
@@ -141,7 +142,7 @@ def test_nested_spaces(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_is_not_stated_has_to_be_given(tmp_path: Path) -> None:
-    vector = make("sync", AutoresetMode.NEXT_STEP)
+    vector = VectorWrapper(make("sync", AutoresetMode.NEXT_STEP))
     vector.metadata = {}
     with pytest.raises(rbtool.UsageError, match="does not state its autoreset mode"):
         rbtool.RecordVectorEpisodes(vector, tmp_path / "d")
@@ -149,6 +150,44 @@ def test_a_mode_that_is_not_stated_has_to_be_given(tmp_path: Path) -> None:
     with rbtool.RecordVectorEpisodes(vector, tmp_path / "d", autoreset_mode=mode) as env:
         drive(env, mode, 20)
     require_counted(Recorded(tmp_path / "d"))
+
+
+def test_the_mode_is_that_of_the_environment_where_several_share_metadata(tmp_path: Path) -> None:
+    vector, other = make("sync", AutoresetMode.NEXT_STEP), make("sync", AutoresetMode.DISABLED)
+    vector.metadata = other.metadata  # as in gymnasium 1.1
+    with rbtool.RecordVectorEpisodes(vector, tmp_path / "d") as env:
+        drive(env, AutoresetMode.NEXT_STEP, 20)
+    require_counted(Recorded(tmp_path / "d"))
+
+
+def test_a_reset_that_is_repeated_by_the_next_step_is_refused(tmp_path: Path) -> None:
+    vector = make("async", AutoresetMode.NEXT_STEP, shared_memory=False)
+    with rbtool.RecordVectorEpisodes(vector, tmp_path / "d") as env:
+        env.reset(seed=5)
+        env.step(np.zeros(3, int))
+        with pytest.raises(rbtool.UsageError, match="environment 1 has ended its episode: without shared memory"):
+            env.reset()
+        for step in range(1, 9):
+            env.step(np.full(3, step))
+    require_counted(Recorded(tmp_path / "d"))
+
+
+def test_whole_infos_keep_the_numbers_of_each_environment(tmp_path: Path) -> None:
+    class Informed(CountingEnv):
+        def _observation(self) -> Any:
+            observation, _ = super()._observation()
+            return observation, {"it": 1 if self._number == 0 else 0.5, "list": np.arange(self._number + 1)}
+
+    makers = [lambda number=number: WholeInfos(Informed(number, (2,))) for number in range(2)]
+    env: Any = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    with rbtool.RecordVectorEpisodes(env, tmp_path / "d") as recording:
+        drive(recording, AutoresetMode.SAME_STEP, 4)
+    recorded = Recorded(tmp_path / "d")
+    for row in range(len(recorded.table)):
+        columns = recorded.episode(row)
+        number = columns["observation"][0, 0]
+        assert set(columns["next.info.it"].tolist()) == {1.0 if number == 0 else 0.5}
+    assert [one.key for one in recorded.manifest.dropped_keys] == ["info.list"]
 
 
 def test_stepping_an_environment_that_waits_for_its_reset(tmp_path: Path) -> None:
