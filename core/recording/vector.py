@@ -266,7 +266,7 @@ class WholeInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment."""
         *result, info = self.env.step(action)
-        return (*result, {_WHOLE: _Whole(info)})  # type: ignore[return-value]
+        return (*result, {_WHOLE: _Whole(info)})
 
 
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:
