@@ -46,6 +46,14 @@ class FormName(StrEnum):
     H5 = "h5"
 
 
+class DurableName(StrEnum):
+    """What is on the disk when a checkpoint is in place."""
+
+    FULL = "full"
+    DATA = "data"
+    NONE = "none"
+
+
 class LibraryName(StrEnum):
     """The library whose layout a checkpoint is written in."""
 
@@ -74,6 +82,10 @@ def save(
     library: Annotated[
         LibraryName | None, typer.Option("--for", help="Write the rows as that library lays them out, for it to load.")
     ] = None,
+    durable: Annotated[
+        DurableName,
+        typer.Option("--durable", help="What a power cut leaves: full: all; data: the files' bytes; none: no promise."),
+    ] = DurableName.FULL,
     root: Root = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -84,8 +96,8 @@ def save(
     with out.progress() as progress:
         result = checkpoint.save(
             dataset, dest, form=form.value, compression=compression,
-            for_library=None if library is None else "torchrl", root=root, force=force, dry_run=dry_run,
-            progress=progress,
+            for_library=None if library is None else "torchrl", durable=durable.value, root=root, force=force,
+            dry_run=dry_run, progress=progress,
         )  # fmt: skip
     after = None if library else f"rbtool checkpoint verify {shlex.join([dest, dataset])}"
     show_published(out, result, dest, after)

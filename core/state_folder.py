@@ -17,6 +17,7 @@ from .errors import DatasetNotFoundError, FormatError, UsageError
 from .format import fs
 from .format.documents import load_json
 from .format.open_files import OpenFiles
+from .format.syncing import replace_file
 from .format.ted.tree import leaf_path, read_tree
 from .ted.schema import numpy_dtype
 
@@ -42,15 +43,15 @@ def write_values(folder: Path, state: Mapping[str, Any]) -> None:
         if tensor is None:
             fs.remove(folder / f"{name}.memmap")
             fs.make_folder(folder / name)
-            fs.replace_file(folder / name / "meta.json", json.dumps(_NOTHING).encode())
+            replace_file(folder / name / "meta.json", json.dumps(_NOTHING).encode())
             meta[name] = {"type": "NonTensorData"}
         else:
             fs.remove(folder / name)
-            fs.replace_file(folder / f"{name}.memmap", tensor.contiguous().numpy().tobytes())
+            replace_file(folder / f"{name}.memmap", tensor.contiguous().numpy().tobytes())
             shape = list(tensor.shape)
             meta[name] = {"device": "cpu", "shape": shape, "dtype": str(tensor.dtype), "is_nested": False}
     meta |= {"shape": [], "device": "cpu", "_type": _NODE}
-    fs.replace_file(folder / "meta.json", json.dumps(meta).encode())
+    replace_file(folder / "meta.json", json.dumps(meta).encode())
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor | None:

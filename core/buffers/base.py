@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
 from ..errors import FormatError, RbtoolError, SchemaError
+from ..format.syncing import Durable
 from ..ray_session import imported_ray
 from ..samplers.consuming import ConsumingSampler
 from ..writers.base import Writer
@@ -120,13 +121,23 @@ class ReplayBuffer(Queries, ConditionalUpdates):
             self._writer.sync_cursor()
             self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write a checkpoint to the folder `path`, in TorchRL's layout; replaces an older checkpoint atomically.
 
-        UsageError (a ValueError) for a folder with anything else in it, and for the folder of the storage.
+        Digests are written, and a process that is killed leaves the older checkpoint or the new one, with any
+        `durable`. It states what is on the disk when this returns, in case the machine itself stops (a power cut):
+
+        - "full": everything.
+        - "data": the bytes of all files. Either checkpoint is there after a power cut, the new one perhaps
+          without some of its files, which `loads` reports.
+        - "none": nothing is waited for. After a power cut within about a minute, neither may be whole; `loads` reports
+          that, too.
+
+        UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
+        `durable`.
         """
         with self.paused():
-            write_buffer(self, self._rng, Path(path), self._waiting(), self.batches_ahead)
+            write_buffer(self, self._rng, Path(path), self._waiting(), self.batches_ahead, durable)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.

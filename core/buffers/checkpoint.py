@@ -31,6 +31,7 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles
 from ..format.staging import Staging, mend
+from ..format.syncing import Durable, write_file
 from ..format.ted.tree import read_tree
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.codec import dtype_named, tensor_bytes
@@ -50,8 +51,8 @@ _KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, BUFFER, _T
 class _BufferStaging(Staging):
     """A staging folder that replaces only checkpoints of buffers, and empty folders."""
 
-    def __init__(self, destination: Path) -> None:
-        super().__init__(destination, replace=True)
+    def __init__(self, destination: Path, durable: Durable) -> None:
+        super().__init__(destination, replace=True, durable=durable)
 
     def refuse_if_taken(self) -> None:
         path = self.destination
@@ -71,11 +72,16 @@ class _BufferStaging(Staging):
 
 
 def write_buffer(
-    buffer: BufferParts, generator: torch.Generator | None, path: Path, draws: list[Draw], capacity: int
+    buffer: BufferParts,
+    generator: torch.Generator | None,
+    path: Path,
+    draws: list[Draw],
+    capacity: int,
+    durable: Durable,
 ) -> None:
     """Save a buffer and its generator to a folder, whole or not at all."""
     refuse_home_of(buffer.storage, path)
-    with _BufferStaging(path) as staging:
+    with _BufferStaging(path, durable) as staging:
         folder = staging.path
         if getattr(buffer.storage, "initialized", True):
             buffer.storage.dumps(folder / "storage")
@@ -91,11 +97,11 @@ def write_buffer(
             metadata["generator_device"] = str(generator.device)
             _write_generator(folder / _GENERATOR, generator.get_state())
         if state := buffer.transform.state_dict():
-            fs.write_file(folder / _TRANSFORMS, module_state_bytes(state))
+            write_file(folder / _TRANSFORMS, module_state_bytes(state))
         if draws:
             ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
-            fs.write_file(folder / _AHEAD, dump_json(ahead).encode())
-        fs.write_file(folder / BUFFER, dump_json(metadata).encode())
+            write_file(folder / _AHEAD, dump_json(ahead).encode())
+        write_file(folder / BUFFER, dump_json(metadata).encode())
         write_digests(folder)
         staging.publish()
 
@@ -114,8 +120,8 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
     leaf = {"device": "cpu", "shape": list(state.shape), "dtype": "torch.uint8", "is_nested": False}
     document = {_GENERATOR: leaf, "shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
     fs.make_folder(folder)
-    fs.write_file(folder / f"{_GENERATOR}.memmap", state.cpu().numpy().tobytes())
-    fs.write_file(folder / "meta.json", dump_json(document).encode())
+    write_file(folder / f"{_GENERATOR}.memmap", state.cpu().numpy().tobytes())
+    write_file(folder / "meta.json", dump_json(document).encode())
 
 
 @dataclass(frozen=True)

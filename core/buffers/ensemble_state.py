@@ -14,6 +14,7 @@ import torch
 
 from ..checkpointers.ensemble import saved_members, transform_file
 from ..errors import FormatError, RbtoolError, SchemaError
+from ..format.syncing import Durable
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import compose
 from ..state_folder import load_module_state
@@ -169,13 +170,16 @@ class EnsembleState(ReplayBuffer):
             self._batch_size = batch_size
             self._restore_ahead([as_draw(item) for item in ahead["queue"]])
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically."""
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+        """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically.
+
+        `durable` is that of `ReplayBuffer.dumps`.
+        """
         self._refresh()
         for leaf in self._storage.leaves:
             refuse_home_of(leaf, Path(path))
         with self.paused():
-            super().dumps(path)
+            super().dumps(path, durable=durable)
 
     dump = save = dumps
 

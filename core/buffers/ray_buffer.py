@@ -13,6 +13,7 @@ import torch
 from tensordict import is_tensor_collection
 
 from ..errors import NetworkError, SchemaError, UsageError
+from ..format.syncing import Durable
 from ..ray_session import connect, imported_ray
 from .base import ReplayBuffer
 from .parcels import Parcel, joined, opened_small, packed, small, split
@@ -355,9 +356,12 @@ class RayReplayBuffer:
 
     # Checkpoints -----------------------------------------------------------------------------------
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to a folder of the actor's machine; a relative path is below the caller's folder."""
-        self._ask(_method, "dumps", Path(path).absolute())
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+        """Write a checkpoint to a folder of the actor's machine; a relative path is below the caller's folder.
+
+        `durable` is that of `ReplayBuffer.dumps`.
+        """
+        self._ask(_method, "dumps", Path(path).absolute(), durable=durable)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load a checkpoint from a folder of the actor's machine; a relative path is below the caller's folder."""

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SchemaError, UsageError
-from ..format import fs
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
-from ..format.digest import open_regular
+from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
@@ -105,9 +104,11 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
 
     # What storages call -----------------------------------------------------------------------------
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`. An older checkpoint there is whole until the new one is.
 
+        `durable` states what is waited for in case the machine itself stops: the bytes, folders and name ("full"),
+        the bytes of the files ("data"), or nothing ("none").
         UsageError where something is at `path` that is no checkpoint of a storage.
         """
         rows = None
@@ -116,10 +117,9 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         elif self._save_hooks:
             raise SchemaError("save hooks need data; nothing was ever written to the storage")
         note = RowsNote.of(type(self).__name__, storage, rows)
-        with CheckpointStaging(path) as staging:
+        with CheckpointStaging(path, durable) as staging:
             if rows is not None:
                 self.write(rows, staging.path)
-                _sync(staging.path)
             note.save(staging.path)
             staging.publish_noted()
 
@@ -196,14 +196,3 @@ def _shift(storage: Storage) -> int:
         warnings.warn("the storage does not know its last cursor: the first row is taken for the oldest", stacklevel=5)
         return 0
     return row + 1
-
-
-def _sync(folder: Path) -> None:
-    """Bring the files to the disk that a checkpointer wrote by other means than ours."""
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and not file.is_symlink():
-            descriptor = open_regular(file)
-            try:
-                fs.fsync(descriptor, file)
-            finally:
-                os.close(descriptor)

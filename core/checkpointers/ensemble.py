@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..encodings.layout import ENSEMBLE_FILE
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
+from ..format.syncing import Durable, write_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
 from ..storages.ensemble import StorageEnsemble, all_or_none
@@ -34,19 +34,19 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     their own. Names are those of TorchRL.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write all members to the folder `path`; an older checkpoint is replaced at one instant."""
         ensemble = self._checked(storage)
-        with CheckpointStaging(path) as staging:
+        with CheckpointStaging(path, durable) as staging:
             with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
             for number in with_rows:
                 ensemble.members[number].dumps(staging.path / str(number))
             for number, transform in enumerate(ensemble.transforms):
                 state: dict[str, object] = getattr(transform, "state_dict", dict)()
                 if state:
-                    fs.write_file(transform_file(staging.path, number), module_state_bytes(state))
+                    write_file(transform_file(staging.path, number), module_state_bytes(state))
             note = {"format_version": 1, "members": len(ensemble), "with_rows": with_rows}
-            fs.write_file(staging.path / ENSEMBLE_FILE, dump_json(note).encode())
+            write_file(staging.path / ENSEMBLE_FILE, dump_json(note).encode())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:

@@ -17,6 +17,7 @@ from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import fs
 from ..format.manifest import is_inside
 from ..format.staging import mend
+from ..format.syncing import Durable
 from ..format.ted.builder import provenance_step
 from ..progress import Silent
 from ..storages.base import Storage, register_checkpointer
@@ -61,7 +62,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         self.compatible = compatible
         self._options = {"done_keys": done_keys, "reward_keys": reward_keys, **(options or {})}
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write a checkpoint to `path`; parents are created, an older checkpoint is replaced at one instant.
 
         SchemaError (a RuntimeError) for a storage that nothing was written to, that holds no tensordicts, or whose
@@ -70,7 +71,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         """
         source, name = self._hooked(storage, path), self._file_name(path)
         if self.compatible:
-            with CheckpointStaging(path) as staging:
+            with CheckpointStaging(path, durable) as staging:
                 _save_compatible(source, self._built(staging.path, name), self.form, self._options)
                 if name is None:
                     staging.publish_noted()
@@ -80,7 +81,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         step = provenance_step(f"{type(self).__name__}.dumps", {}, {})
         with (
             rows_of_storage(source, self.done_keys, self.reward_keys, type(self).__name__) as rows,
-            CheckpointStaging(path) as staging,
+            CheckpointStaging(path, durable) as staging,
         ):
             rows.verify_files()
             size = CompactLayout.of(rows.fields, self.form).bytes(rows.manifest.steps, rows.manifest.episodes)

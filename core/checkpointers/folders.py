@@ -17,6 +17,7 @@ from ..format.documents import Count, decode, dump_json, load_json
 from ..format.episodes import EPISODES
 from ..format.manifest import HIDDEN, Manifest, has_manifest
 from ..format.staging import Staging, is_ours, mend
+from ..format.syncing import Durable, write_file
 from ..opening import open_steps
 from ..storages.base import Storage
 from ..storages.cursors import last_row
@@ -55,8 +56,8 @@ class CheckpointStaging(Staging):
     UsageError for anything else there, and for a checkpoint in which somebody keeps files of another kind.
     """
 
-    def __init__(self, destination: str | os.PathLike[str]) -> None:
-        super().__init__(Path(destination), replace=True)
+    def __init__(self, destination: str | os.PathLike[str], durable: Durable = "full") -> None:
+        super().__init__(Path(destination), replace=True, durable=durable)
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
@@ -183,7 +184,7 @@ class RowsNote:
     def save(self, folder: Path) -> None:
         """Write the note."""
         fs.make_folder(folder / HIDDEN)
-        fs.write_file(folder / self.FILE, dump_json(asdict(self)).encode())
+        write_file(folder / self.FILE, dump_json(asdict(self)).encode())
 
     @classmethod
     def load(cls, folder: Path) -> RowsNote:

@@ -14,6 +14,7 @@ from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import Hasher, open_regular, read_regular
 from ..format.documents import load_json
+from ..format.syncing import Durable, sync_file, write_file
 from ..format.ted.tree import require_own_files
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
@@ -43,14 +44,14 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     Hooks get the list of objects, and return the list that takes its place.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the checkpoint to the folder `path`, where an older one is replaced at one instant."""
         items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
         document = _document(map(tree_of, items))
-        with CheckpointStaging(path) as staging:
+        with CheckpointStaging(path, durable) as staging:
             fs.require_space(staging.path, document["bytes"])
             document["digest"] = _write_tensors(staging.path / _DATA_FILE, map(tree_of, items))
-            fs.write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
+            write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
@@ -135,7 +136,7 @@ def _write_tensors(path: Path, trees: Iterator[Tree]) -> str:
                 data = tensor_bytes(tensor)
                 fs.write(descriptor, data, path)
                 hasher.update(data)
-        fs.fsync(descriptor, path)
+        sync_file(descriptor, path)
     finally:
         os.close(descriptor)
     return hasher.digest
@@ -231,7 +232,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
     Hooks get the list of decompressed objects, and return the list that takes its place.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the checkpoint to the folder `path`, where an older one is replaced at one instant.
 
         SchemaError (a RuntimeError) for an object that would take a pickle.
@@ -243,7 +244,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
         documents = list(portable_documents(iter(trees), _describe_compressed))
         for tree in trees:
             require_own_files(map(_stem_path, tree.spec.paths()))
-        with CheckpointStaging(path) as staging:
+        with CheckpointStaging(path, durable) as staging:
             fs.require_space(staging.path, sum(leaf.nbytes for tree in trees for leaf in tree.leaves))
             _write_json(staging.path / _METADATA, documents)
             _write_json(staging.path / _INDICES, list(range(len(trees))))
@@ -298,7 +299,7 @@ def _describe_compressed(packed: CompressedTensor) -> dict[str, Any]:
 
 
 def _write_json(path: Path, document: Any) -> None:
-    fs.write_file(path, json.dumps(document, allow_nan=False).encode())
+    write_file(path, json.dumps(document, allow_nan=False).encode())
 
 
 def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]) -> None:
@@ -310,7 +311,7 @@ def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]
         if isinstance(child, TensorNode):
             data = to_bytestream(next(leaves).data)
             entries[name] = {"device": "cpu", "shape": [len(data)], "dtype": "torch.uint8", "is_nested": False}
-            fs.write_file(folder / f"{file_stem(name)}.memmap", data)
+            write_file(folder / f"{file_stem(name)}.memmap", data)
         elif isinstance(child, ConstantNode):
             entries[name] = {"type": "NonTensorData"}
             _write_non_tensor(folder / file_stem(name), child)

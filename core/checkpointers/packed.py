@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, SchemaError, UsageError
-from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import Manifest
+from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.packed import PackedStorage
@@ -76,11 +76,11 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
     have nothing to work on, and are refused with a UsageError.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
         note = PackedNote.of(self._checked(storage))
-        with CheckpointStaging(path) as staging:
-            fs.write_file(staging.path / PACKED_FILE, note.to_bytes())
+        with CheckpointStaging(path, durable) as staging:
+            write_file(staging.path / PACKED_FILE, note.to_bytes())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:

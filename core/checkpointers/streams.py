@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from ..errors import CorruptDataError, UsageError
-from ..format import fs
 from ..format.documents import decode, dump_json, load_json
+from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.stream import StreamStorage
 from .base import StorageCheckpointerBase
@@ -17,11 +17,11 @@ from .folders import STREAM_FILE, CheckpointStaging, open_folder
 class StreamStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `StreamStorage` as what identifies its data; loading compares. Hooks are refused with a UsageError."""
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
         note = {"address": self._checked(storage).shards.address, **storage.state_dict()}
-        with CheckpointStaging(path) as staging:
-            fs.write_file(staging.path / STREAM_FILE, dump_json(note, indent=1).encode())
+        with CheckpointStaging(path, durable) as staging:
+            write_file(staging.path / STREAM_FILE, dump_json(note, indent=1).encode())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:

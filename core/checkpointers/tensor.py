@@ -17,6 +17,7 @@ from ..errors import FormatError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import Hasher, digest_of_stats
 from ..format.documents import load_json
+from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
@@ -43,7 +44,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     own shape.
     """
 
-    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`; parents are created, an older checkpoint is replaced at one instant.
 
         Raises UsageError if something that is no checkpoint is there, SchemaError for data that only a pickle could
@@ -54,7 +55,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             describe_in_place(source, Path(path))
             return
         contents = self._contents(source, path)
-        with CheckpointStaging(path) as staging:
+        with CheckpointStaging(path, durable) as staging:
             covered = contents.write(staging.path)
             staging.publish_noted(covered=covered)
 
@@ -146,7 +147,7 @@ class Contents:
         noted = [_write_leaf(folder, leaf, tensor) for leaf, tensor in zip(leaves, self.filled, strict=True)]
         for name, document in documents.items():
             fs.make_folder((folder / name).parent)
-            fs.write_file(folder / name, document)
+            write_file(folder / name, document)
         StorageManifest(described, self.ndim, self.length, self.last_row, tuple(noted)).save(folder)
         return {leaf.file for leaf in noted}
 

@@ -16,6 +16,7 @@ from ..format import fs
 from ..format.digest import Hasher
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, is_inside
+from ..format.syncing import write_file
 from ..storages.codec import dtype_named, tensor_bytes
 from ..storages.item_documents import read_shape
 from ..storages.memory_maps import mapped_tensor
@@ -81,7 +82,7 @@ class StorageManifest:
             "leaves": leaves,
         }
         fs.make_folder(folder / HIDDEN)
-        fs.write_file(folder / _FILE, dump_json(document).encode())
+        write_file(folder / _FILE, dump_json(document).encode())
 
     @staticmethod
     def remove(folder: Path) -> None:

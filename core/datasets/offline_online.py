@@ -17,6 +17,7 @@ from ..buffers.pytrees import checked_batch_size
 from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import FormatError, SchemaError, UsageError
+from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..transforms.base import divided
@@ -167,9 +168,9 @@ class OfflineToOnlineReplayBuffer:
         self._mixture.load_state_dict(state["mixture"])
         self._mixture.fraction, self._mixture.base = fractions
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write a checkpoint of both sides and the fraction to the folder `path`; see `ReplayBuffer.dumps`."""
-        self._mixture.dumps(path)
+        self._mixture.dumps(path, durable=durable)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load what `dumps` wrote; see `ReplayBuffer.loads`. FormatError for the checkpoint of another buffer."""

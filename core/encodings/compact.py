@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from .rows import (
     with_ends,
     without_ends,
 )
+from .streams import Blocks
 
 
 class LeafSink(ABC):
@@ -34,6 +35,10 @@ class LeafSink(ABC):
     @abstractmethod
     def append(self, leaf: Field, rows: Array) -> None:
         """Append rows to a leaf that was created."""
+
+    def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
+        """Append the rows of `with_ends`."""
+        self.append(leaf, with_ends(root, after, ends))
 
 
 def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, progress: Progress) -> Array:
@@ -52,8 +57,7 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, pro
             root, after = source.read(key, start, stop), source.read((NEXT, *key), start, stop)
             follows = continuity.see(key, root, after)
             _mark_broken(broken, bounds, np.flatnonzero(~follows) + (start - 1))
-            for rows in _pieces(root, after, bounds.ends(start, stop)):
-                sink.append(leaf, rows)
+            sink.append_states(leaf, root, after, bounds.ends(start, stop))
             counter.advance(stop - start)
     for key, leaf in ({**layout.steps, **layout.at_root}).items():
         if key in layout.at_root and _is_zero(source, key, leaf):
@@ -68,17 +72,21 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, pro
     return np.flatnonzero(broken)
 
 
-def _pieces(root: Array, after: Array, ends: Array) -> Iterator[Array]:
-    """Yield the rows of `with_ends`; where episodes are long, by themselves as they lie."""
+def states_in_place(blocks: Blocks, root: Array, after: Array, ends: Array) -> None:
+    """Append the rows of `with_ends` to a stream; where episodes are long, as they lie, without a copy."""
     if len(ends) * FEW_ROWS >= len(root):
-        yield with_ends(root, after, ends)
+        blocks.append(with_ends(root, after, ends))
         return
+    blocks.append_joined(_pieces(ends.tolist(), len(root)), (root, after))
+
+
+def _pieces(ends: Sequence[int], rows: int) -> Iterator[tuple[int, int, int]]:
     begin = 0
-    for end in ends.tolist():
-        yield root[begin : end + 1]
-        yield after[end : end + 1]
+    for end in ends:
+        yield 0, begin, end + 1
+        yield 1, end, end + 1
         begin = end + 1
-    yield root[begin:]
+    yield 0, begin, rows
 
 
 class LeafProgress:

@@ -18,6 +18,7 @@ from ..format.digest import Hasher, digest_bytes, open_regular
 from ..format.documents import Count, decode, dump_json, load_json, newer_version
 from ..format.manifest import HIDDEN, MANIFEST, has_manifest, is_inside
 from ..format.staging import is_ours
+from ..format.syncing import write_file
 from .h5_layout import data_start
 
 DIGESTS = f"{HIDDEN}/digests.json"
@@ -52,7 +53,7 @@ def write_digests(folder: Path, *, covered: Collection[str] = ()) -> None:
     document: dict[str, Any] = {"format_version": _VERSION, "files": entries}
     document["digest"] = digest_bytes(dump_json(document).encode())
     fs.make_folder(folder / HIDDEN)
-    fs.write_file(folder / DIGESTS, dump_json(document).encode())
+    write_file(folder / DIGESTS, dump_json(document).encode())
 
 
 def require_digests(folder: Path) -> frozenset[str] | None:

@@ -23,7 +23,7 @@ from ..format.ted.reader import FolderReader
 from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, write_listed, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import Field, Key, key_name
-from .compact import CompactReader, LeafSink, require_ascending, row_counts, write_compact
+from .compact import CompactReader, LeafSink, require_ascending, row_counts, states_in_place, write_compact
 from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
 from .streams import Blocks, LeafFile
 
@@ -61,12 +61,16 @@ class LeafFolderSink(LeafSink):
     def create(self, leaf: Field, rows: int) -> None:
         """Create the file of a leaf; the rows appended from now on are its rows."""
         self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (rows, *leaf.shape))
-        file = self._files[leaf.key] = LeafFile(self.folder / leaf_path(leaf.key))
+        file = self._files[leaf.key] = LeafFile(self.folder / leaf_path(leaf.key), rows * leaf.row_bytes)
         self._blocks.begin(file)
 
     def append(self, leaf: Field, rows: Array) -> None:
         """Append rows to the leaf that was created last."""
         self._blocks.append(rows)
+
+    def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
+        """Append the rows of `with_ends` to the leaf that was created last."""
+        states_in_place(self._blocks, root, after, ends)
 
     def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
         """Sync and close the files; return their records and the leaves they hold."""

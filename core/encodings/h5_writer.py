@@ -15,9 +15,10 @@ from ..format.digest import FileRecord, digest_bytes
 from ..format.episodes import column_types, episode_text_bytes
 from ..format.manifest import Manifest
 from ..format.open_files import digest_mapped
+from ..format.syncing import sync_file
 from ..progress import Progress
 from ..ted.schema import Field, file_stem
-from .compact import LeafSink, write_compact
+from .compact import LeafSink, states_in_place, write_compact
 from .h5_layout import (
     DATA,
     EPISODES,
@@ -30,6 +31,7 @@ from .h5_layout import (
     h5_path,
 )
 from .layout import CompactLayout, FilledStorage
+from .rows import with_ends
 from .streams import Blocks, LatchedFile, Stream
 
 
@@ -63,6 +65,13 @@ class H5Sink(LeafSink):
         elif leaf.row_bytes:
             self._chunked.append(rows)
             self._file.check()
+
+    def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
+        """Append the rows of `with_ends` to the leaf that was created last."""
+        if self._chunked is None:
+            states_in_place(self._blocks, root, after, ends)
+        else:
+            self.append(leaf, with_ends(root, after, ends))
 
     def put_array(self, name: str, array: Array) -> None:
         """Write a whole array at once."""
@@ -123,7 +132,7 @@ class _FilePlace(Stream):
 
     def finish(self) -> None:
         """Have the rows brought to the disk while those of the next dataset are read; at the end all is synced."""
-        fs.fsync(self._file.descriptor, self._file.path)
+        sync_file(self._file.descriptor, self._file.path)
 
 
 class _Chunks:
@@ -194,7 +203,7 @@ def write_h5(
         size = path.stat().st_size - block
         manifest = seal(FileRecord(DATA, size, digest_mapped(file.descriptor, path, block)), len(explicit), parts)
         fs.pwrite(file.descriptor, memoryview(block_bytes(manifest, block)), 0, path)
-        fs.fsync(file.descriptor, path)
+        sync_file(file.descriptor, path)
     return manifest
 
 

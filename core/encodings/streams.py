@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,14 @@ from ..format.contracts import Array
 from ..format.digest import bytes_of
 from ..format.syncing import NewFile
 
-_BLOCK = 2 << 20
-"""Many file systems keep what is written in such parts in one piece of memory, which is faster to read again."""
+_BLOCK = 1 << 20
+"""Bytes that are written at once: more are still in no cache after the digest, and make Linux look for large pages."""
 _MOST_PARTS = 1000
 """Systems write no more than 1024 parts at once."""
-_MOST = 3
+_MOST = 6
 """How many blocks may wait."""
+_LUMP = 16 << 20
+"""Bytes after which the disk is asked to begin, while the rest is written."""
 
 
 class Stream(ABC):
@@ -36,12 +39,18 @@ class Stream(ABC):
 
 
 class LeafFile(NewFile, Stream):
-    """A new file of the rows of one leaf; with `hashed` their digest is taken while they are written."""
+    """A new file of the rows of one leaf, of `expected` bytes, of which the system may find room at once.
 
-    def __init__(self, path: Path, *, hashed: bool = True) -> None:
+    With `hashed` their digest is taken while they are written.
+    """
+
+    def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True) -> None:
         super().__init__(path)
         self._hashed = hashed
         self._skipped = False
+        self._reserved = expected > _BLOCK
+        if self._reserved:
+            fs.reserve(self.descriptor, expected)
 
     def write(self, parts: list[memoryview]) -> None:
         start = self.size
@@ -50,6 +59,7 @@ class LeafFile(NewFile, Stream):
                 self._hasher.update(part)
             self.size += len(part)
         fs.write_parts(self.descriptor, parts, self.path, start)
+        self.start_syncing(_LUMP)
 
     def skip(self, count: int) -> None:
         """Leave out `count` bytes, which read as zeros, take no room, and are not part of the digest."""
@@ -58,7 +68,7 @@ class LeafFile(NewFile, Stream):
 
     def finish(self) -> None:
         """Give the file its size, sync it and close it."""
-        if self._skipped:
+        if self._skipped or self._reserved:
             fs.truncate(self.descriptor, self.size, self.path)
         self.sync()
         self.close()
@@ -89,9 +99,26 @@ class Blocks:
 
     def append(self, rows: Array) -> None:
         """Append the bytes of rows."""
-        if not rows.size:
+        if rows.size:
+            self._append(bytes_of(rows))
+
+    def append_joined(self, pieces: Iterable[tuple[int, int, int]], sources: Sequence[Array]) -> None:
+        """Append rows of several arrays alike by turns: of the array `sources[n]` those from `start` to `stop`.
+
+        A `piece` is (n, start, stop). This takes a fraction of the calls of an array for each of them.
+        """
+        if not sources[0].size:
             return
-        data = bytes_of(rows)
+        data, width = [bytes_of(rows) for rows in sources], sources[0][:1].nbytes
+        for number, start, stop in pieces:
+            part = data[number][start * width : stop * width]
+            if self._used + len(part) < _BLOCK and len(self._parts) < _MOST_PARTS - 1:
+                self._parts.append(part)
+                self._used += len(part)
+            else:
+                self._append(part)
+
+    def _append(self, data: memoryview) -> None:
         while data:
             part = data[: _BLOCK - self._used]
             self._parts.append(part)

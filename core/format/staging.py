@@ -20,7 +20,7 @@ from ..errors import RbtoolError, UsageError
 from . import fs
 from .digest import open_regular
 from .manifest import HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
-from .syncing import Unsynced
+from .syncing import Durable, Unsynced, require_durable, unsynced_around
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -65,6 +65,7 @@ class Staging:
     is a dataset that contains other files. A symbolic link means the place it leads to; `below`
     a storage root no link on the way to the destination is followed, but UsageError is raised.
 
+    `durable` states what `publish` waits for; inside the folder of another `Staging`, which syncs all of it, nothing.
     Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
     `takes` accepts is resumed instead of a fresh one, and `taken_up` states so.
     """
@@ -76,6 +77,7 @@ class Staging:
         replace: bool = False,
         takes: Callable[[Path], bool] | None = None,
         below: Path | None = None,
+        durable: Durable = "full",
     ) -> None:
         self.destination = destination if below is not None else Path(os.path.realpath(destination))
         self._root = below
@@ -87,6 +89,7 @@ class Staging:
         self._lock = -1  # the descriptor of `path`
         self._around = contextlib.ExitStack()
         self._parent = -1  # the descriptor of the folder around destination and `path`
+        self._durable = require_durable(durable)
         self._unsynced: Unsynced | None = None
 
     def __enter__(self) -> Self:
@@ -102,7 +105,8 @@ class Staging:
                 self.path = _sibling(self.destination, _MARK)
                 fs.make_new_folder(self.path, within=self._parent)
                 self._lock = lock_folder(self.path, within=self._parent)
-            self._unsynced = self._around.enter_context(Unsynced(self.path))
+            if unsynced_around(self.path) is None:
+                self._unsynced = self._around.enter_context(Unsynced(self.path, self._durable))
         except BaseException:
             self._unlock()
             raise
@@ -160,7 +164,7 @@ class Staging:
         if self._root is not None:
             fs.refuse_links(self._root, self.destination)
         self._require_place()
-        if not self.destination.exists() or _is_empty_folder(self.destination):
+        if not self.destination.exists() or (self.destination.is_dir() and not any(self.destination.iterdir())):
             return
         if not is_ours(self.destination) and not (self.destination / PARTS_FILE).is_file():
             raise UsageError(
@@ -178,8 +182,8 @@ class Staging:
     def publish(self, name: str | None = None) -> bool:
         """Put the folder, or the file or folder `name` inside it, at the destination; the old one, if any, goes.
 
-        All of it is on the disk before. Returns False, and publishes nothing, if another process put something there in
-        the meantime and `replace` is off.
+        All of it is on the disk before, as far as `durable` asks. Returns False, and publishes nothing, if another
+        process put something there in the meantime and `replace` is off.
         """
         built = self.path / name if name else self.path
         if self._unsynced is not None:
@@ -187,8 +191,8 @@ class Staging:
         if self.replace:
             self.refuse_if_taken()  # hours may have passed since the last look
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)
-        if published:
-            fs.fsync(self._parent, self.destination.parent)
+        if published and self._unsynced is not None:
+            self._unsynced.sync_name(self._parent, self.destination)
         return published
 
     def _folder_of(self, built: Path) -> int:
@@ -413,7 +417,3 @@ def _sibling(destination: Path, mark: str) -> Path:
 def _pattern(destination: Path, mark: str) -> str:
     name = "".join(f"[{char}]" if char in "*?[" else char for char in destination.name)
     return f".{name}.{mark}-" + "[0-9a-f]" * 8
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())

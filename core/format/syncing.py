@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Self
+from typing import Literal, Self, TypeAlias, get_args
 
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, UsageError
 from . import fs
 from .digest import FileRecord, Hasher, open_regular
 
@@ -26,17 +26,46 @@ _AT_ONCE = 16
 _CHUNK = 1 << 20
 _staged: list[Unsynced] = []
 
+Durable: TypeAlias = Literal["none", "data", "full"]
+"""What is on the disk when a result is in place, in case the machine itself stops.
+
+`none`: nothing is waited for; `data`: the bytes of all files; `full`: also the folders and the name. A process that is
+killed, at any of the three, leaves the old result or the new one, whole.
+"""
+
+
+def require_durable(durable: Durable) -> Durable:
+    """Return the level; UsageError for anything but the three."""
+    if durable not in get_args(Durable):
+        raise UsageError(f"durable is {durable!r}; it can be 'none', 'data' or 'full'")
+    return durable
+
 
 def _most_held() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_HELD if limit == resource.RLIM_INFINITY else min(_MOST_HELD, max(1, limit // 4))
 
 
+def unsynced_around(path: Path) -> Unsynced | None:
+    """The innermost `Unsynced` whose folder a path is below; None if there is none."""
+    around = (one for one in tuple(_staged) if one.contains(path))
+    return max(around, key=lambda one: len(one.prefix), default=None)
+
+
 def sync_file(descriptor: int, path: Path) -> None:
     """Bring a file to the disk: at once, or, below the folder of an `Unsynced`, when that is synced."""
-    inner = max((one for one in tuple(_staged) if one.contains(path)), key=lambda one: len(one.prefix), default=None)
-    if inner is None or not inner.hold(descriptor):
+    around = unsynced_around(path)
+    if around is None or not around.hold(descriptor):
         fs.fsync(descriptor, path)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put these bytes at `path` at once; below the folder of an `Unsynced`, which nobody reads yet, without syncs."""
+    if unsynced_around(path) is None:
+        fs.replace_file(path, data)
+    else:
+        fs.remove(path)
+        write_file(path, data)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -60,6 +89,7 @@ class NewFile:
         fs.make_folder(path.parent)
         self.path = path
         self.size = 0
+        self._started = 0  # up to which byte the disk was asked to begin
         self._hasher = Hasher()
         self.descriptor = fs.create(path) if resumed is None else fs.open_to_change(path)
         if resumed is not None:
@@ -90,6 +120,15 @@ class NewFile:
         fs.write(self.descriptor, data, self.path)
         self.size += len(data)
 
+    def start_syncing(self, lump: int = 1) -> None:
+        """Let the disk begin with what was written, if that is `lump` bytes or more and anybody is to wait for them."""
+        if self.size - self._started < lump:
+            return
+        around = unsynced_around(self.path)
+        if around is None or around.durable != "none":
+            fs.start_syncing(self.descriptor, self._started, self.size - self._started)
+        self._started = self.size
+
     def sync(self) -> None:
         """Bring all of it to the disk, as `sync_file` does."""
         sync_file(self.descriptor, self.path)
@@ -105,11 +144,12 @@ class Unsynced:
     """The files in a folder whose syncs wait until `sync`. A context manager: after it, nothing waits any more.
 
     A file stays open from the first write to the sync, since a failure to write it to the disk is only reported to
-    those that have it open.
+    those that have it open. `durable` states what `sync` waits for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, durable: Durable = "full") -> None:
         self.prefix = f"{folder}{os.sep}"
+        self.durable = durable
         self._held: dict[tuple[int, int], int] = {}  # descriptors by device and inode: folders may be renamed
 
     def contains(self, path: Path) -> bool:
@@ -118,6 +158,8 @@ class Unsynced:
 
     def hold(self, descriptor: int) -> bool:
         """Let the system begin with a file; False where too many wait already."""
+        if self.durable == "none":
+            return True
         if len(self._held) >= _most_held():
             return False
         try:
@@ -132,6 +174,8 @@ class Unsynced:
 
     def sync(self, built: Path) -> None:
         """Wait until all that is at `built`, a file or a folder below this one, is on the disk, with its folders."""
+        if self.durable == "none":
+            return
         if built.is_dir():
             found = list(os.walk(built))
             files = [Path(folder, name) for folder, _, names in found for name in names]
@@ -141,7 +185,13 @@ class Unsynced:
         together = _most_held()
         for start in range(0, len(files), together):
             self._sync_together(files[start : start + together])
-        _run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found])
+        if self.durable == "full":
+            _run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found])
+
+    def sync_name(self, parent: int, path: Path) -> None:
+        """Wait until the name at which the folder was put is on the disk; `parent` is the descriptor around it."""
+        if self.durable == "full":
+            fs.fsync(parent, path.parent)
 
     def _holds(self, path: Path) -> bool:
         here = path.lstat()

@@ -16,6 +16,7 @@ import torch
 from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
 from ..format import fs
 from ..format.documents import load_json
+from ..format.syncing import replace_file
 from ..kernels.trees import DTYPES, PriorityTree, priority_tree
 from ..storages.base import Storage
 from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
@@ -313,12 +314,12 @@ class PrioritizedSampler(Sampler):
         """Write the leaves of both trees, then a JSON file, in TorchRL's layout; each file is replaced atomically."""
         fs.make_folder(folder)
         for name, file in _FILES.items():
-            fs.replace_file(folder / file, state[name].numpy().tobytes())
+            replace_file(folder / file, state[name].numpy().tobytes())
         metadata: dict[str, Any] = {name: float(state[name]) for name in ("_alpha", "_beta", "_eps")}
         metadata["_max_priority"] = [float(number) for number in state["_max_priority"]]
         metadata["_max_capacity"] = float(state["_max_capacity"])
         metadata["_schema_version"] = int(state["_schema_version"])
-        fs.replace_file(folder / _METADATA, json.dumps(metadata).encode())
+        replace_file(folder / _METADATA, json.dumps(metadata).encode())
 
     def read_state(self, folder: Path) -> dict[str, Any]:
         """Read a state that `write_state`, or TorchRL, wrote; SchemaError for another capacity."""

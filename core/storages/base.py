@@ -12,6 +12,7 @@ import torch
 
 from ..errors import SchemaError, UsageError
 from ..format.contracts import own_attributes, refuse_overrides
+from ..format.syncing import Durable
 from .cursors import as_index, grown_rows, known_rows, rows_of
 from .elements import Entries, deep_copied, elements_of, rows_without_repeats, taken, unflattened
 from .write_log import Change
@@ -44,9 +45,15 @@ class Saving:
     def checkpointer(self, checkpointer: Any) -> None:
         self._checkpointer = checkpointer
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to the folder `path`, with the storage's checkpointer."""
-        self.checkpointer.dumps(self, path)
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+        """Write a checkpoint to the folder `path`, with the storage's checkpointer.
+
+        `durable` is that of `ReplayBuffer.dumps`; checkpointers that were written for TorchRL take "full" only.
+        """
+        if durable == "full":
+            self.checkpointer.dumps(self, path)
+        else:
+            self.checkpointer.dumps(self, path, durable=durable)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Take over what the checkpoint in the folder `path` holds."""

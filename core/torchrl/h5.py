@@ -22,6 +22,7 @@ from ..format import fs
 from ..format.contracts import Array
 from ..format.digest import bytes_of
 from ..format.open_files import OpenFiles
+from ..format.syncing import sync_file
 from ..ted.schema import Field, Key, dtype_name, key_name, role_of
 from .layout import STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys, TorchrlSink
 
@@ -279,7 +280,7 @@ class GroupSink(TorchrlSink):
                 self._file.check()
         self._h5.close()
         self._file.check()
-        fs.fsync(self._file.descriptor, self._file.path)
+        sync_file(self._file.descriptor, self._file.path)
 
     def close(self) -> None:
         self._h5.close()

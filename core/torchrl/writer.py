@@ -19,6 +19,7 @@ from ..errors import SchemaError
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.digest import bytes_of, read_regular
+from ..format.syncing import replace_file, write_file
 from ..format.ted.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, file_stem, key_name
@@ -299,14 +300,14 @@ class FolderSink(TorchrlSink):
         meta = self._folder / "meta.json"
         entries = {keys.is_full: header.full, keys.shift: header.shift, STORAGE_SHAPE: list(header.shape)}
         document = {name: {"type": "NonTensorData"} for name in entries} | json.loads(read_regular(meta))
-        fs.replace_file(meta, json.dumps(document, ensure_ascii=False).encode())
+        replace_file(meta, json.dumps(document, ensure_ascii=False).encode())
         for name, value in entries.items():
             path = self._folder / file_stem(name) / "meta.json"
             fs.make_folder(path.parent)
-            fs.write_file(path, json.dumps(_CONSTANT | {"data": value}).encode())
+            write_file(path, json.dumps(_CONSTANT | {"data": value}).encode())
         if self._counted:
             length = {"metadata": {}, "is_pytree": False, "len": header.length}
-            fs.write_file(self._folder / LENGTH, json.dumps(length).encode())
+            write_file(self._folder / LENGTH, json.dumps(length).encode())
 
     def close(self) -> None:
         if self._file is not None:

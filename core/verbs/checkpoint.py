@@ -21,6 +21,7 @@ from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest
 from ..format.packed.builder import write_dataset
 from ..format.staging import Staging, is_ours
+from ..format.syncing import Durable
 from ..format.ted.builder import Origin, provenance_step
 from ..format.videos import refuse_videos
 from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
@@ -90,6 +91,7 @@ def save(
     form: Form,
     compression: str | None = None,
     for_library: Library | None = None,
+    durable: Durable = "full",
     force: bool = False,
     dry_run: bool = False,
     root: PathLike | None = None,
@@ -101,8 +103,9 @@ def save(
     and ragged tensors for tensordict) or `h5` (one file, which `compression` may make smaller: `gzip`, `gzip:1` to
     `gzip:9`, `lzf`). `for_library="torchrl"` writes the rows as TorchRL lays out a storage in that form; SchemaError
     is raised for what that cannot hold. `dest` is replaced only with `force`; an equal checkpoint there is left as it
-    is, except in TorchRL's layout, which does not record what it was made from. Raises UsageError,
-    DatasetNotFoundError, FormatError, CorruptDataError for a damaged source, OutOfSpaceError.
+    is, except in TorchRL's layout, which does not record what it was made from. `durable` is that of
+    `ReplayBuffer.dumps`. Raises UsageError, DatasetNotFoundError, FormatError, CorruptDataError for a damaged source,
+    OutOfSpaceError.
     """
     started = time.perf_counter()
     chosen = _require_form(form, compression, for_library)
@@ -124,10 +127,11 @@ def save(
             )
 
         if for_library is not None and form != "ted":
-            return _save_for_torchrl(source, target, form, chosen, force, dry_run, progress, result)
+            theirs = _TorchrlStaging(target, replace=force, durable=durable)
+            return _save_for_torchrl(source, theirs, form, chosen, dry_run, progress, result)
         if not force and (there := _equal_checkpoint(target, digest, form, chosen)):
             return result(there, already_there=True)
-        staging, size = Staging(target, replace=force), _size(source, form)
+        staging, size = Staging(target, replace=force, durable=durable), _size(source, form)
         staging.refuse_if_taken()
         if chosen.method is None:
             fs.require_space(target.parent, size)
@@ -147,18 +151,16 @@ def save(
 
 def _save_for_torchrl(
     source: StepReader,
-    target: Path,
+    staging: Staging,
     form: CompactForm,
     compression: Compression,
-    force: bool,
     dry_run: bool,
     progress: Progress | None,
     result: Callable[..., CheckpointSaveResult],
 ) -> CheckpointSaveResult:
-    """Write TorchRL's layout. It has no manifest, so an equal checkpoint at `target` cannot be recognised."""
+    """Write TorchRL's layout. It has no manifest, so an equal checkpoint that is there cannot be recognised."""
     filled = FilledStorage.of_dataset(source.manifest.steps)
     size = TorchrlPlan.of(source.fields, filled, TorchrlKeys(), form).bytes(source.manifest.episodes)
-    staging = _TorchrlStaging(target, replace=force)
     staging.refuse_if_taken()
     notes = (*source.manifest.notes, _ROWS_ONLY)
     manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
@@ -168,7 +170,7 @@ def _save_for_torchrl(
         name, size = _build_for_torchrl(source, staging, form, compression, progress)
         if staging.publish(name):
             return result(manifest, bytes=size, content_digest=None)
-    raise _overtaken(target)
+    raise _overtaken(staging.destination)
 
 
 def load(

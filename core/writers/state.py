@@ -15,6 +15,7 @@ from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, Schema
 from ..format import fs
 from ..format.digest import read_regular
 from ..format.documents import dump_json, load_json
+from ..format.syncing import replace_file
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.write_log import Counter, Generations
@@ -177,8 +178,8 @@ def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array:
     """
     fs.make_folder(folder)
     if array is not None and array.numel():
-        fs.replace_file(folder / array_name, array.contiguous().numpy().tobytes())
-    fs.replace_file(folder / METADATA, json.dumps(json.loads(dump_json(metadata))).encode())
+        replace_file(folder / array_name, array.contiguous().numpy().tobytes())
+    replace_file(folder / METADATA, json.dumps(json.loads(dump_json(metadata))).encode())
     if array is None or not array.numel():
         fs.remove(folder / array_name)
 
@@ -190,7 +191,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
         write_values(folder / _STATE, values)
     metadata = {"cursor": state["_cursor"], "write_count": state["_write_count"]}
     fs.make_folder(folder)
-    fs.replace_file(folder / METADATA, json.dumps(metadata).encode())
+    replace_file(folder / METADATA, json.dumps(metadata).encode())
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -227,7 +227,6 @@ class LeafWriter:
         self.rows = 0
         self.range: FieldRange = None
         self._dtype = field.numpy
-        self._syncing = 0  # up to which byte the disk was asked to begin
         self.file = NewFile(path)
         self._reserved = rows * field.row_bytes if rows * field.row_bytes > _PIECE else 0
         if self._reserved:
@@ -265,22 +264,17 @@ class LeafWriter:
         if self._ranged:
             self.range = merge_ranges(self.range, range_of(flat, self.field))
         self.file.append(memoryview(flat.view(np.uint8).data))
-        if self.file.size - self._syncing >= _LUMP:
-            self._start_syncing()
+        self.file.start_syncing(_LUMP)
 
     def _flush(self) -> None:
         if self._used:
             self._put(self._buffer[: self._used])
             self._used = 0
 
-    def _start_syncing(self) -> None:
-        fs.start_syncing(self.file.descriptor, self._syncing, self.file.size - self._syncing)
-        self._syncing = self.file.size
-
     def flush(self) -> None:
         """Write what is gathered, and let the disk begin."""
         self._flush()
-        self._start_syncing()
+        self.file.start_syncing()
 
     def finish(self) -> None:
         """Write what is gathered, sync, close."""
