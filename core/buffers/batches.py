@@ -29,10 +29,15 @@ class Batches(BufferParts):
 
     def _deliver(self, size: int) -> tuple[Draw, Any]:
         """Return the next draw of this size, and its batch."""
+        draw: Draw | None = None
+        future: Future[Any] | None = None
         with self._sampling:
             self.settle()
             kept = self._undelivered  # `forget_drawn` replaces it: what is forgotten meanwhile is not kept
-        draw, future = self._next_draw(size)
+            if not kept and self._prefetcher is None and not self._sampler.reads_rows:
+                draw = self._draw(size)
+        if draw is None:
+            draw, future = self._next_draw(size)
         try:
             if future is None:
                 return draw, self.batch_of(draw)
@@ -144,6 +149,9 @@ class Batches(BufferParts):
                 draw.size = size
                 self._undelivered.append(draw)
 
+    _reads_by_index: ClassVar[bool] = True
+    """Whether rows are what the storage returns for the index of a draw."""
+
     def _draw(self, size: int, with_rows: bool = True) -> Draw:
         """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
         storage, sampler = self._storage, self._sampler
@@ -234,6 +242,8 @@ class Batches(BufferParts):
 
     def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
+        if draw.rows is None and collate is None and self._reads_by_index and self.returns_rows:
+            return self._completed(self._guard.read(self._storage.get, draw.index), draw)
         return self._changed(self._rows_of(draw, collate), draw)
 
     @property

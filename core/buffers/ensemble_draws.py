@@ -80,6 +80,7 @@ class EnsembleDraws(EnsembleState):
     _gatherer: Gatherer
     _lineup: _Lineup
     """That of the present revision."""
+    _reads_by_index = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_lineup"}

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.list_storage import ListStorage
+from ..storages.pytree import added_at_root
 from ..writers.base import Writer
 from ..writers.batches import INDEX
 from ..writers.round_robin import TensorDictRoundRobinWriter
@@ -214,6 +215,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return (batch, info) if return_info else batch
 
     def _completed(self, batch: Any, draw: Draw) -> Any:
+        if added_at_root(batch, draw.info):
+            return batch
         if not is_tensor_collection(batch):
             raise SchemaError(
                 f"expected a tensordict to sample, found a {type(batch).__name__}", hint="take a ReplayBuffer"

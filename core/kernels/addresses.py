@@ -113,18 +113,19 @@ def _copy_of(count: int) -> Any:
     return copy
 
 
-_copy_1, _copy_4, _copy_8 = map(_copy_of, (1, 4, 8))
+copy_1, copy_4, copy_8 = map(_copy_of, (1, 4, 8))
+"""Copy so many bytes from one address to another, neither of which need be a multiple of anything."""
 
 
 @numba.njit(inline="always")
 def copy_row(target: int, source: int, width: int) -> None:
     """Copy `width` bytes, of which there are mostly few."""
     if width == 8:
-        _copy_8(target, source)
+        copy_8(target, source)
     elif width == 1:
-        _copy_1(target, source)
+        copy_1(target, source)
     elif width == 4:
-        _copy_4(target, source)
+        copy_4(target, source)
     else:
         copy_bytes(target, source, width)
 

@@ -10,12 +10,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import BLOCK, ask_for, copy_bytes, copy_row, fence, ints_at, stream_block
+from .addresses import BLOCK, ask_for, copy_1, copy_4, copy_8, copy_bytes, copy_row, fence, ints_at, stream_block
 
 # What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
 # few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
 _AHEAD = 16
 _REACH = 8 * BLOCK
+# A column of so many bytes stays in the caches of a core.
+_NEAR = 1 << 19
 # Where so many rows on the average follow one another, as in slices of trajectories, they are copied together.
 _SHORT = 4
 # Runs of this many bytes and more go past the caches: nobody reads them soon, and their places need not be read first.
@@ -36,6 +38,35 @@ def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) 
             stops[found] = number
             found += 1
     return found
+
+
+@numba.njit("void(int64, int64, int64, int64[::1], int64)", nogil=True, cache=True)
+def _gather_column(place: int, width: int, target: int, numbers: NDArray[np.int64], rows: int) -> None:
+    """Copy rows of one column, all of which are there.
+
+    The processor overlaps the reads of narrow rows by itself, and those of a column that fits into its caches come
+    soon: to ask for them ahead would take longer than to wait.
+    """
+    count = numbers.size
+    if width == 8:
+        for number in range(count):
+            copy_8(target + 8 * number, place + 8 * numbers[number])
+    elif width == 1:
+        for number in range(count):
+            copy_1(target + number, place + numbers[number])
+    elif width == 4:
+        for number in range(count):
+            copy_4(target + 4 * number, place + 4 * numbers[number])
+    elif rows * width <= _NEAR:
+        for number in range(count):
+            copy_bytes(target + number * width, place + numbers[number] * width, width)
+    else:
+        for number in range(min(count, _AHEAD)):
+            ask_for(place + numbers[number] * width, width, _REACH)
+        for number in range(count):
+            if number + _AHEAD < count:
+                ask_for(place + numbers[number + _AHEAD] * width, width, _REACH)
+            copy_bytes(target + number * width, place + numbers[number] * width, width)
 
 
 @numba.njit("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64)", nogil=True, cache=True)
@@ -66,23 +97,16 @@ def gather_rows(
             begin = stops[run]
     if runs > 0:
         return -1
+    known = np.empty(count, np.int64)
+    for number in range(count):
+        row = numbers[number]
+        if row < 0:
+            row += rows
+        if row < 0 or row >= rows:
+            return number
+        known[number] = row
     for column in range(places.size):
-        place, width, target = places[column], widths[column], targets[column]
-        for number in range(count):
-            coming = number + _AHEAD
-            if coming < count:
-                ask_for(place + numbers[coming] * width, width, _REACH)
-            elif column + 1 < places.size and coming - count < count:
-                following = widths[column + 1]
-                ask_for(places[column + 1] + numbers[coming - count] * following, following, _REACH)
-            row = numbers[number]
-            if row < 0:
-                row += rows
-            if row < 0 or row >= rows:
-                return number
-            source = place + row * width
-            copy_row(target, source, width)
-            target += width
+        _gather_column(places[column], widths[column], targets[column], known, rows)
     return -1
 
 

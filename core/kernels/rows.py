@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import from_numpy
 
 
 @contextlib.contextmanager
@@ -38,6 +39,8 @@ def collector_paused() -> Iterator[None]:
     finally:
         gc.enable()
 
+
+_ADDRESS = torch.Tensor.data_ptr
 
 Array = NDArray[Any]
 Numbers = NDArray[np.int64]
@@ -71,7 +74,7 @@ class PlainRows:
         if known != rows:
             takers = [array[:rows].take for array in self._arrays]
             self._takers = (rows, takers)
-        return [torch.from_numpy(take(numbers, 0)) for take in takers]
+        return [from_numpy(take(numbers, 0)) for take in takers]
 
     def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
         """Copy the rows `numbers` of the arrays `chosen` to contiguous targets `[n, …]`; IndexError as for `gather`."""
@@ -105,8 +108,8 @@ class CompiledRows(PlainRows):
             count = len(numbers)
             memory = [memory_of((count, *array.shape[1:]), array.dtype) for array in self._arrays]
             self._batch = (count, memory)
-        found = [torch.from_numpy(make()) for make in memory]
-        targets = np.array([tensor.data_ptr() for tensor in found], np.int64)
+        found = [from_numpy(make()) for make in memory]
+        targets = np.array(list(map(_ADDRESS, found)), np.int64)
         if self._gather(*self._table, targets, np.ascontiguousarray(numbers), rows) >= 0:
             return super().gather(numbers, rows)  # numpy raises the error for the missing row
         return found
@@ -323,7 +326,7 @@ class CompiledRecords(PlainRecords):
         memory = batch.memory()
         if self._gather_fields(np.ascontiguousarray(numbers), self._table, self._head, batch.fields, memory) >= 0:
             return super().gather(numbers)  # numpy raises the error for the missing row
-        from_numpy, view = torch.from_numpy, np.ndarray
+        view = np.ndarray
         return [from_numpy(view(shape, dtype, memory, place)) for shape, dtype, place in batch.leaves]
 
     def spans(self, numbers: Numbers) -> torch.Tensor:

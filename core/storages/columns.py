@@ -124,6 +124,7 @@ class Columns:
         self._in_rows = all(leaf.is_cpu and leaf.is_contiguous() for leaf in self.leaves)
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
         self._rows = PlainRows(self._arrays)
+        self._by_row = self._in_rows and not (self._renamed or self.others)
         self._many: float = _MANY // max(sum(self.widths), 1)
         self._valid: tuple[int, list[torch.Tensor]] = (-1, [])
         self._elements: Columns | None = None
@@ -158,8 +159,11 @@ class Columns:
         Tensors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views, but of
         slices that go backwards. IndexError for rows that are not there.
         """
-        self._follow_moves()
+        if not self._stays:
+            self._follow_moves()
         if type(index) is torch.Tensor and index.dtype is torch.int64 and index.dim():
+            if self._by_row and index.is_cpu and index.dim() == 1:
+                return self._mover(rows).gather(index.numpy(), rows), index.shape
             batch = torch.Size([*index.shape, *self.others]) if self.others else index.shape
             found = self._gather(index if index.dim() == 1 else index.flatten(), rows)
             return _shaped(found, index.shape), batch

@@ -254,9 +254,9 @@ class TensorStorage(TensorState):
         """
         if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, self.ndim)
-        columns = self.columns
+        columns, structure = self._columns or self.columns, self._structure or self.structure
         found, batch = columns.read(index, self._filled.value)
-        return self.structure.unflatten(iter(found), batch)
+        return structure.unflatten(iter(found), batch)
 
     def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
         """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to tensors; see `Columns.gather_into`."""
