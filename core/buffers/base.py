@@ -34,7 +34,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
     - `storage`: a `Storage`, or a callable that makes one; by default `ListStorage(1_000)`.
     - `sampler`, `writer`: likewise; by default `RandomSampler()` and `RoundRobinWriter()`.
     - `collate_fn`: makes a batch of rows of the storage; by default a stack of the elements of a list storage.
-    - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator.
+    - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator. Entries that are on a
+      device already stay as they are. So do batches of a worker of a `DataLoader`, which pins them itself if asked to.
     - `prefetch`: how many batches are made ahead, in as many threads; needs `batch_size`. Indices are always drawn
       in the caller's thread, in the order of its calls: threads do not change batches.
     - `transform`: a `Transform`, one of TorchRL's, a module or any callable, applied to batches that are read (and to

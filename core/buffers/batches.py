@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from tensordict import is_tensor_collection
+from torch.utils.data import get_worker_info
 
 from ..storages.write_log import Written
 from .concurrency import Draw, Prefetcher
@@ -273,6 +274,8 @@ class Batches(BufferParts):
         return transform(rows)
 
     def _pinned(self, batch: Any) -> Any:
+        if get_worker_info() is not None:  # the loader's process would get a copy that is not pinned
+            return batch
         if not torch.accelerator.is_available():
             warnings.warn("pin_memory=True has no effect: there is no accelerator to copy to", stacklevel=3)
             return batch
@@ -280,5 +283,7 @@ class Batches(BufferParts):
 
 
 def _pin(value: Any) -> Any:
-    on_cpu = value.device is None or value.device.type == "cpu"
-    return value.pin_memory() if on_cpu else value
+    """Pin what is on the CPU, also next to tensors on a device, which stay there and are used as they are."""
+    if value.device is None and any(leaf.device != _CPU for leaf in value.values(True, True)):
+        return value.apply(_pin)
+    return value.pin_memory() if value.device in (None, _CPU) else value

@@ -23,7 +23,7 @@ from ..storages.base import Storage
 from ..storages.write_log import Written
 from ..transforms.base import Compose
 from ..writers.base import Writer
-from .cuda_streams import OnCallersStream
+from .cuda_streams import OnCallersStreams
 from .locks import Guard, SharedGuard, call_at_fork
 
 
@@ -79,8 +79,7 @@ class Prefetcher:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.capacity, thread_name_prefix="rbtool-prefetch")
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        task = OnCallersStream(make) if torch.cuda.is_initialized() else make
-        self._queue.append((draw, self._pool.submit(task, draw)))
+        self._queue.append((draw, self._pool.submit(OnCallersStreams(make), draw)))
 
     @property
     def oldest(self) -> tuple[Draw, Future[Any] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,8 +101,11 @@ class PriorityTree(ABC):
         return weight if self.dtype == torch.float64 else float(np.float32(weight))
 
     def _check_index(self, index: torch.Tensor) -> None:
-        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.capacity:
-            raise IndexError(f"leaves {int(index.min())} to {int(index.max())} were named, there are {self.capacity}")
+        if not index.numel():
+            return
+        low, high = bounds(index)
+        if not 0 <= low <= high < self.capacity:
+            raise IndexError(f"leaves {low} to {high} were named, there are {self.capacity}")
 
     def _check_run(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.capacity:
@@ -128,6 +132,12 @@ def _rebuilt(
     tree = kind(capacity, dtype, device)
     tree.load(weights)
     return tree
+
+
+def bounds(values: torch.Tensor) -> tuple[Any, Any]:
+    """Return the least and the largest value as numbers, for which an accelerator is waited for once."""
+    low, high = values.aminmax()
+    return tuple(torch.stack((low, high)).tolist()) if values.is_cuda else (low.item(), high.item())
 
 
 def level_sizes(capacity: int, width: int) -> list[int]:
@@ -202,6 +212,7 @@ class TorchTree(PriorityTree):
         self._lows = [torch.full_like(sums, math.inf) for sums in self._sums[1:]]
         self._highs = [torch.zeros_like(sums) for sums in self._sums[1:]]
         self._leaves = self._sums[0].view(-1)
+        self._known: tuple[float, float, float] | None = None  # total, minimum and maximum
 
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
         index = index.to(self.device)
@@ -239,7 +250,7 @@ class TorchTree(PriorityTree):
         for sums in reversed(self._sums[:-1]):
             children = sums[node]
             # Rounded sums may grow at a child of weight 0, or end before the mass: neither may lead to one.
-            stops = children.cumsum(-1).masked_fill_(children <= 0, -math.inf)
+            stops = _running_sums(children).masked_fill_(children <= 0, -math.inf)
             mass = torch.minimum(mass, torch.nextafter(stops.amax(-1), zero))
             child = (stops > mass[:, None]).to(torch.uint8).argmax(-1, keepdim=True)
             begin = stops.gather(-1, child) - children.gather(-1, child)
@@ -263,18 +274,28 @@ class TorchTree(PriorityTree):
 
     @property
     def total(self) -> float:
-        return float(self._sums[-1][0, 0])
+        return self._root[0]
 
     @property
     def minimum(self) -> float:
-        return float(self._lows[-1][0, 0])
+        return self._root[1]
 
     @property
     def maximum(self) -> float:
-        return float(self._highs[-1][0, 0])
+        return self._root[2]
+
+    @property
+    def _root(self) -> tuple[float, float, float]:
+        """Total, minimum and maximum, for which an accelerator is waited for once after each change."""
+        if self._known is None:
+            roots = [level[-1][0, 0] for level in (self._sums, self._lows, self._highs)]
+            total, low, high = torch.stack(roots).tolist()
+            self._known = total, low, high
+        return self._known
 
     def _renew(self, level: int, nodes: torch.Tensor | slice) -> None:
         """Recompute these nodes of a level from their children."""
+        self._known = None
         children = self._sums[level - 1][nodes]
         if level == 1:
             lows, highs = torch.where(children > 0, children, math.inf), children
@@ -286,3 +307,14 @@ class TorchTree(PriorityTree):
 
     def _all(self, level: int) -> slice:
         return slice(0, len(self._sums[level - 1]))
+
+
+def _running_sums(children: torch.Tensor) -> torch.Tensor:
+    """Sum up float64 `[n, k]` along the rows; torch has no deterministic sums of floats for CUDA."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return children.cumsum(-1)
+    sums, step = children.clone(), 1
+    while step < sums.shape[-1]:
+        sums[:, step:] = sums[:, step:] + sums[:, :-step]
+        step *= 2
+    return sums

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from ..buffers.cuda_streams import arrived, each_tensor
+from ..buffers.cuda_streams import arrived, cuda_devices, each_tensor
 from ..errors import UsageError, WorkerDiedError
+from ..storages.lazy_tensor import available_device
 from .datasets import TorchDataset, TorchMapDataset, check_number
 from .passes import Start
 
@@ -55,7 +56,8 @@ class TorchLoader(DataLoader[Any]):
     torch's, or WorkerDiedError where a batch was on its way.
 
     UsageError (a ValueError) for anything but a torch dataset, for options that the data set decides on, for a negative
-    `prefetch`, and for persistent workers with a copy of rows that can be written.
+    `prefetch`, for a device that is not there, and for workers where the rows are on CUDA, or are copies of rows that
+    can be written and the workers persistent.
 
     >>> import rbtool
     >>> storage = rbtool.TensorStorage(torch.arange(10))
@@ -90,13 +92,20 @@ class TorchLoader(DataLoader[Any]):
                 "persistent workers would keep a copy of rows that this process can write",
                 hint="share the rows first: buffer.share()",
             )
-        self.device = None if device is None else torch.device(device)
+        rows = getattr(dataset.buffer.storage, "device", None)
+        if num_workers and isinstance(rows, torch.device) and rows.type == "cuda":
+            raise UsageError(
+                f"the rows are on {rows}, where the workers of a loader cannot read them", hint="write num_workers=0"
+            )
+        self.device = None if device is None else available_device(device)
         self.ahead = prefetch
         numbered = TorchMapDataset(dataset.batches, dataset.passes, dataset.slots)
         self._numbers = _Numbers(numbered, dataset.batches.count() is None)
         self._next: Start | None = None  # the batch after the last one that was taken
-        on_cuda = self.device is not None and self.device.type == "cuda"
-        options = {"pin_memory": on_cuda} | {name: value for name, value in options.items() if name not in _OURS}
+        options = {name: value for name, value in options.items() if name not in _OURS}
+        if self.device is not None and self.device.type == "cuda":
+            # Without workers, `on_device` pins: torch's loader refuses batches with entries on a device.
+            options["pin_memory"] = bool(options.get("pin_memory", True) and num_workers)
         super().__init__(numbered, batch_size=None, sampler=self._numbers, num_workers=num_workers, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -210,14 +219,14 @@ def on_device(batches: Iterator[Any], device: torch.device, ahead: int) -> Itera
     for batch in batches:
         queue.append(_copied(batch, device, stream))
         if len(queue) > ahead:
-            yield arrived(*queue.popleft(), torch.cuda.current_stream(device))
+            yield arrived(*queue.popleft(), torch.cuda.current_stream(device), device)
     while queue:
-        yield arrived(*queue.popleft(), torch.cuda.current_stream(device))
+        yield arrived(*queue.popleft(), torch.cuda.current_stream(device), device)
 
 
 def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
     """Start the copy of a batch in a stream; return the copy, and the event of its end."""
-    if any(tensor.device == device for tensor in _tensors(batch)):  # what makes them may not be done
+    if device in cuda_devices(batch):  # what makes it may not be done
         stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         copy = each_tensor(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch, device=device)
@@ -226,14 +235,3 @@ def _copied(batch: Any, device: torch.device, stream: torch.cuda.Stream) -> tupl
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    each_tensor(noted, batch)
-    return found

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from ..kernels.trees import PriorityTree, priority_tree
+from ..kernels.trees import PriorityTree, bounds, priority_tree
 
 SCHEMA_VERSION = 1
 """Version of a state; in older states without one, `_max_priority` may hold a weight instead."""
@@ -101,13 +101,13 @@ class Priorities:
             raise SchemaError(f"{len(values)} priorities were given for {len(numbers)} elements")
         if not len(numbers):
             return
-        low, high = _bounds(numbers)
+        low, high = bounds(numbers)
         if low < 0:
             kept = numbers >= 0
             values = values[kept.to(values.device)] if len(values) > 1 else values
             self.update(numbers[kept], values, only_known=only_known)
             return
-        least, largest = (float(bound) for bound in values.aminmax())
+        least, largest = bounds(values)
         if not 0 <= least <= largest < math.inf:  # nor is NaN
             raise UsageError(f"priorities are {least:g} to {largest:g}, expected finite ones of at least 0")
         self._check_weight(largest)
@@ -192,7 +192,7 @@ class Priorities:
         """Give elements the default priority; skips negative numbers. SchemaError for elements beyond the capacity."""
         if not len(numbers):
             return
-        low, high = _bounds(numbers)
+        low, high = bounds(numbers)
         if low < 0:
             self.renew(numbers[numbers >= 0])
             return
@@ -322,11 +322,6 @@ def at_least_zero(name: str, value: float) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"{name} is {value!r}, expected a finite number of at least 0")
     return number
-
-
-def _bounds(numbers: torch.Tensor) -> tuple[int, int]:
-    low, high = numbers.aminmax()
-    return int(low), int(high)
 
 
 class StartTree(PriorityTree):

@@ -66,7 +66,7 @@ class LazyTensorStorage(TensorStorage):
             raise UsageError("consolidated puts all leaves into one buffer, shared_init into one file each: choose one")
         Storage.__init__(self, max_size, checkpointer, compilable)
         self._begin(ndim)
-        self.device: Any = _device(device)
+        self.device: Any = device if device == "auto" else _numbered(available_device(device))
         self.schema = schema
         self._asked = max_size
         self._consolidated = consolidated
@@ -250,13 +250,16 @@ class LazyTensorStorage(TensorStorage):
             self._take(self._structure, self._maps.open())
 
 
-def _device(device: torch.device | str) -> torch.device | str:
-    if device == "auto":
-        return "auto"
+def available_device(device: torch.device | str | int) -> torch.device:
+    """Return a device; UsageError (a ValueError) for CUDA where there is none."""
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={str(device)!r} was asked for, but PyTorch finds no such device here")
-    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
+    return found
+
+
+def _numbered(device: torch.device) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.cuda_streams import arrived
+from rbtool.core.buffers.cuda_streams import arrived, cuda_devices
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+
+DEVICES = [torch.device("cuda", number) for number in range(2)]
 
 
 class Stream:
     """Stands in for a CUDA stream: notes what waits for what."""
 
-    device = "cuda:0"
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: int = 0) -> None:
         self.name = name
+        self.device = DEVICES[device]
         self.waited: list[str] = []
 
     def record_event(self) -> str:
@@ -38,33 +40,50 @@ class OnDevice:
 
     is_cuda = True
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
+        self.device = DEVICES[device]
         self.used_by: list[Stream] = []
 
     def record_stream(self, stream: Stream) -> None:
         self.used_by.append(stream)
 
 
-class Streams(threading.local):
-    """The current stream of each thread."""
+DEFAULTS = [Stream("the default stream", number) for number in range(2)]
 
-    current = Stream("the default stream")
+
+class Streams(threading.local):
+    """The current device and streams of each thread, and the devices that batches are on."""
+
+    of_batches: ClassVar = {DEVICES[0]}
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.current = list(DEFAULTS)
 
     @contextlib.contextmanager
     def within(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        device, number = self.device, stream.device.index
+        before, self.device, self.current[number] = self.current[number], number, stream
         try:
             yield
         finally:
-            self.current = before
+            self.device, self.current[number] = device, before
+
+    def of(self, device: torch.device | int | None = None) -> Stream:
+        number = getattr(device, "index", device)
+        return self.current[self.device if number is None else number]
 
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     made = Streams()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: made.current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(DEVICES))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.device)
+    monkeypatch.setattr(torch.cuda, "default_stream", DEFAULTS.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_stream", made.of)
     monkeypatch.setattr(torch.cuda, "stream", made.within)
+    monkeypatch.setattr("rbtool.core.buffers.cuda_streams.cuda_devices", lambda batch: Streams.of_batches)
     return made
 
 
@@ -81,7 +100,7 @@ def test_threads_work_in_the_stream_of_the_caller(streams: Streams) -> None:
     seen: list[tuple[int, str]] = []
 
     def noted(batch: Any) -> Any:
-        seen.append((threading.get_ident(), streams.current.name))
+        seen.append((threading.get_ident(), streams.of().name))
         return batch
 
     made, own = buffer(noted), Stream("one of the caller's")
@@ -116,18 +135,61 @@ def test_a_failure_in_a_stream_is_raised(streams: Streams) -> None:
         made.sample()
 
 
+def test_a_thread_has_the_device_and_the_streams_of_its_caller(streams: Streams) -> None:
+    seen: list[tuple[int, str, str]] = []
+
+    def noted(batch: Any) -> Any:
+        seen.append((streams.device, streams.of(0).name, streams.of(1).name))
+        return batch
+
+    made = buffer(noted)
+    with streams.within(Stream("one", 0)), streams.within(Stream("another", 1)):
+        made.sample()
+    assert set(seen) == {(1, "one", "another")}
+
+
+def test_each_device_of_a_batch_is_waited_for(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Streams, "of_batches", set(DEVICES))
+    made, writers = buffer(), [Stream("w0", 0), Stream("w1", 1)]
+    readers = [Stream("r0", 0), Stream("r1", 1)]
+    with streams.within(writers[0]), streams.within(writers[1]):
+        made.sample()
+    with streams.within(readers[0]), streams.within(readers[1]):
+        made.sample()
+    assert [reader.waited for reader in readers] == [["the end of w0"], ["the end of w1"]]
+
+
+def test_cuda_that_starts_in_a_thread_is_waited_for(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = threading.get_ident()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: threading.get_ident() != main)
+    made, reader = buffer(), Stream("the reader")
+    with streams.within(reader):
+        made.sample()
+    assert reader.waited == ["the end of the default stream"]
+
+
+def test_a_batch_of_the_cpu_waits_for_nothing(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Streams, "of_batches", set())
+    made, reader = buffer(), Stream("the reader")
+    made.sample()
+    with streams.within(reader):
+        made.sample()
+    assert not reader.waited
+
+
 def test_memory_is_kept_for_the_stream_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, reader = [OnDevice(), OnDevice()], Stream("the reader")
+    parts, reader = [OnDevice(), OnDevice(), OnDevice(1)], Stream("the reader")
     monkeypatch.setattr("rbtool.core.buffers.cuda_streams.each_tensor", lambda use, batch: [use(one) for one in batch])
-    assert arrived(parts, "the end", reader) is parts  # type: ignore[arg-type]
-    assert all(part.used_by == [reader] for part in parts)
+    assert arrived(parts, "the end", reader, DEVICES[0]) is parts  # type: ignore[arg-type]
+    assert [part.used_by for part in parts] == [[reader], [reader], []]
     assert reader.waited == ["the end"]
 
 
 def test_what_is_on_the_cpu_has_no_stream() -> None:
     batch = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, [3])
     reader = Stream("the reader")
-    assert arrived(batch, "the end", reader) is batch  # type: ignore[arg-type]
+    assert arrived(batch, "the end", reader, DEVICES[0]) is batch  # type: ignore[arg-type]
+    assert cuda_devices((batch, {"d": torch.zeros(2)}, TensorDict({}, [], device="cpu"), "text")) == set()
 
 
 @needs_a_gpu
@@ -164,3 +226,36 @@ def test_a_loader_feeds_a_stream_of_its_own_while_tensors_are_freed(ahead: int) 
             sums.append(batch.double().mean())
             del batch
     assert [float(one) for one in sums] == [100 * number + 49.5 for number in range(40)]
+
+
+@needs_a_gpu
+def test_the_devices_of_a_batch() -> None:
+    cuda = torch.zeros(3, device="cuda")
+    assert cuda_devices(TensorDict({"a": torch.zeros(3), "b": {"c": cuda}}, [3])) == {cuda.device}
+    assert cuda_devices([TensorDict({"a": cuda}, [3], device=cuda.device), torch.zeros(3)]) == {cuda.device}
+
+
+@needs_a_gpu
+def test_a_transform_that_starts_on_the_gpu_in_a_thread() -> None:
+    made = rbtool.TensorDictReplayBuffer(
+        storage=rbtool.LazyTensorStorage(1000), batch_size=1000, prefetch=2, transform=lambda batch: batch.to("cuda")
+    )
+    made.extend(TensorDict({"a": torch.arange(1000)}, [1000]))
+    own = torch.cuda.Stream()
+    with torch.cuda.stream(own):
+        for batch in (made.sample() for _ in range(20)):
+            assert torch.equal(batch["a"], batch["index"].to("cuda"))
+
+
+@needs_a_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is only one CUDA device here")
+def test_rows_on_a_device_that_is_not_the_current_one() -> None:
+    made = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(8, device="cuda:1"), batch_size=8, prefetch=2)
+    own, work = torch.cuda.Stream("cuda:1"), torch.randn(4000, 4000, device="cuda:1")
+    torch.cuda.synchronize("cuda:1")
+    for number in range(20):
+        with torch.cuda.stream(own), torch.cuda.device(0):
+            work = (work @ work).clamp(-1, 1)  # keeps the stream busy
+            made.extend(TensorDict({"a": torch.full((8, 1000), number).to("cuda:1") + 0 * work[0, 0].long()}, [8]))
+            batch = made.sample()
+            assert (batch["a"] == batch["a"][:, :1]).all()

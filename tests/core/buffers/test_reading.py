@@ -214,6 +214,55 @@ def test_pinning_without_an_accelerator_warns() -> None:
         assert buffer.sample().shape == (2,)
 
 
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tensors that are pinned; an accelerator seems to be there, whose memory "meta" stands in for."""
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
+def test_entries_on_a_device_are_not_pinned(pinned: list[torch.Tensor]) -> None:
+    rows = {
+        "here": torch.zeros(8),
+        "there": torch.zeros(8, device="meta"),
+        "in": {"there": torch.zeros(8, device="meta")},
+    }
+    batch = numbers(pin_memory=True, transform=lambda _: TensorDict(rows, [8]), batch_size=8).sample()
+    assert [tensor.device.type for tensor in pinned] == ["cpu"]
+    assert batch["there"].device.type == batch["in", "there"].device.type == "meta"
+    pinned.clear()
+    there = TensorDict({"there": rows["there"]}, [8], device="meta")
+    for alone in (lambda _: there, lambda _: {"list": [rows["there"]]}):
+        numbers(pin_memory=True, transform=alone, batch_size=8).sample()
+    assert not pinned
+
+
+def test_workers_leave_pinning_to_the_loader(pinned: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = numbers(pin_memory=True, batch_size=2)
+    buffer.sample()
+    assert len(pinned) == 1
+    monkeypatch.setattr("rbtool.core.buffers.batches.get_worker_info", lambda: "a worker")
+    buffer.sample()
+    assert len(pinned) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_with_entries_on_the_gpu_are_pinned() -> None:
+    data = TensorDict({"a": torch.arange(10)}, [10])
+    buffer = TensorDictReplayBuffer(
+        storage=TensorStorage(data), pin_memory=True, batch_size=2,
+        transform=lambda batch: TensorDict({"a": batch["a"], "b": batch["a"].to("cuda")}, batch.batch_size),
+    )  # fmt: skip
+    batch = buffer.sample()
+    assert batch["a"].is_pinned()
+    assert torch.equal(batch["b"].cpu(), batch["a"])
+    there = TensorDictReplayBuffer(storage=LazyTensorStorage(10, device="cuda"), pin_memory=True, batch_size=2)
+    there.extend(data)
+    assert there.sample()["a"].is_cuda
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prefetch", [None, 2])
 def test_batches_are_pinned(prefetch: int | None) -> None:

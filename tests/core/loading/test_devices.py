@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch_streams import contents, opened, rows
 
 import rbtool
@@ -38,6 +39,39 @@ def test_batches_on_their_way_are_not_taken_yet(walks: Walks, device: str) -> No
     again = rbtool.TorchLoader(opened(walks("ragged"), seed=99))
     again.load_state_dict(loader.state_dict())
     assert rows([*first, *again]) == rows(opened(walks("ragged")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused_before_the_first_batch(walks: Walks) -> None:
+    with pytest.raises(ValueError, match="PyTorch finds no such device"):
+        rbtool.TorchLoader(opened(walks("ragged")), device="cuda")
+
+
+def test_workers_cannot_read_rows_on_the_gpu(walks: Walks) -> None:
+    dataset = opened(walks("ragged"))
+    dataset.buffer.storage.device = torch.device("cuda:0")
+    with pytest.raises(ValueError, match="rows are on cuda:0"):
+        rbtool.TorchLoader(dataset, num_workers=1)
+    rbtool.TorchLoader(dataset)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"pin_memory": True}])
+def test_rows_on_the_gpu_arrive_as_they_are(ahead: int, options: dict[str, bool]) -> None:
+    made = [
+        rbtool.ReplayBuffer(
+            storage=rbtool.LazyTensorStorage(40, device=device), sampler=rbtool.SamplerWithoutReplacement()
+        )
+        for device in ("cuda", "cpu")
+    ]  # fmt: skip
+    found = []
+    for buffer in made:
+        buffer.extend(TensorDict({"a": torch.arange(40)}, [40]))
+        loader = rbtool.TorchLoader(rbtool.torch_dataset(buffer, 8, seed=0), device="cuda", prefetch=ahead, **options)
+        found.append([batch["a"] for batch in loader])
+    assert all(batch.is_cuda for batches in found for batch in batches)
+    assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
