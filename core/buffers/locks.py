@@ -44,6 +44,7 @@ class Guard:
         self._depth = 0
         self._writing = 0
         self._cells: Any = [0, 0]
+        self._journal: WriteJournal | None = None
 
     def acquire(self) -> None:
         """Exclude writers; may nest."""
@@ -63,11 +64,9 @@ class Guard:
         self.acquire()
         self._writing += 1
         if self._writing == 1:
-            self._begin()
+            if self._journal is not None:
+                self._journal.begin()
             cells[_SEQUENCE] += 1
-
-    def _begin(self) -> None:
-        """Prepare a write."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -211,7 +210,6 @@ class SharedGuard(Guard):
         super().__init__()
         self._descriptor = _anonymous_file() if descriptor is None else descriptor
         self._cells = memoryview(mmap.mmap(self._descriptor, mmap.PAGESIZE)).cast("q")
-        self._journal: WriteJournal | None = None
         self._storage: Storage | None = None
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -237,10 +235,6 @@ class SharedGuard(Guard):
         cells = self._cells[_JOURNAL : _JOURNAL + 1 + len(counters)]
         self._journal = storage.journal = WriteJournal(self._descriptor, mmap.PAGESIZE, cells, counters)
         self._storage = storage
-
-    def _begin(self) -> None:
-        if self._journal is not None:
-            self._journal.begin()
 
     def _mend(self) -> None:
         if self._storage is not None and self._cells[_SEQUENCE] & 1 and not self._writing:

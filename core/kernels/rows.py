@@ -83,7 +83,7 @@ class PlainRows:
         for number, target in zip(chosen, targets, strict=True):
             self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
 
-    def write(self, start: int, count: int, sources: Sequence[int]) -> None:
+    def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
         """Copy `count` rows into each array from row `start` on; they lie at the addresses `sources`, outside of all.
 
         Nothing is checked: neither the addresses, nor that there are so many rows.
@@ -114,8 +114,8 @@ class CompiledRows(PlainRows):
             return super().gather(numbers, rows)  # numpy raises the error for the missing row
         return found
 
-    def write(self, start: int, count: int, sources: Sequence[int]) -> None:
-        self._copy(*self._table, np.array(sources, np.int64), start, count)
+    def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
+        self._copy(*self._table, np.asarray(sources, np.int64), start, count)
 
 
 def fastest_rows(arrays: Sequence[Array]) -> PlainRows:

@@ -1,4 +1,4 @@
-"""Read and write rows of plain tensors, and find out which tensors share memory.
+"""Read and write rows of plain tensors.
 
 Random rows on the CPU are gathered by numpy's `take`: with 11 leaves it needs 0.5 to 0.8 of the time of torch's
 `index_select`, starts no threads and releases the interpreter lock. Where the rows exceed the processor's caches, a
@@ -8,16 +8,17 @@ compiled loop over all leaves takes over. Consecutive rows are copied whole.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import SchemaError
-from ..kernels.rows import PlainRows, fastest_rows
+from ..kernels.rows import Numbers, PlainRows, fastest_rows
+from ..kernels.tensors import TensorFinder, tensor_finder
 from .cursors import Index, row_numbers
+from .memory import Memory
 
 # torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -27,45 +28,6 @@ def plain_column(leaf: torch.Tensor) -> torch.Tensor:
     """Return a view of the same memory that torch indexes without detours: no subclass, no wide unsigned type."""
     column = leaf.detach().as_subclass(torch.Tensor)
     return column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column
-
-
-class Memory:
-    """The current memory of some tensors.
-
-    Whole allocations are compared by their addresses: two views of one count as the same memory even where they
-    do not overlap, and so do two that were wrapped separately around one buffer.
-    """
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        ranges = sorted({_addresses(tensor) for tensor in tensors})
-        self._starts = [start for start, _ in ranges]
-        self._stops: list[int] = []
-        for _, stop in ranges:
-            self._stops.append(max(stop, self._stops[-1]) if self._stops else stop)
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The lowest address, and the one behind the highest."""
-        return (self._starts[0], self._stops[-1]) if self._starts else (0, 0)
-
-    def may_hold(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` may share an element with one of the tensors."""
-        return self.touches(*_addresses(tensor))
-
-    def touches(self, start: int, stop: int) -> bool:
-        """Whether addresses from `start` to before `stop` are in the memory of one of the tensors."""
-        before = bisect_left(self._starts, stop)
-        return before > 0 and self._stops[before - 1] > start
-
-    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` itself, or a copy where it may share memory."""
-        return plain_column(tensor).clone() if self.may_hold(tensor) else tensor
-
-
-def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
-    memory = tensor.untyped_storage()
-    start = memory.data_ptr()
-    return start, start + memory.nbytes()
 
 
 def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -110,9 +72,9 @@ class Columns:
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if dtype not in _KNOWN_TO_NUMPY]
         self._widest = max(self.widths)
-        self._floating = [number for number, dtype in enumerate(self.dtypes) if dtype.is_floating_point]
-        self._complex = [number for number, dtype in enumerate(self.dtypes) if dtype.is_complex]
-        self._expected: tuple[tuple[int, ...], list[torch.Size]] = ((), [])
+        marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
+        self._marks = [(number, mark) for number, mark in marks if mark is not None]
+        self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
         self._locate()
 
     def _locate(self) -> None:
@@ -125,6 +87,7 @@ class Columns:
         self._arrays = [_array(column) for column in self.plain] if self._in_rows else []
         self._rows = PlainRows(self._arrays)
         self._by_row = self._in_rows and not (self._renamed or self.others)
+        self._finder: TensorFinder | None = None
         self._many: float = _MANY // max(sum(self.widths), 1)
         self._valid: tuple[int, list[torch.Tensor]] = (-1, [])
         self._elements: Columns | None = None
@@ -137,6 +100,7 @@ class Columns:
         """What moves rows of which there are so many."""
         if rows >= self._many:
             self._rows, self._many = fastest_rows(self._arrays), math.inf
+            self._finder = tensor_finder(self.leaves, self.ndim, self._memory.ranges) if self._in_rows else None
         return self._rows
 
     def _of(self, rows: int) -> list[torch.Tensor]:
@@ -257,10 +221,7 @@ class Columns:
 
     def check(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> None:
         """Raise SchemaError unless the values are what these columns keep, with `lead` in front."""
-        if self._expected[0] != lead or not self._expected[1]:
-            shapes = [torch.Size([*lead, *leaf.shape[self.ndim :]]) for leaf in self.leaves]
-            self._expected = (lead, shapes)
-        shapes = self._expected[1]
+        shapes = self._shapes(lead)
         if [value.dtype for value in values] == self.dtypes and [value.shape for value in values] == shapes:
             return
         for name, value, dtype, shape in zip(self.names, values, self.dtypes, shapes, strict=True):
@@ -268,37 +229,56 @@ class Columns:
                 found = f"{value.dtype} {list(value.shape)}"
                 raise SchemaError(f"{name or 'the tensor'} is {found}, expected {dtype} {list(shape)}")
 
+    def _shapes(self, lead: tuple[int, ...]) -> list[torch.Size]:
+        """The shapes of values with `lead` in front."""
+        known, shapes = self._expected
+        if known != lead:
+            shapes = [torch.Size([*lead, *leaf.shape[self.ndim :]]) for leaf in self.leaves]
+            self._expected = (lead, shapes)
+        return shapes
+
+    def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Sequence[int] | Numbers | None:
+        """Return where the bytes of values are that can be copied as they are, for `copy_run`.
+
+        None unless all of them are what these columns keep, with `lead` in front, contiguous on the CPU, and in other
+        memory. It replaces `check`, which names what differs.
+        """
+        self._follow_moves()
+        if not self._in_rows:
+            return None
+        for number, mark in self._marks:
+            if mark(values[number]):
+                return None
+        if self._finder is not None:
+            return self._finder.find(values, lead)
+        found = []
+        for value, dtype, shape in zip(values, self.dtypes, self._shapes(lead), strict=True):
+            if value.dtype is not dtype or value.shape != shape or not (value.is_cpu and value.is_contiguous()):
+                return None
+            found.append(value.data_ptr())
+        count = lead[0] if len(lead) == self.ndim else 1
+        if max(found) < self._span[0] - count * self._widest or min(found) >= self._span[1]:
+            return found
+        touches = self._memory.touches
+        pairs = zip(found, self.widths, strict=True)
+        return None if any(touches(source, source + count * width) for source, width in pairs) else found
+
+    def copy_run(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
+        """Copy rows that follow one another from where `sources` found them."""
+        self._mover(start + count).write(start, count, sources)
+
     def write_run(self, start: int, count: int, values: Sequence[torch.Tensor]) -> None:
         """Write rows that follow one another; the values may be views of the columns."""
-        self._follow_moves()
-        sources = self._sources(count, values) if self._in_rows else None
+        sources = self.sources(values, (count, *self.others))
         if sources is not None:
-            self._mover(start + count).write(start, count, sources)
+            self.copy_run(start, count, sources)
             return
+        self._follow_moves()
         targets = [column[start : start + count] for column in self.plain]
         pairs = [pair for pair in zip(targets, values, strict=True) if not _are_one(*pair)]
         fresh = self.apart(value for _, value in pairs)
         for (target, _), value in zip(pairs, fresh, strict=True):
             target.copy_(plain_column(value))
-
-    def _sources(self, count: int, values: Sequence[torch.Tensor]) -> list[int] | None:
-        """Where the bytes of `count` rows lie; None if they cannot be copied as they are, or may lie in the columns."""
-        for value in values:
-            if not (value.is_cpu and value.is_contiguous()):
-                return None
-        # Halves of complex numbers, and these themselves, may be views that read otherwise than their bytes.
-        for number in self._floating:
-            if values[number].is_neg():
-                return None
-        for number in self._complex:
-            if values[number].is_conj():
-                return None
-        sources = [value.data_ptr() for value in values]
-        if max(sources) < self._span[0] - count * self._widest or min(sources) >= self._span[1]:
-            return sources
-        touches = self._memory.touches
-        pairs = zip(sources, self.widths, strict=True)
-        return None if any(touches(source, source + count * width) for source, width in pairs) else sources
 
     def write_rows(self, rows: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
         """Write rows by number, of which none repeats; the values may be views of the columns."""
@@ -369,6 +349,16 @@ class Columns:
         """Copy those values that a write into the columns, any of them, might change before they are read."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
+
+
+def _mark_of(dtype: torch.dtype) -> Callable[[torch.Tensor], bool] | None:
+    """Return what finds out whether numbers of a type read otherwise than their bytes; None for types that never do.
+
+    Views of complex numbers, and of their halves, may be marked as conjugate or negative.
+    """
+    if dtype.is_complex:
+        return lambda value: value.is_conj() or value.is_neg()
+    return torch.Tensor.is_neg if dtype.is_floating_point else None
 
 
 def _forwards(index: Index) -> bool:

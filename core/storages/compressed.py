@@ -10,10 +10,10 @@ import torch
 
 from ..errors import FormatError, SchemaError, UsageError
 from .codec import CODECS, byte_count, codec_of_bytes, tensor_bytes, tensor_from_bytes, to_bytestream
-from .columns import Memory
 from .item_documents import leaf_of_state, read_dtype, read_shape, state_of_item, tree_from
 from .items import ObjectNode, Tree, tree_of
 from .list_storage import ListStorage
+from .memory import Memory
 from .pytree import Path
 
 _Bytes: TypeAlias = bytes  # the storage has a method of that name

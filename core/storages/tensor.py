@@ -1,10 +1,10 @@
-"""A storage on tensors that are there already, and its state; lazy storages make their tensors themselves."""
+"""A storage on tensors that are there already; lazy storages make their tensors themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,123 +13,12 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from ..errors import SchemaError, UsageError
 from .columns import Columns
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
-from .pytree import MappingNode, TensorNode, TreeSpec, tree_spec_of
-from .tensor_editing import TensorEditing
-from .tree_files import in_order, named_tensors, saved_tensors, spec_to_json
+from .pytree import TreeSpec, tree_spec_of
+from .tensor_state import TensorState
 from .write_log import Counter
 
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
 """What is surely no list of rows: to ask so is faster than to ask for those."""
-
-_Write: TypeAlias = Callable[[Columns, bool], None]
-
-
-class TensorState(TensorEditing):
-    """Saves and loads in memory; checkpoints are loaded through `fill`."""
-
-    _columns: Columns | None
-    _wrapped: Any
-
-    def save_state(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
-
-        `_structure` is their tree spec as JSON, for storages that hold nothing yet.
-        """
-        if not self.initialized:
-            return {"_storage": {}, "_len": 0, "initialized": False}
-        return {
-            "_storage": named_tensors(self.columns.names, self.columns.leaves),
-            "_len": len(self),
-            "initialized": True,
-            "_structure": spec_to_json(self.structure),
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Copy the valid rows of what `save_state` returned; they must be alike in names, types and shapes.
-
-        The capacities may differ as long as the rows fit. A lazy storage that holds nothing yet makes its tensors
-        after the saved ones.
-        """
-        if not state.get("initialized", True):
-            self.empty()
-        else:
-            structure, tensors = saved_tensors(state["_storage"], state.get("_structure"), self._structure)
-            capacity = len(tensors[0]) if tensors else None
-            self.fill(structure, tensors, int(state["_len"]), capacity=capacity)
-
-    def fill(
-        self, structure: TreeSpec, tensors: Sequence[torch.Tensor], length: int, write: _Write | None = None, *,
-        capacity: int | None = None, last_row: int | None = None,
-    ) -> None:  # fmt: skip
-        """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
-
-        They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
-        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
-        `write(columns, in_time)`, which puts the rows into the columns, tensors of the device `meta` give the types and
-        shapes to come; only if that fails halfway, rows that were there are changed. They are from a storage of
-        `capacity` rows of which `last_row` was written last: a buffer has the oldest become row 0 if it was full and
-        this is larger.
-        """
-        fresh = not self.initialized
-        try:
-            if fresh:
-                self._allocate(structure, [(tensor.dtype, tensor.shape[1:]) for tensor in tensors])
-            self.structure.refuse_other_constants(structure)
-            columns = self.columns
-            structure, tensors = _with_numbers(None if write else self.numbered_by, structure, tensors, columns)
-            rows = self._rows_to_fill(length)
-            values = [value[:rows] for value in in_order(columns.names, structure, tensors)]
-            columns.check(values, (rows, *columns.lead[1:]))
-            self._make_room(slice(0, rows))
-            if self.journal is not None:
-                self.journal.discard()
-            turn = self.rotation_of(rows, columns.lead[0], capacity, last_row)
-            if write is not None:
-                write(columns, self.rotated is not None)
-            else:
-                columns.write_run(0, rows - turn, [value[turn:] for value in values])
-                if turn:
-                    columns.write_run(rows - turn, turn, [value[:turn] for value in values])
-        except BaseException:
-            if fresh:
-                self._go_back(None, None)
-            raise
-        self._filled.value = rows
-        self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
-
-    def set_length(self, length: int) -> None:
-        """Set the number of valid elements, from the first row on; SchemaError for more than there is room for."""
-        self._filled.value = self._rows_to_fill(length)
-        self.mark_replaced(self._filled.value % self.columns.lead[0])
-
-    def _rows_to_fill(self, length: int) -> int:
-        """Return the number of rows that make up `length` elements; SchemaError if they do not fit."""
-        lead = self.columns.lead
-        rows, rest = divmod(length, math.prod(lead[1:]))
-        if rest or not 0 <= rows <= lead[0]:
-            raise SchemaError(f"what was saved counts {length} elements; this storage has room for {self.max_size}")
-        return rows
-
-    def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
-        """Make tensors for rows of these types and shapes."""
-
-    def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
-        """Return to the tensors of before, because the write that new ones were made for failed."""
-        self._structure, self._columns, self._wrapped = structure, columns, None
-
-
-def _with_numbers(
-    key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
-) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
-    """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
-    if key is None or key not in columns.names or not tensors:
-        return structure, tensors
-    if not isinstance(structure, MappingNode) or key in structure.children:
-        return structure, tensors
-    like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
-    numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
-    structure = structure.with_children({**structure.children, key: TensorNode()})
-    return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
 
 
 class TensorStorage(TensorState):
@@ -219,7 +108,8 @@ class TensorStorage(TensorState):
     @property
     def capacity_rows(self) -> int:
         """How many rows there is room for, along dimension 0; SchemaError before the first write to a lazy storage."""
-        return self.columns.lead[0]
+        columns = self._columns or self.columns
+        return columns.lead[0]
 
     @property
     def _storage(self) -> Any:  # the name in TorchRL's storages
@@ -285,6 +175,8 @@ class TensorStorage(TensorState):
         """
         before = (self._structure, self._columns) if self.initialized else (None, None)
         try:
+            if before[1] is not None and (run := self._copied_run(before[1], cursor, data)) is not None:
+                return run
             if before[1] is None:
                 self._initialize(as_index(cursor, self.ndim), data)
             elif not set_cursor:
@@ -296,6 +188,29 @@ class TensorStorage(TensorState):
             if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
+
+    def _copied_run(self, columns: Columns, cursor: Any, data: Any) -> slice | None:
+        """Write rows that follow one another, and whose bytes can be copied as they are, as most can; return the rows.
+
+        None, with nothing changed, for anything else, and for what does not fit: the general way names what differs.
+        """
+        run, valid = _run(cursor, columns.lead[0]), self._filled.value
+        if run is None or type(data) not in _WHOLE or run.start > valid or run.start == run.stop:
+            return None
+        start, stop = run.start, run.stop
+        try:
+            values = self.structure.flatten(data)
+        except SchemaError:
+            return None
+        sources = columns.sources(values, columns.others if type(cursor) is int else (stop - start, *columns.others))
+        if sources is None:
+            return None
+        if stop > valid or self.journal is not None:
+            self._prepare(run)
+        columns.copy_run(start, stop - start, sources)
+        if stop > valid:
+            self._filled.value = stop
+        return run
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
         """Write, and return the rows that were written; None for elements of rows."""

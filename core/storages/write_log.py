@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawValue
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import numpy as np
 import torch
@@ -48,9 +48,13 @@ class Counter:
 
     @value.setter
     def value(self, value: int) -> None:
-        if not -(1 << 63) <= value < 1 << 63:  # ctypes would wrap around in silence
-            raise OverflowError(f"{value} does not fit into 64 bits")
-        self._cell.value = int(value)
+        self._cell.value = int(value) if -_LIMIT <= value < _LIMIT else _refuse(value)
+
+    def add(self, count: int) -> None:
+        """Add to the number."""
+        cell = self._cell
+        value = cell.value + count
+        cell.value = value if -_LIMIT <= value < _LIMIT else _refuse(value)
 
     @property
     def shared(self) -> bool:
@@ -68,6 +72,13 @@ class Counter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counter, (self.value,)
+
+
+_LIMIT = 1 << 63
+
+
+def _refuse(value: int) -> NoReturn:
+    raise OverflowError(f"{value} does not fit into 64 bits")  # ctypes would wrap around in silence
 
 
 class _Cell:
@@ -191,7 +202,7 @@ class WriteLog:
             start = int(rows[0]) if count and _goes_round(rows, capacity) else -1
         if start == self._next_row.value:
             self._next_row.value = (start + count) % capacity
-            self._rows.value += count
+            self._rows.add(count)
         elif count:
             self.changed(Change(rows))
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, final
 
-import numpy as np
 import torch
 
 from ..errors import SchemaError
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..storages.base import Storage
-from .batches import as_batch, batch_length, capacity_rows, chosen_rows
+from .batches import as_batch, batch_length, capacity_rows, chosen_rows, row_numbers
 from .state import Counting, counts_in, read_state, rows_in, write_state
 
 _FINAL = {
@@ -183,7 +182,7 @@ class Writer(Counting, ABC):
         rows = self.place(data, count, capacity)
         if not isinstance(rows, range):
             return self._extend_at(rows, data, count, capacity)
-        index = torch.from_numpy(np.arange(rows.start, rows.stop))  # half of the time of torch.arange
+        index = row_numbers(rows)
         where: Any = rows  # storages copy a range at once, and scatter row numbers
         if rows.stop > capacity:
             where = index.remainder_(capacity).clone()  # the storage keeps it; of rows given twice the last data stay
@@ -224,9 +223,10 @@ class Writer(Counting, ABC):
 
     def _written(self, rows: Any, count: int) -> Any:
         """Count a write and notify attached buffers; return the index of the elements."""
-        self.write_count += count
         storage = self.storage
-        self._count_generations(rows)
+        self._write_counter.add(count)
+        if storage.generations is not None or self.tracks_generations:
+            self._count_generations(rows)
         index = rows
         if storage.ndim > 1:
             index = self._replicate_index(torch.as_tensor(rows).reshape(-1))

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import SchemaError
 from ..storages.base import Storage
+from ..storages.tensor import TensorStorage
 
 
 class EmptyBatchError(SchemaError, IndexError):
@@ -31,7 +33,7 @@ def batch_length(data: Any) -> int:
     NotABatchError (a TypeError) for data without a dimension of elements, EmptyBatchError (an IndexError) for 0
     elements, and SchemaError, their base, for leaves of different lengths.
     """
-    if isinstance(data, torch.Tensor) or is_tensor_collection(data):
+    if type(data) is TensorDict or isinstance(data, torch.Tensor) or is_tensor_collection(data):
         count = _leading(data, "the data")
     elif isinstance(data, tuple | Mapping):
         count = _common_length(data)
@@ -45,11 +47,12 @@ def batch_length(data: Any) -> int:
 
 
 def _leading(data: Any, name: str) -> int:
-    if not data.ndim:
+    shape = data.shape if isinstance(data, torch.Tensor) else data.batch_size
+    if not shape:
         raise NotABatchError(
             f"{name} has no dimension to count elements along, expected a batch", hint="write one element with add()"
         )
-    return int(data.shape[0])
+    return int(shape[0])
 
 
 def _common_length(data: Any) -> int:
@@ -127,15 +130,32 @@ class Labels:
             self._kept = _has_place(storage)
         if self._kept is False:
             return data
-        numbers = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.as_tensor(rows)
+        numbers = row_numbers(rows)
         storage.numbered_by = INDEX
+        if type(data) is TensorDict and data.device is None and isinstance(storage, TensorStorage):
+            # Such a storage copies the leaves, so the nests may be those of the data: `copy()` takes ten times as long.
+            entries = {**data._tensordict, INDEX: _spread(numbers, data.batch_size)}
+            return TensorDict._new_unsafe(entries, batch_size=data.batch_size, nested=False)
         labelled = data.copy()
         if isinstance(labelled, LazyStackedTensorDict) and labelled.stack_dim == 0 and numbers.dim():
             for row, element in zip(numbers, labelled.tensordicts, strict=True):  # whose shapes may differ
                 element.set(INDEX, row.expand(element.batch_size))
             return labelled
-        numbers = numbers.reshape(-1, *[1] * (data.ndim - 1)) if data.ndim and numbers.dim() else numbers
-        return labelled.set(INDEX, numbers.expand(data.batch_size))
+        return labelled.set(INDEX, _spread(numbers, data.batch_size))
+
+
+def row_numbers(rows: int | range | torch.Tensor) -> torch.Tensor:
+    """Return rows as int64 `[n]`, an int as `[]`."""
+    if isinstance(rows, range):
+        return torch.from_numpy(np.arange(rows.start, rows.stop))  # half of the time of torch.arange
+    return torch.as_tensor(rows)
+
+
+def _spread(numbers: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    """Repeat the numbers of rows, or of one, for all elements of the batch size `size`."""
+    if numbers.shape == size:
+        return numbers
+    return (numbers.reshape(-1, *[1] * (len(size) - 1)) if size and numbers.dim() else numbers).expand(size)
 
 
 def _has_place(storage: Storage) -> bool | None:

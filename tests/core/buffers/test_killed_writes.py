@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -51,8 +52,9 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
     def end(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_run(columns: Columns, start: int, count: int, values: Any) -> None:
-        columns.plain[0][start : start + count] = values[0]
+    def copy_run(columns: Columns, start: int, count: int, sources: Any) -> None:
+        width = columns.widths[0]
+        ctypes.memmove(columns.plain[0].data_ptr() + start * width, int(sources[0]), count * width)
         end()
 
     def write_rows(columns: Columns, numbers: torch.Tensor, values: Any) -> None:
@@ -64,9 +66,9 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
         if value == CAPACITY:  # the storage was just full
             end()
 
-    Columns.write_run, Columns.write_rows, Columns.write_cells = write_run, write_rows, end  # type: ignore[method-assign]
+    Columns.copy_run, Columns.write_rows, Columns.write_cells = copy_run, write_rows, end  # type: ignore[method-assign]
     if act is fill_up:
-        Columns.write_run = lambda columns, start, number, values: None  # type: ignore[method-assign]
+        Columns.copy_run = lambda columns, start, number, sources: None  # type: ignore[method-assign]
         Counter.value = property(Counter.value.fget, count)  # type: ignore[attr-defined, method-assign]
     if act in (edit, edit_some):
         buffer.storage.put_back = end  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from forked_scripts import Interpreter
 from tensordict import TensorDict
 
 from rbtool import TensorStorage
+from rbtool.core.errors import SchemaError
+from rbtool.core.storages import columns as columns_module
 from rbtool.core.testing.storages import same
 
 
@@ -22,6 +25,64 @@ def test_views_that_read_otherwise_than_their_bytes_are_written_as_they_read(val
     storage = TensorStorage(torch.zeros(5, 1, dtype=value.dtype))
     storage.set(range(2, 3), value)
     assert torch.equal(storage[2:3], value.resolve_conj().resolve_neg())
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "compiled"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use compiled loops from the first row on, or not at all."""
+    monkeypatch.setattr(columns_module, "_MANY", 0 if request.param else 1 << 60)
+
+
+VALUES = {
+    "rows": lambda: numbers(3, 2),
+    "transposed": lambda: numbers(2, 3).t(),
+    "repeated": lambda: numbers(1, 2).expand(3, 2),
+    "every other": lambda: numbers(6, 2)[::2],
+    "negative": lambda: torch._neg_view(numbers(3, 2)),
+    "imaginary": lambda: torch.complex(numbers(3, 2), numbers(3, 2)).conj().imag,
+    "a parameter": lambda: torch.nn.Parameter(numbers(3, 2)),
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("start", [0, 4, 7])
+def test_rows_of_any_layout_are_written_as_they_read(kind: str, start: int) -> None:
+    value, storage = VALUES[kind](), TensorStorage({"a": numbers(10, 2), "b": numbers(10)})
+    expected = storage[:]["a"].clone()
+    expected[start : start + 3] = value.detach()
+    for _ in range(2):  # the loops are compiled at the first write
+        storage.set(range(start, start + 3), {"a": value, "b": torch.ones(3)})
+        storage.set(start, {"a": value[0], "b": torch.tensor(5.0)})
+        assert torch.equal(storage[:]["a"], expected)
+    assert storage[:]["b"][start : start + 4].tolist()[:3] == [5, 1, 1]
+
+
+REFUSED = {
+    "a is torch.float64 [3, 2], expected torch.float32 [3, 2]": lambda: {"a": numbers(3, 2).double()},
+    "a is torch.float32 [2, 3], expected torch.float32 [3, 2]": lambda: {"a": numbers(2, 3)},
+    "a is torch.float32 [2, 2], expected torch.float32 [3, 2]": lambda: {"a": numbers(2, 2)},
+    "the data lacks a and brings the new c, expected the entries a": lambda: {"c": numbers(3, 2)},
+    "the entry 'a' is a list, expected a tensor": lambda: {"a": [[1.0, 2.0]] * 3},
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("message", REFUSED)
+def test_rows_that_do_not_fit_are_refused_by_name(message: str) -> None:
+    storage = TensorStorage({"a": numbers(10, 2)})
+    storage.set(range(3), {"a": numbers(3, 2)})
+    with pytest.raises(SchemaError, match=re.escape(message)):
+        storage.set(range(2, 5), REFUSED[message]())
+    assert torch.equal(storage[:]["a"], numbers(10, 2))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_rows_of_the_storage_itself_are_read_whole_before_the_first_is_written() -> None:
+    storage = TensorStorage({"a": numbers(10, 2)})
+    storage.set(range(3), {"a": numbers(3, 2)})
+    storage.set(range(1, 9), {"a": storage[:]["a"][:8]})
+    assert torch.equal(storage[:]["a"][1:9], numbers(8, 2))
 
 
 def test_tensors_that_are_shared_after_they_were_wrapped_are_followed() -> None:
@@ -45,6 +106,8 @@ def test_a_range_is_written_like_its_numbers() -> None:
 THREADS = """
 import os, torch
 from rbtool import TensorStorage
+from rbtool.core.errors import SchemaError
+from rbtool.core.storages import columns as columns_module
 torch.set_num_threads(8)
 storage = TensorStorage(torch.rand(10_000, 300))
 before = len(os.listdir("/proc/self/task"))

@@ -58,6 +58,19 @@ def test_edge_01_12_the_callers_tensordict_gets_no_index() -> None:
     assert storage[:]["index"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
+    batch = steps(3).set("next", steps(3))
+    storage = kind(4)
+    ring(storage).extend(batch) if kind is LazyTensorStorage else ring(storage).add(batch)
+    batch["next"]["x"] = torch.ones(3, 2)
+    batch["next"]["more"] = torch.ones(3)
+    kept = storage[0]["next"]
+    assert list(kept.keys()) == ["x"]
+    assert not kept["x"].any()
+    assert list(batch.keys()) == ["x", "next"]
+
+
 def test_a_locked_tensordict_can_be_written() -> None:
     storage = LazyTensorStorage(4)
     ring(storage).extend(steps(3).lock_())

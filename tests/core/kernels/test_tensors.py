@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rbtool.core.kernels import tensors as tensors_module
+from rbtool.core.kernels.tensors import TensorFinder, tensor_finder
+
+COLUMNS = [torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(10, 2, 2, dtype=torch.uint16)]
+
+
+def ranges(columns: list[torch.Tensor]) -> list[tuple[int, int]]:
+    return sorted((column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns)
+
+
+def finder() -> TensorFinder:
+    found = tensor_finder(COLUMNS, 1, ranges(COLUMNS))
+    assert found is not None
+    return found
+
+
+def rows(count: int) -> list[torch.Tensor]:
+    return [column[:count].clone() for column in COLUMNS]
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_the_bytes_of_rows_are_found(count: int) -> None:
+    values = rows(count)
+    found = finder().find(values, (count,))
+    assert found is not None
+    assert found.tolist() == [value.data_ptr() for value in values]
+
+
+def test_the_bytes_of_a_row_are_found() -> None:
+    values = [value[0] for value in rows(2)]
+    found = finder().find(values, ())
+    assert found is not None
+    assert found.tolist() == [value.data_ptr() for value in values]
+
+
+def test_a_view_begins_where_its_first_number_is() -> None:
+    values = [torch.zeros(8, *value.shape[1:], dtype=value.dtype)[5:7] for value in rows(2)]
+    found = finder().find(values, (2,))
+    assert found is not None
+    assert found.tolist() == [value.data_ptr() for value in values]
+
+
+ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "type": torch.Tensor.double,
+    "type of the same width": lambda value: value.view(torch.int32),
+    "rows": lambda value: value[:1],
+    "shape": lambda value: value.view(3, 2),
+    "dimensions": lambda value: value[:, None],
+    "strides": lambda value: value.t().contiguous().t(),
+    "repeated": lambda value: value[:1].expand(2, 3),
+    "device": lambda value: value.to("meta"),
+    "layout": torch.Tensor.to_sparse,
+    "stored": lambda value: COLUMNS[0][4:6],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_other_tensors_are_not_found(odd: str) -> None:
+    first, *others = rows(2)
+    assert finder().find([ODD[odd](first), *others], (2,)) is None
+    assert finder().find([first, *others], (2,)) is not None  # no error is left behind
+
+
+def test_a_dimension_of_size_1_has_any_stride() -> None:
+    columns = [torch.zeros(10, 3, 1)]
+    found = tensor_finder(columns, 1, ranges(columns))
+    assert found is not None
+    value = torch.zeros(1, 2, 3).permute(1, 2, 0)
+    assert value.is_contiguous()
+    assert found.find([value], (2,)) is not None
+
+
+def test_dimensions_that_count_elements_are_compared() -> None:
+    columns = [torch.zeros(5, 4, 3)]
+    found = tensor_finder(columns, 2, ranges(columns))
+    assert found is not None
+    assert found.find([torch.zeros(2, 4, 3)], (2, 4)) is not None
+    assert found.find([torch.zeros(4, 3)], (4,)) is not None
+    assert found.find([torch.zeros(2, 3, 4)], (2, 4)) is None
+
+
+def test_memory_next_to_the_columns_is_not_theirs() -> None:
+    whole = torch.zeros(40)
+    columns = [whole[:10], whole[30:]]
+    found = tensor_finder(columns, 1, ranges(columns))
+    assert found is not None
+    assert found.find([whole[10:20], whole[20:30]], (10,)) is not None
+    assert found.find([whole[10:20], whole[21:31]], (10,)) is None
+    assert found.find([whole[9:19], whole[20:30]], (10,)) is None
+
+
+def test_types_that_are_not_described_have_no_finder() -> None:
+    assert tensor_finder([torch.zeros(4, dtype=torch.complex64)], 1, [(0, 1)]) is None
+
+
+def test_a_torch_without_the_interface_has_no_finder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors_module, "_CAPSULE", "__no_such_interface__")
+    assert tensor_finder(COLUMNS, 1, ranges(COLUMNS)) is None
+
+
+def test_a_finder_changes_nothing() -> None:
+    values = rows(3)
+    before = [value.clone() for value in values]
+    finder().find(values, (3,))
+    assert all(np.array_equal(one, other) for one, other in zip(values, before, strict=True))
