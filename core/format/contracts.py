@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -181,6 +181,10 @@ class StepReader(Closing, ABC):
     @abstractmethod
     def verify_files(self) -> None:
         """Raise CorruptDataError for the first file whose bytes differ from the recorded digest."""
+
+    def verify_leaves(self, keys: Collection[Key]) -> None:
+        """Verify files as far as these leaves need it, for a caller that reads no others; by default all files."""
+        self.verify_files()
 
     def proven_episodes(self) -> Array | None:
         """Whether the bytes of each episode have the digest recorded of it; None where single episodes have none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from ..format.checks import SoundSteps
 from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
+from ..format.returns import return_field_of
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, write_manifest
 from ..format.videos import VideoContents, videos_of_leaves
 from ..progress import Progress, Silent, counted
-from ..ted.schema import ACTION, Field, Key
+from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key
 from .episodes import Plan, StepSelection, task_order
 from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed
 from .journal import Journal, note_kept, require_same_run
@@ -182,6 +184,13 @@ class Preprocessing:
             **sound,
         }
 
+    def keys_read(self, processor: Processor) -> frozenset[Key]:
+        """The leaves of the source that a run may read: those of blocks, and for the table ends and rewards."""
+        reader = self.selection.reader
+        reward = return_field_of(reader.manifest)
+        table = [NEXT_TERMINATED] if reward is None else [NEXT_TERMINATED, reward.key]
+        return processor.reads(reader.fields).union(self.processor.reads(reader.fields), table)
+
     def same_run(self, folder: Path) -> bool:
         """Whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
         found = UnfinishedRun.of(folder)
@@ -239,8 +248,8 @@ class _Run:
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Processor]:
         """Run what is not finished yet and put the rows together."""
         of, executor = self._of, self._executor
-        verified = BackgroundCall(of.selection.reader.verify_files)
         processor = of.prepared(executor, self._progress)
+        verified = BackgroundCall(partial(of.selection.reader.verify_leaves, of.keys_read(processor)))
         kept: Mapping[int, Finished] = {}
         if self._unfinished is not None:
             fields = self._unfinished.fields

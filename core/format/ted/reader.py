@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -89,10 +89,14 @@ class FolderReader(OpenedReader):
 
     def verify_files(self) -> None:
         """Compare every file with its digest in the manifest, and the manifest with the form it is written in."""
+        self._verify(self.manifest.files)
+
+    def _verify(self, files: Iterable[FileRecord]) -> None:
+        """Verify these files, the manifest, and the sizes of all files."""
         if problem := self.listed.manifest_problem():
             raise CorruptDataError(problem)
         self.listed.check_sizes()
-        self.listed.verify(self.manifest.files)
+        self.listed.verify(files)
 
     def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
         """Read rows of the file of `key`, whose rows look like `leaf`."""
@@ -118,6 +122,14 @@ class TedReader(FolderReader):
                     f"{self.path / MANIFEST} lists {found:,} bytes of {name}, expected {expected:,} for "
                     f"{self.manifest.steps:,} rows of {field.name!r}"
                 )
+
+    def verify_leaves(self, keys: Collection[Key]) -> None:
+        """Verify the files of these leaves, and all files that are of no leaf."""
+        others = {leaf_path(field.key) for field in self.fields if field.key not in keys}
+        if others:
+            self._verify(file for file in self.manifest.files if file.path not in others)
+        else:
+            self.verify_files()
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         return self.read_leaf(key, self._leaf(key, start, stop), start, stop)

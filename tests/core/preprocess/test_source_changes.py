@@ -74,6 +74,33 @@ def test_damage_ends_the_run_as_soon_as_it_is_known(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
 
 
+def damaged(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_that_are_not_read_are_left_to_check(walks: Path, tmp_path: Path, workers: int) -> None:
+    chosen = {"select": ["observation"]}
+    rbtool.preprocess(walks, None, tmp_path / "sound", operations=chosen, num_workers=workers, chunk_size=9)
+    damaged(walks / "action.memmap")
+    rbtool.preprocess(walks, None, tmp_path / "made", operations=chosen, num_workers=workers, chunk_size=9)
+    digests = [TedReader(tmp_path / name).manifest.content_digest for name in ("sound", "made")]
+    assert digests[0] == digests[1]
+    assert rbtool.check(walks).failed()
+
+
+@pytest.mark.parametrize("file", ["action.memmap", "next/reward.memmap", "next/terminated.memmap"])
+@pytest.mark.parametrize("operations", [None, {"select": ["action"]}])
+def test_damage_of_what_is_read_is_seen(walks: Path, tmp_path: Path, file: str, operations: object) -> None:
+    damaged(walks / file)
+    function = None if operations else lambda td: td
+    with pytest.raises(rbtool.CorruptDataError, match="was changed after it was written"):
+        rbtool.preprocess(walks, function, tmp_path / "made", operations=operations, num_workers=0)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+
+
 def test_chunks_of_other_files_are_not_resumed(walks: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mended"
 
