@@ -148,7 +148,7 @@ def _stated(folder: Path) -> VersionLayout:
     path = folder / INFO
     info = load_document(path)
     name, kind = _text(info, "name", path), info.get("fileFormat") or "tfrecord"
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise FormatError(f"{path}: the file format {str(kind)[:40]!r} is not read; {' and '.join(KINDS)} are")
     splits = info.get("splits", [])
     if not isinstance(splits, list) or not all(isinstance(split, dict) for split in splits):
