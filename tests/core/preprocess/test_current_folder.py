@@ -12,27 +12,9 @@ from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 
 from rbtool import UsageError
 from rbtool.core.preprocess.units.functions import find_function
-from rbtool.core.preprocess.workers.cluster import RayExecutor
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.processes import WorkerPool
 from rbtool.core.testing.datasets import write_walks
-
-PLANTED = (
-    "json", "numpy", "torch", "random", "typing", "signal", "threading", "pickle", "tensordict", "cloudpickle", "numba",
-    "zstandard", "xxhash", "typer", "tomllib", "multiprocessing", "ctypes", "colorsys",
-)  # fmt: skip
-
-
-@pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, full of modules that leave a file behind when they are run; returns that file."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    for name in PLANTED:
-        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    return tmp_path / "ran"
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -42,15 +24,6 @@ def test_workers_import_nothing_from_it(planted: Path, tmp_path: Path, method: s
         found = pool.call("measure", TASKS[0])
     assert found.pop("pid") != os.getpid()
     assert found == SURROUNDINGS
-    assert not planted.exists()
-
-
-@pytest.mark.slow
-def test_workers_on_a_cluster_import_nothing_from_it(planted: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    write_walks(tmp_path / "walks", [(20, "terminated")])
-    with RayExecutor(job_of(tmp_path / "walks", Acting(surroundings)), 1, Limits()) as executor:
-        executor.call("measure", TASKS[0])
     assert not planted.exists()
 
 

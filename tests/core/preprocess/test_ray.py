@@ -115,6 +115,15 @@ def test_a_ray_of_our_own_gives_the_same_digest_and_is_left(walks: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_workers_on_a_cluster_import_nothing_from_it(planted: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    write_walks(tmp_path / "walks", [(20, "terminated")])
+    with RayExecutor(job_of(tmp_path / "walks", Acting(surroundings)), 1, Limits()) as executor:
+        executor.call("measure", TASKS[0])
+    assert not planted.exists()
+
+
+@pytest.mark.slow
 def test_a_cluster_out_of_reach_is_an_error(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     ray.shutdown()
