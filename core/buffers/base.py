@@ -18,10 +18,12 @@ from ..errors import FormatError, RbtoolError, SchemaError
 from ..format.syncing import Durable
 from ..ray_session import imported_ray
 from ..samplers.consuming import ConsumingSampler
+from ..samplers.sample_units import ANCHOR
 from ..writers.base import Writer
 from .checkpoint import BufferFolder, SavedParts, write_buffer
 from .concurrency import Draw
 from .conditional import ConditionalUpdates
+from .expansion import ExpandedDraws
 from .pytrees import checked_batch_size
 from .queries import Queries
 
@@ -33,6 +35,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
 
     - `storage`: a `Storage`, or a callable that makes one; by default `ListStorage(1_000)`.
     - `sampler`, `writer`: likewise; by default `RandomSampler()` and `RoundRobinWriter()`.
+    - `sample_unit`: a `SampleUnit` that expands each element that is drawn: `Sequence(8)` to 8 steps of its episode.
     - `collate_fn`: makes a batch of rows of the storage; by default a stack of the elements of a list storage.
     - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator. Entries that are on a
       device already stay as they are. So do batches of a worker of a `DataLoader`, which pins them itself if asked to.
@@ -248,6 +251,10 @@ class ReplayBuffer(Queries, ConditionalUpdates):
             first = (first - row) % rows
             draw.index = (first, *others) if isinstance(draw.index, tuple) else first
             draw.info["index"] = draw.index
+            if ANCHOR in draw.info:
+                draw.info[ANCHOR] = moved = draw.info[ANCHOR].clone()
+                times = moved if moved.dim() == 1 else moved[:, 0]
+                times.copy_((times - row) % rows)
         return draws
 
     # Details ---------------------------------------------------------------------------------------
@@ -274,6 +281,9 @@ class ReplayBuffer(Queries, ConditionalUpdates):
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
+        if isinstance(self._drawing, ExpandedDraws):
+            for draw in draws:  # windows are dropped once their rows are written over
+                draw.written = self._storage.log.now
         if self._prefetcher is not None:
             self._prefetcher.restore(draw for draw in draws if draw.size is None)
 

@@ -35,7 +35,7 @@ class Batches(BufferParts):
         with self._sampling:
             self.settle()
             kept = self._undelivered  # `forget_drawn` replaces it: what is forgotten meanwhile is not kept
-            if not kept and self._prefetcher is None and not self._sampler.reads_rows:
+            if not kept and self._prefetcher is None and not self._drawing.reads_rows:
                 draw = self._draw(size)
         if draw is None:
             draw, future = self._next_draw(size)
@@ -91,7 +91,7 @@ class Batches(BufferParts):
 
         Writers take the guard before they notify the sampler: in the other order two threads wait for each other.
         """
-        return self._guard.hold() if self._sampler.reads_rows else contextlib.nullcontext()
+        return self._guard.hold() if self._drawing.reads_rows else contextlib.nullcontext()
 
     def _kept(self, size: int, *, or_fewer: bool = False) -> Draw | None:
         """Remove a draw of this size whose batch was not made, and return it; None if there is none."""
@@ -155,7 +155,7 @@ class Batches(BufferParts):
 
     def _draw(self, size: int, with_rows: bool = True) -> Draw:
         """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
-        storage, sampler = self._storage, self._sampler
+        storage, sampler = self._storage, self._drawing
         if sampler.reads_rows and with_rows:
             return self._undisturbed(size) or self._locked(size)
         with self._sampling:
@@ -179,7 +179,7 @@ class Batches(BufferParts):
         return Draw(index, info, bool(last), rows, written=written)
 
     def _locked(self, size: int) -> Draw:
-        storage, sampler = self._storage, self._sampler
+        storage, sampler = self._storage, self._drawing
         with self._guard.hold(), self._sampling:
             index, found, rows = sampler.sample_rows(storage, size)
             last, self._seen = sampler.has_epochs and sampler.ran_out, storage.log.now
@@ -195,7 +195,7 @@ class Batches(BufferParts):
         It is safe if nothing was written since the last draw: what the sampler derives from rows is complete then. A
         sampler with epochs must not draw twice.
         """
-        sampler, storage, guard, seen = self._sampler, self._storage, self._guard, self._seen
+        sampler, storage, guard, seen = self._drawing, self._storage, self._guard, self._seen
         if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != seen:
             return None
         try:

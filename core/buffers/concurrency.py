@@ -24,6 +24,7 @@ from ..storages.write_log import Written
 from ..transforms.base import Compose
 from ..writers.base import Writer
 from .cuda_streams import OnCallersStreams
+from .expansion import ExpandedDraws
 from .locks import Guard, SharedGuard, call_at_fork
 
 
@@ -173,6 +174,8 @@ class Sharing:
 
     _storage: Storage
     _sampler: Sampler
+    _drawing: Sampler | ExpandedDraws
+    """Draws the batches: the sampler, or what expands its draws."""
     _writer: Writer
     _transform: Compose
     _guard: Guard
@@ -345,7 +348,7 @@ class Sharing:
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng
         self._copies += get_spawning_popen() is not None
-        own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen"}
+        own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen", "_drawing"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
             # As bytes: the descriptor of a tensor is closed before a spawned child reads it.

@@ -27,6 +27,7 @@ from ..writers.ensemble import WriterEnsemble
 from .base import ReplayBuffer
 from .ensemble_draws import EnsembleDraws
 from .ensemble_labels import part_of_index
+from .expansion import refuse_units
 from .parts import UnsupportedError, WrongKindError
 from .schemas import Joiner, Policy, checked_policy
 from .tensordict import TensorDictReplayBuffer
@@ -106,6 +107,8 @@ class ReplayBufferEnsemble(EnsembleDraws):
             writers = WriterEnsemble(*(one.writer for one in rbs))
         else:
             self._members, self._collates = _members_of(parts, given, collate_fns), []
+        units = {f"member {number}": member.sample_unit for number, member in enumerate(self._members)}
+        refuse_units("an ensemble", {"the ensemble": arguments.get("sample_unit")} | units)
         self.source_key = source_key
         self._gatherer = Gatherer(source_key)
         assert samplers is not None

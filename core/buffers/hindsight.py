@@ -293,7 +293,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     # Drawing ----------------------------------------------------------------------------------------
 
     def _draw(self, size: int, with_rows: bool = True) -> Draw:
-        reads = with_rows and self._sampler.reads_rows
+        reads = with_rows and self._drawing.reads_rows
         with self._guard.hold() if reads else contextlib.nullcontext(), self._sampling:
             return super()._draw(size, with_rows)
 

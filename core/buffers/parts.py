@@ -12,6 +12,7 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
 from ..samplers.consuming import ConsumingSampler
+from ..samplers.sample_units import SampleUnit
 from ..samplers.uniform import RandomSampler
 from ..storages.base import Storage
 from ..storages.list_storage import ListStorage
@@ -20,12 +21,12 @@ from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
 from .concurrency import Prefetcher, Sharing
 from .consumption import check_consumption, consuming
+from .expansion import check_expansion, checked_unit, drawing_with
 from .history import History
 from .locks import Guard, SharedGuard, call_at_fork
 from .pytrees import checked_batch_size, default_collate, without_arrays
 
 _NEWER = {
-    "sample_unit": None,
     "service_backend": "direct",
     "service_backend_options": None,
     "transport": "auto",
@@ -33,7 +34,7 @@ _NEWER = {
 }
 """Arguments of TorchRL's buffers that are not supported, with the values that are accepted."""
 
-_LATE = frozenset({"_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_dim_extend"})
+_LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", "_collate_fn", "_dim_extend"})
 
 
 class WrongKindError(UsageError, TypeError):
@@ -52,6 +53,7 @@ class BufferParts(Sharing):
         *,
         storage: Any = None,
         sampler: Any = None,
+        sample_unit: SampleUnit | None = None,
         writer: Any = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -67,6 +69,7 @@ class BufferParts(Sharing):
         delayed_init: bool | None = None,
         **newer: Any,
     ) -> None:
+        self._sample_unit = checked_unit(sample_unit)
         self._consumed_after = newer.pop("consume_after_n_samples", None)
         _refuse_newer(type(self).__name__, newer)
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
@@ -171,6 +174,7 @@ class BufferParts(Sharing):
                 hint="take a RoundRobinWriter, or make whole trajectories the elements",
             )
         sampler.check_storage(storage)
+        check_expansion(self._sample_unit, storage, sampler, writer)
         if isinstance(sampler, ConsumingSampler):
             check_consumption(writer, prefetches=self._prefetcher is not None, shared=self.shared)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
@@ -179,6 +183,7 @@ class BufferParts(Sharing):
     def _connect(self) -> None:
         """Attach this buffer to the storage, and set the generator of all parts."""
         sampler, self._seen = self._sampler, None
+        self._drawing = drawing_with(sampler, self._sample_unit)
         self._revision += 1
         self._listener = _Listener(self)
         if sampler.follows_updates:
@@ -213,6 +218,11 @@ class BufferParts(Sharing):
     def sampler(self) -> Sampler:
         """Draws the indices of batches."""
         return self._sampler
+
+    @property
+    def sample_unit(self) -> SampleUnit | None:
+        """Expands what the sampler draws; None if batches have just that."""
+        return self._sample_unit
 
     @property
     def writer(self) -> Writer:

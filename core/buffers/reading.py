@@ -19,6 +19,7 @@ from ..samplers.base import Index
 from ..storages.base import Storage
 from .batches import Batches
 from .concurrency import Draw
+from .expansion import ExpandedDraws
 from .loaders import check_use, fetcher_asking, loader_counting, number_of_batches, serve
 from .pytrees import entry, is_key, map_tensors, swap, without_arrays
 
@@ -77,7 +78,11 @@ class Reading(Batches):
                 return self.batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
             with self._guard.hold():
                 index, info, rows = choose(self._storage)
-                rows = None if rows is None else self.with_past(index, rows)
+                if isinstance(self._drawing, ExpandedDraws):
+                    index, info = self._drawing.expanded(self._storage, index, info)
+                    rows = self._read(index)
+                elif rows is not None:
+                    rows = self.with_past(index, rows)
                 draw = self._with_info(index, info, rows=rows)
             return self.batch_of(draw)
 

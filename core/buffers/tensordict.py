@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from ..samplers.sample_units import Sequence
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import added_at_root
 from ..writers.base import Writer
@@ -162,7 +163,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of the elements of a sampled batch from its entry `priority_key`.
 
-        Several numbers of an element are reduced by the sampler's `reduction`. Without the entry elements get the
+        Several numbers of an element are reduced by the sampler's `reduction`; the anchor of a `Sequence` gets the
+        highest priority of its steps. Without the entry elements get the
         default priority; padding, by `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored.
         Does nothing if the sampler does not draw by priority.
 
@@ -184,6 +186,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         priority = self._priority_in(data)
         if priority is None:
             priority = torch.full(data.shape, float(self._sampler.default_priority))
+        if isinstance(self._sample_unit, Sequence):
+            priority = one_each(priority, data.numel(), self._reduction)
+            index, priority = self._sample_unit.by_anchor(data, priority)
+            if len(index):
+                self.update_priority(index, priority)
+            return
         ndim = self._storage.ndim
         index, priority = by_element(data, index.reshape(*data.shape, ndim), priority, self._reduction)
         self.update_priority(index if ndim > 1 else index[:, 0], priority)

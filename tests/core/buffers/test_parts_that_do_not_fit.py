@@ -37,7 +37,7 @@ def test_that_a_ranking_has_no_slices_is_said_first() -> None:
 
 
 @pytest.mark.parametrize("kind", [rbtool.ReplayBuffer, TensorDictReplayBuffer, rbtool.PrioritizedReplayBuffer])
-@pytest.mark.parametrize("given", [{"sample_unit": "x"}, {"transport": "shm"}, {"service_backend": "ray"}])
+@pytest.mark.parametrize("given", [{"transport": "shm"}, {"service_backend": "ray"}])
 def test_arguments_that_are_not_built_yet_are_refused_in_a_sentence(kind: Any, given: dict[str, Any]) -> None:
     more = {"alpha": 1.0, "beta": 1.0} if kind is rbtool.PrioritizedReplayBuffer else {}
     (name,) = given

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     data = pytest.importorskip("torchrl.data")
 
 EXPONENTS: dict[str, Any] = {"alpha": 0.7, "beta": 0.5, "eps": 1e-6}
-LATER = {"sample_unit", "service_backend", "service_backend_options", "transport", "transport_options"}
+LATER = {"service_backend", "service_backend_options", "transport", "transport_options"}
 
 
 def filled(home: Any, kind: Any, **more: Any) -> Any:

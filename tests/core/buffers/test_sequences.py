@@ -1,0 +1,371 @@
+"""Buffers whose draws are expanded by a sample unit."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import rbtool
+from rbtool import (
+    HERReplayBuffer,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SampleUnit,
+    Sequence,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    Transition,
+    UsageError,
+)
+from rbtool.core.testing.slices import Step, episodes, rows_of, step_lists, tensordict_of
+
+CAPACITY = 12
+MARKS = {"anchor_index", "sequence_id", "step_in_sequence", "learning_mask", "validity_mask"}
+
+
+def rows(count: int, lanes: int = 1) -> list[tuple[Step, ...]]:
+    lengths = [3, 1, 5, 2] * count
+    return rows_of([episodes(lengths[lane:], ["terminated", "truncated"]) for lane in range(lanes)], count)
+
+
+def ring(unit: SampleUnit | None, count: int = 17, lanes: int = 1, kind: Any = None, **options: Any) -> Any:
+    """Make a buffer of sequences, and write so many steps of ragged episodes into each lane."""
+    storage = options.pop("storage", None) or LazyTensorStorage(CAPACITY * lanes, ndim=min(lanes, 2))
+    options = {"batch_size": 4, "generator": torch.Generator().manual_seed(0)} | options
+    buffer = (kind or TensorDictReplayBuffer)(storage=storage, sample_unit=unit, **options)
+    write(buffer, rows(count, lanes))
+    return buffer
+
+
+def write(buffer: Any, steps: list[tuple[Step, ...]]) -> None:
+    for first in range(0, len(steps), 5):
+        buffer.extend(tensordict_of(steps[first : first + 5], buffer.storage.ndim))
+
+
+def assert_whole(batch: TensorDict, unit: Sequence, lanes: int = 1) -> None:
+    """Hold windows against the steps that are in them: consecutive, of one lane and one episode."""
+    windows = batch.reshape(-1, unit.width)
+    for number, episode, valid, ended in zip(
+        windows["number"], windows["episode"], windows["validity_mask"], windows["next", "done"].squeeze(-1),
+        strict=True,
+    ):  # fmt: skip
+        assert number[valid].diff().eq(lanes).all()
+        assert len(episode.unique()) == 1
+        assert not ended[valid][:-1].any()
+        assert number.unique().equal(number[valid])
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_batch_has_a_window_of_each_anchor(lanes: int, prefetch: int | None) -> None:
+    unit = Sequence(4, burn_in=1)
+    buffer = ring(unit, lanes=lanes, prefetch=prefetch)
+    assert buffer.sample_unit is unit
+    for _ in range(20):
+        batch, info = buffer.sample(return_info=True)
+        assert batch.shape == (20,)
+        assert_whole(batch, unit, lanes)
+        assert info.keys() == MARKS | {"index"}
+        assert all(batch[key].equal(info[key]) for key in MARKS)
+        found = buffer.storage[tuple(batch["index"].unbind(-1)) if lanes > 1 else batch["index"]]
+        assert found["number"].equal(batch["number"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 2), st.data(), st.sampled_from([None, 1, 3]), st.sampled_from(["pad", "stop"]))
+def test_histories_of_writes(lanes: int, data: Any, prefetch: int | None, boundary: Any) -> None:
+    unit = Sequence(3, boundary, burn_in=1)
+    buffer, steps = ring(unit, 0, lanes, prefetch=prefetch), data.draw(step_lists(lanes, 40))
+    while steps:
+        count = data.draw(st.integers(1, CAPACITY))
+        buffer.extend(tensordict_of(steps[:count], buffer.storage.ndim))
+        steps = steps[count:]
+        assert_whole(buffer.sample(), unit, lanes)
+
+
+SAMPLERS = {
+    "random": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "prioritized": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5),
+    "slices": lambda: SliceSampler(slice_len=2, strict_length=False),
+    "padded slices": lambda: SliceSampler(slice_len=4, strict_length=False, pad_output=True),
+    "batched slices": lambda: SliceSampler(slice_len=4, strict_length=False, batched=True),
+    "prioritized slices": lambda: PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=2, strict_length=False),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers(name: str) -> None:
+    unit = Sequence(3)
+    buffer = ring(unit, sampler=SAMPLERS[name]())
+    stored = buffer[:]
+    for _ in range(20):
+        batch, info = buffer.sample(return_info=True)
+        assert_whole(batch, unit)
+        assert info.keys() - MARKS - {"index"} == ({"priority_weight"} if "prioritized" in name else set())
+        for key in (("next", "truncated"), ("next", "done"), "is_init"):  # none of the marks of slices
+            assert batch[key].equal(stored[key][batch["index"].reshape(-1)])
+        if "prioritized" in name:
+            weights = batch["priority_weight"].reshape(-1, 3)
+            assert weights.equal(weights[:, :1].expand(-1, 3))
+
+
+def test_an_epoch_has_each_anchor_once() -> None:
+    buffer = ring(Sequence(2), sampler=SamplerWithoutReplacement(), batch_size=5)
+    for _ in range(2):
+        anchors = [anchor for batch in buffer for anchor in batch["anchor_index"][::2].tolist()]
+        assert sorted(anchors) == list(range(CAPACITY))
+
+
+@pytest.mark.parametrize("storage", [ListStorage, rbtool.LazyStackStorage])
+def test_lists_of_steps(storage: Any) -> None:
+    unit = Sequence(3)
+    buffer = ring(unit, storage=storage(CAPACITY))
+    for _ in range(10):
+        assert_whole(buffer.sample(), unit)
+
+
+def test_batches_of_other_data_have_the_info_of_their_windows() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=Sequence(3, done_key=None), batch_size=2)
+    buffer.extend(torch.arange(13))
+    batch, info = buffer.sample(return_info=True)
+    assert batch.equal(torch.cat([torch.arange(10, 13), torch.arange(3, 10)])[info["index"]])
+    assert (batch.view(2, 3).diff() == info["validity_mask"].view(2, 3)[:, 1:].long()).all()
+
+
+def test_batches_made_ahead_are_windows_of_their_moment() -> None:
+    unit = Sequence(4)
+    buffer = ring(unit, prefetch=3)
+    buffer.sample()
+    last = int(buffer[:]["number"].max())
+    write(buffer, [(Step(100 + number, 7 + number // 4),) for number in range(9)])
+    for _ in range(3):
+        batch = buffer.sample()
+        assert_whole(batch, unit)
+        assert int(batch["number"].max()) <= last
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_rows_are_written_meanwhile(prefetch: int | None) -> None:
+    unit = Sequence(4, burn_in=2)
+    buffer = ring(unit, sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), prefetch=prefetch)
+    steps, over = rows(400), threading.Event()
+
+    def write_on() -> None:
+        while not over.is_set():
+            write(buffer, steps)
+
+    writer = threading.Thread(target=write_on, daemon=True)
+    writer.start()
+    seen = set()
+    for _ in range(200):
+        batch = buffer.sample()
+        windows = batch.reshape(-1, unit.width)
+        for number, episode, valid in zip(windows["number"], windows["episode"], windows["validity_mask"], strict=True):
+            assert number[valid].diff().eq(1).all()
+            assert len(episode.unique()) == 1
+        seen.update(batch["number"].tolist())
+    over.set()
+    writer.join(60)
+    assert not writer.is_alive()
+    assert len(seen) > 2 * CAPACITY
+
+
+def test_equal_generators_draw_equal_batches() -> None:
+    plain, ahead = ring(Sequence(3)), ring(Sequence(3), prefetch=2)
+    assert all((plain.sample() == ahead.sample()).all() for _ in range(5))
+    generators = [torch.Generator().manual_seed(5) for _ in range(2)]
+    one, other = (buffer.sample_with(generator) for buffer, generator in zip((plain, ahead), generators, strict=True))
+    assert (one == other).all()
+
+
+def test_anchors_are_those_that_the_sampler_draws_without_a_unit() -> None:
+    plain, windows = ring(None), ring(Sequence(3))
+    transitions = ring(Transition())
+    for _ in range(5):
+        batch = plain.sample()
+        assert windows.sample()["anchor_index"][::3].equal(batch["index"])
+        assert (transitions.sample() == batch).all()
+
+
+# Priorities ------------------------------------------------------------------------------------------
+
+
+def prioritized(**options: Any) -> Any:
+    return ring(Sequence(3), kind=TensorDictPrioritizedReplayBuffer, alpha=1.0, beta=1.0, eps=0.0, **options)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_anchor_gets_the_highest_priority_of_its_steps(lanes: int) -> None:
+    buffer = prioritized(lanes=lanes, batch_size=500)
+    batch = buffer.sample()
+    batch["td_error"] = torch.where(batch["validity_mask"], batch["number"].double() % 7 + 0.5, 1000.0)
+    buffer.update_tensordict_priority(batch)
+    highest: dict[Any, float] = {}
+    for anchor, error, valid in zip(
+        batch["anchor_index"].reshape(1500, -1).tolist(), batch["td_error"].tolist(), batch["validity_mask"].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        if valid:
+            highest[tuple(anchor)] = max(highest.get(tuple(anchor), 0.0), error)
+    total = 20_000
+    drawn = buffer.sampler.sample(buffer.storage, total)[0]
+    drawn = torch.stack(drawn if isinstance(drawn, tuple) else (drawn,), -1)
+    counts = Counter(map(tuple, drawn.tolist()))
+    assert len(highest) == CAPACITY * lanes  # all of them
+    for anchor, priority in highest.items():
+        assert counts[anchor] / total == pytest.approx(priority / sum(highest.values()), rel=0.2)
+
+
+def test_batches_without_priorities_or_marks() -> None:
+    buffer = prioritized()
+    batch = buffer.sample()
+    buffer.update_tensordict_priority(batch)  # the default
+    for key in ("anchor_index", "validity_mask"):
+        with pytest.raises(KeyError, match=f'no "{key}"'):
+            buffer.update_tensordict_priority(batch.exclude(key).set("td_error", torch.ones(12)))
+    batch["validity_mask"][:] = False
+    buffer.update_tensordict_priority(batch.set("td_error", torch.ones(12)))
+
+
+# State -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY, CAPACITY + 6])
+@pytest.mark.parametrize("how", ["dumps", "state_dict"])
+def test_saved_batches_continue(how: str, capacity: int, tmp_path: Path) -> None:
+    unit = Sequence(3, burn_in=1)
+    first = ring(unit, prefetch=2)
+    second = ring(unit, 0, prefetch=2, storage=LazyTensorStorage(capacity))
+    first.sample()
+    if how == "dumps":
+        first.dumps(tmp_path / "saved")
+        second.loads(tmp_path / "saved")
+    else:
+        second.load_state_dict(first.state_dict())
+    for _ in range(5 if capacity == CAPACITY else 2):  # in another capacity, steps have other numbers
+        one, other = first.sample(), second.sample()
+        assert (one.exclude("index", "anchor_index") == other.exclude("index", "anchor_index")).all()
+        assert second.storage[other["anchor_index"]]["number"].equal(first.storage[one["anchor_index"]]["number"])
+
+
+def test_saved_batches_whose_rows_are_overwritten_are_dropped() -> None:
+    unit = Sequence(4)
+    first, second = ring(unit, prefetch=3), ring(unit, 0, prefetch=3)
+    first.sample()
+    second.load_state_dict(first.state_dict())
+    write(second, [(Step(100 + number, 7 + number // 4),) for number in range(9)])
+    for _ in range(5):
+        assert_whole(second.sample(), unit)
+
+
+def test_a_checkpoint_does_not_depend_on_the_unit(tmp_path: Path) -> None:
+    windows, plain = ring(Sequence(3)), ring(None, 0)
+    assert windows.state_dict().keys() == plain.state_dict().keys()
+    windows.dumps(tmp_path / "saved")
+    plain.loads(tmp_path / "saved")
+    assert plain.sample().shape == (4,)
+
+
+def test_copies_draw_windows_too() -> None:
+    buffer = ring(Sequence(3), prefetch=1)
+    buffer.sample()
+    copy = pickle.loads(pickle.dumps(buffer))
+    for _ in range(3):
+        assert (copy.sample() == buffer.sample()).all()
+
+
+# Parts -----------------------------------------------------------------------------------------------
+
+
+class Pairs(SampleUnit):
+    """Each element and the one at the same place from the other end."""
+
+    def expand(self, index: Any, info: Any, storage: Any) -> tuple[Any, dict[Any, Any]]:
+        return torch.stack([index, len(storage) - 1 - index], -1).reshape(-1), {"pair": torch.arange(2 * len(index))}
+
+
+def test_a_unit_of_ones_own() -> None:
+    batch = ring(Pairs()).sample().view(4, 2)
+    assert (batch["index"].sum(1) == CAPACITY - 1).all()
+    assert batch["pair"].flatten().tolist() == list(range(8))
+
+    class Wrong(Pairs):
+        def expand(self, index: Any, info: Any, storage: Any) -> Any:
+            return index
+
+    with pytest.raises(TypeError, match="expected index and info"):
+        ring(Wrong()).sample()
+
+
+def test_delayed_and_exchanged_parts() -> None:
+    buffer = ring(Sequence(3), 0, delayed_init=True)
+    write(buffer, rows(9))
+    assert_whole(buffer.sample(), Sequence(3))
+    buffer.set_sampler(SamplerWithoutReplacement())
+    assert buffer.sample().shape == (12,)
+    buffer.set_storage(LazyTensorStorage(6))
+    write(buffer, rows(8))
+    assert_whole(buffer.sample(), Sequence(3))
+    with pytest.raises(ValueError, match="puts rows anywhere, and a Sequence needs them in order"):
+        buffer.set_writer(rbtool.TensorDictMaxValueWriter())
+
+
+def test_shared_buffers_and_transforms() -> None:
+    buffer = ring(Sequence(3), shared=True)
+    assert_whole(buffer.sample(), Sequence(3))
+    buffer.append_transform(lambda batch: batch.set("double", batch["number"] * 2))
+    batch = buffer.sample()
+    assert_whole(batch, Sequence(3))
+    assert batch["double"].equal(batch["number"] * 2)
+
+
+def test_goals_in_hindsight_are_those_of_the_steps() -> None:
+    def reached(found: Any) -> Any:
+        hit = found["number"] == found["goal"]
+        return hit.float(), hit.unsqueeze(-1)
+
+    buffer = ring(
+        Sequence(3), 0, kind=HERReplayBuffer, reward_fn=reached, her_ratio=1.0, strategy="final", goal_key="goal",
+        achieved_goal_key="number", reward_key="reward",
+    )  # fmt: skip
+    data = tensordict_of(rows(11))
+    buffer.extend(data.set("goal", torch.zeros(11, dtype=torch.int64)).set("reward", torch.zeros(11)))
+    batch = buffer.sample()
+    last = {0: 2, 1: 3, 2: 8, 3: 10}
+    assert batch["goal"].tolist() == [last[episode] for episode in batch["episode"].tolist()]
+
+
+@pytest.mark.parametrize("given", ["x", Sequence, 3])
+def test_what_is_no_unit(given: Any) -> None:
+    for kind in (ReplayBuffer, TensorDictReplayBuffer):
+        with pytest.raises(TypeError, match="expected a SampleUnit"):
+            kind(storage=LazyTensorStorage(8), sample_unit=given)
+
+
+def test_parts_that_have_no_windows() -> None:
+    with pytest.raises(UsageError, match="slots of consumed elements"):
+        ring(Sequence(2), consume_after_n_samples=1)
+    with pytest.raises(UsageError, match="member 0 has the sample unit"):
+        ReplayBufferEnsemble(ring(Sequence(2)), ring(None))
+    with pytest.raises(UsageError, match="the ensemble has the sample unit"):
+        ReplayBufferEnsemble(ring(None), sample_unit=Sequence(2))
+    assert ReplayBufferEnsemble(ring(Transition()), batch_size=2).sample().shape == (1, 2)
+    with pytest.raises(RuntimeError, match="empty"):
+        ring(Sequence(2), 0).sample()
