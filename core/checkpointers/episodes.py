@@ -106,13 +106,16 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             require_digests(Path(path))
         theirs = is_compatible(place, self.form)
         with open_compatible(storage, place, self.form, self._options) if theirs else self._open(place) as reader:
-            reader.verify_files()
+            fresh = isinstance(storage, TensorStorage) and not storage.initialized and not self._load_hooks
+            checks = reader.checks() if fresh and isinstance(reader, FlatReader) else []
+            if not checks:
+                reader.verify_files()
             for argument, keys in (("done_keys", self.done_keys), ("reward_keys", self.reward_keys)):
                 require_keys(keys, argument, reader.fields, place, anywhere=theirs)
             if self._load_hooks:
                 self._fill_through_hooks(_tensor_storage(storage), reader)
             else:
-                fill(storage, reader, reader.filled, type(self).__name__)
+                fill(storage, reader, reader.filled, type(self).__name__, checks)
 
     def _hooked(self, storage: Storage, path: str | os.PathLike[str]) -> Storage:
         """Have the save hooks look at the rows, if there are any."""

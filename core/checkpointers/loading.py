@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from ..encodings.layout import FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts
 from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array, StepReader
+from ..format.together import run_together, usable_cores
 from ..storages.base import Storage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
@@ -25,14 +27,20 @@ from ..ted.schema import NEXT, Field, Key, key_name
 from .episode_ends import LaneLeaf, Order
 from .storage_rows import rows_of_storage
 
+_MOST_THREADS = 4
+"""Threads that fill a storage: more find the memory busy."""
 
-def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStorage) -> None:
+
+def fill_storage(
+    storage: TensorStorage, reader: StepReader, filled: FilledStorage, checks: Sequence[Callable[[], None]] = ()
+) -> None:
     """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
 
     If a buffer loads a ring that was full into a larger storage, they lie in the order of time instead.
 
     SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
-    for. The bytes must have been verified before: what fails then leaves only part of the rows replaced.
+    for. The bytes must have been verified before: what fails then leaves only part of the rows replaced. A storage
+    that holds nothing yet may have them verified meanwhile, by `checks`: if one of them raises, it is empty again.
     """
     if len(filled.shape) != storage.ndim:
         raise SchemaError(
@@ -47,9 +55,17 @@ def fill_storage(storage: TensorStorage, reader: StepReader, filled: FilledStora
     def write(columns: Columns, in_time: bool) -> None:
         order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
         leaves = dict(zip(columns.names, columns.leaves, strict=True))
-        for group in _groups(fields):
-            targets = [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
-            _fill_leaves(targets, reader, order)
+        groups = [
+            [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
+            for group in _groups(fields)
+        ]
+        parts = [
+            partial(_fill_part, targets, reader, order, *part) for targets in groups for part in _parts(targets, reader)
+        ]
+        together = reader.serves_threads and all(leaf.in_place for targets in groups for _, leaf in targets)
+        if parts and together:
+            parts.pop()()  # what the reader makes at its first use is there for all threads
+        run_together([*checks, *parts], min(usable_cores(), _MOST_THREADS) if together else 1)
 
     storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
 
@@ -61,15 +77,21 @@ def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:
     return [[fields[key] for key in keys] for keys in pairs.values()]
 
 
-def _fill_leaves(targets: Sequence[tuple[Field, LaneLeaf]], reader: StepReader, order: Order) -> None:
-    widest = max(field.row_bytes for field, _ in targets)
-    for start, stop in leaf_parts(reader.manifest.steps, widest):
-        for field, leaf in targets:
-            if leaf.in_place:
-                for run in order.runs(start, stop):
-                    _copy(reader.pieces(field.key, run.start, run.stop), leaf.read(run))
-            else:
-                _write(reader.pieces(field.key, start, stop), leaf, order, start)
+_Targets: TypeAlias = Sequence[tuple[Field, LaneLeaf]]
+
+
+def _parts(targets: _Targets, reader: StepReader) -> Iterator[tuple[int, int]]:
+    return leaf_parts(reader.manifest.steps, max(field.row_bytes for field, _ in targets))
+
+
+def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, stop: int) -> None:
+    """Put the steps from `start` to `stop` into leaves that are read from the same place."""
+    for field, leaf in targets:
+        if leaf.in_place:
+            for run in order.runs(start, stop):
+                _copy(reader.pieces(field.key, run.start, run.stop), leaf.read(run))
+        else:
+            _write(reader.pieces(field.key, start, stop), leaf, order, start)
 
 
 def _copy(pieces: Iterable[Array], rows: Array) -> None:
@@ -118,14 +140,16 @@ Fetch: TypeAlias = Callable[[Field, int, int], Array]
 _HERE = "load it into a LazyTensorStorage, which can be written to"
 
 
-def fill(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str) -> None:
+def fill(
+    storage: Storage, reader: StepReader, filled: FilledStorage, asked: str, checks: Sequence[Callable[[], None]] = ()
+) -> None:
     """Put the rows of a checkpoint, made of the storage `filled`, where they were there.
 
     Tensors and lists take them over. A packed dataset and a recording cannot: SchemaError unless they hold these very
-    rows already. UsageError for other storages, which `asked` was to load.
+    rows already. UsageError for other storages, which `asked` was to load. `checks` are those of `fill_storage`.
     """
     if isinstance(storage, TensorStorage):
-        fill_storage(storage, reader, filled)
+        fill_storage(storage, reader, filled, checks)
     elif isinstance(storage, PackedStorage | PackedRecording):
         with rows_of_storage(storage, None, None, asked) as rows:
             _require_one_run(reader, filled, len(storage))

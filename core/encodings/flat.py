@@ -118,6 +118,8 @@ def write_flat(
 class FlatReader(CompactReader, FolderReader):
     """TED rows of a checkpoint in layout `flat` or `nested`."""
 
+    serves_threads = True
+
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         super().__init__(path, listed)
         if self.manifest.layout not in {"flat", "nested"}:

@@ -172,6 +172,8 @@ class H5Source:
 class H5Reader(CompactReader, OpenedReader):
     """TED rows of a checkpoint in layout `h5`."""
 
+    serves_threads = True  # libhdf5 takes one after the other, and rows in one piece are read past it
+
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         mend(path)
         self.path = path

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -129,6 +129,8 @@ class StepReader(Closing, ABC):
 
     manifest: Manifest
     path: Path
+    serves_threads: ClassVar[bool] = False
+    """Whether several threads may call `pieces` at once, once one call has returned."""
 
     @property
     def fields(self) -> tuple[Field, ...]:

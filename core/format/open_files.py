@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
@@ -27,8 +28,8 @@ _PART = 8 << 20
 reaches into the other cost little more than one."""
 
 
-class MappedWindow:
-    """The part of a file that was looked at last: what is asked for next is often in it, too."""
+class MappedWindow(threading.local):
+    """The part of a file that a thread looked at last: what it asks for next is often in it, too."""
 
     def __init__(self) -> None:
         self._descriptor = -1

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Literal, Self, TypeAlias, get_args
 
 from ..errors import CorruptDataError, UsageError
 from . import fs
 from .digest import FileRecord, Hasher, open_regular
+from .together import run_together
 
 _MOST_HELD = 128
 """Descriptors that are held, as far as a quarter of the process's limit allows; files beyond are synced at once."""
@@ -186,7 +185,7 @@ class Unsynced:
         for start in range(0, len(files), together):
             self._sync_together(files[start : start + together])
         if self.durable == "full":
-            _run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found])
+            run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found], _AT_ONCE)
 
     def sync_name(self, parent: int, path: Path) -> None:
         """Wait until the name at which the folder was put is on the disk; `parent` is the descriptor around it."""
@@ -204,7 +203,7 @@ class Unsynced:
                 fs.start_syncing(descriptor)
             for descriptor, path in opened:
                 fs.wait_for_writes(descriptor, path)
-            _run_together([partial(fs.fsync, descriptor, path) for descriptor, path in opened])
+            run_together([partial(fs.fsync, descriptor, path) for descriptor, path in opened], _AT_ONCE)
 
     @contextlib.contextmanager
     def _descriptor(self, path: Path) -> Iterator[int]:
@@ -226,41 +225,6 @@ class Unsynced:
         _staged.remove(self)
         while self._held:
             os.close(self._held.popitem()[1])
-
-
-def _run_together(calls: Sequence[Callable[[], None]]) -> None:
-    """Make all calls in this thread and, where they can be started, some others; raise what one of them raises.
-
-    No call is under way afterwards. Interrupted, or after an error, it makes no more of them.
-    """
-    waiting, errors, threads = deque(calls), list[BaseException](), list[Thread]()
-
-    def work() -> None:
-        while not errors:
-            try:
-                call = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
-
-    try:
-        for _ in range(min(_AT_ONCE, len(calls)) - 1):
-            thread = Thread(target=work, name="rbtool-syncs")
-            try:
-                thread.start()
-            except (RuntimeError, MemoryError):  # a limit on threads, or on memory, which counts their stacks
-                break
-            threads.append(thread)
-        work()
-    finally:
-        waiting.clear()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from ..errors import UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.returns import return_field, running_return, sum_rewards, table_with_returns
+from ..format.together import usable_cores
 from ..ted.episodes import EndReason, end_reason, rows_equal
 from ..ted.schema import (
     NEXT,
@@ -170,7 +170,7 @@ class Plan:
         size = chunk_size or _default_size(selection)
         starts = selection.task_starts(size) if whole_episodes else np.arange(0, selection.steps, size)
         if num_workers is None:
-            usable = min(_usable_cores(), len(starts))
+            usable = min(usable_cores(), len(starts))
             num_workers = usable if usable > 1 or apart else 0  # one worker alone would only cost its start
         if apart and not num_workers:
             raise UsageError(f"{apart} needs worker processes, 0 workers are asked for (num_workers)")
@@ -197,10 +197,6 @@ def task_order(tasks: list[Task]) -> list[Task]:
 def _default_size(selection: StepSelection) -> int:
     most = min(max(1, _CHUNK_BYTES // max(1, row_bytes(selection.reader.fields))), _CHUNK_ROWS)
     return min(most, max(_LEAST_ROWS, -(-selection.steps // _CHUNKS)))
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class RowAccess(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -93,10 +93,21 @@ class FolderReader(OpenedReader):
 
     def _verify(self, files: Iterable[FileRecord]) -> None:
         """Verify these files, the manifest, and the sizes of all files."""
+        for check in self._checks_of(files):
+            check()
+
+    def checks(self) -> list[Callable[[], None]]:
+        """What `verify_files` does, in parts that several threads may share; the parts with most to read come first.
+
+        The manifest and the sizes of all files are compared at once.
+        """
+        return self._checks_of(sorted(self.manifest.files, key=lambda file: -file.size))
+
+    def _checks_of(self, files: Iterable[FileRecord]) -> list[Callable[[], None]]:
         if problem := self.listed.manifest_problem():
             raise CorruptDataError(problem)
         self.listed.check_sizes()
-        self.listed.verify(files)
+        return [partial(self.listed.verify, [file]) for file in files]
 
     def read_leaf(self, key: Key, leaf: Field, start: int, stop: int) -> Array:
         """Read rows of the file of `key`, whose rows look like `leaf`."""
