@@ -109,6 +109,7 @@ FAULTS: dict[str, tuple[list[Fault], type[RbtoolError] | None]] = {
 }
 
 
+@pytest.mark.slow  # faults of a server and of a bucket are tried every day with OGBench and Gen-DGRL
 @pytest.mark.parametrize("case", FAULTS)
 def test_the_fault_table(case: str, server: StaticServer, tmp_path: Path) -> None:
     faults, kind = FAULTS[case]

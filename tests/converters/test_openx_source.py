@@ -79,6 +79,7 @@ ONE = r"GET .*/resolve/.*toy_00001.*"
 FAULTS = fault_table(ONE)
 
 
+@pytest.mark.slow  # faults of a server and of a bucket are tried every day with OGBench and Gen-DGRL
 @pytest.mark.parametrize("case", FAULTS)
 def test_the_fault_table(case: str, machine: Machine) -> None:
     fault, code, sentence = FAULTS[case]

@@ -82,10 +82,12 @@ def test_converting(big: Path) -> None:
         reader.verify_files()
 
 
+@pytest.mark.slow
 def test_checking(big: Path) -> None:
     _run(CAP, "check", big, "-q")
 
 
+@pytest.mark.slow
 def test_statistics_of_bytes(tmp_path: Path) -> None:
     """Each byte takes several words while it is described: a block of as many bytes as of floats would not fit."""
     leaf = PlannedLeaf(("image",), "uint8", (96, 96, 3), "root")

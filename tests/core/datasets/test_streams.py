@@ -361,7 +361,9 @@ if sys.argv[2] == "interrupted":
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("done", 0), ("interrupted", -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("done", 0), pytest.param("interrupted", -signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_process_that_ends_does_not_wait_for_what_is_on_its_way(tmp_path: Path, how: str, code: int) -> None:
     command = [sys.executable, "-c", _LEAVING, str(tmp_path / "shards"), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

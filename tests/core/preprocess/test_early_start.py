@@ -31,7 +31,7 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("workers", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3, 7)), 2])
 @pytest.mark.parametrize("unit", ["step", "episode"])
 def test_every_chunk_is_computed_once(walks: Path, tmp_path: Path, workers: int, unit: str) -> None:
     calls = tmp_path / "calls"
@@ -65,7 +65,7 @@ def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks:
     assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
 
 
-@pytest.mark.parametrize("timeout", [None, 20])
+@pytest.mark.parametrize("timeout", [None, pytest.param(20, marks=pytest.mark.slow)])
 def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
     walks: Path, tmp_path: Path, timeout: float | None
 ) -> None:
@@ -155,7 +155,13 @@ def test_leaving_drops_the_calls_that_have_not_started() -> None:
     assert found == [0]
 
 
-@pytest.mark.parametrize("raises", ["ValueError('no')", "KeyboardInterrupt('no')", "os._exit(7)"])
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "ValueError('no')",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("KeyboardInterrupt('no')", "os._exit(7)")),
+    ],
+)
 def test_without_retries_a_chunk_is_tried_once(walks: Path, tmp_path: Path, raises: str) -> None:
     (tmp_path / "prep.py").write_text(
         "import os\n"

@@ -53,10 +53,10 @@ def some(td: Any) -> Any:
     ("function", "unit"),
     [
         (noise, "row"),
-        (rarely, "row"),
-        (lambda row: row.set("x", row["action"] * 2), "row"),
+        pytest.param(rarely, "row", marks=pytest.mark.slow),
+        pytest.param(lambda row: row.set("x", row["action"] * 2), "row", marks=pytest.mark.slow),
         (crop, "episode"),
-        (some, "episode"),
+        pytest.param(some, "episode", marks=pytest.mark.slow),
     ],
 )
 def test_chunks_and_workers_change_nothing(
@@ -72,7 +72,7 @@ def test_chunks_and_workers_change_nothing(
     assert (other.content_digest == results[0].content_digest) is (function.__name__ == "<lambda>")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("unit", "change", "error", "message"),
     [

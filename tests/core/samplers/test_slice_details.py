@@ -334,7 +334,7 @@ def sample_and_write(buffer: Any, queue: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_processes_sample_and_what_they_write_is_seen(method: str) -> None:
     context = multiprocessing.get_context(method)
     buffer, queue = filled(TensorDictReplayBuffer, shared=True), context.Queue()

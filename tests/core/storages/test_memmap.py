@@ -241,7 +241,7 @@ def extend(storage: LazyMemmapStorage) -> None:
 
 @pytest.mark.parametrize(
     ("method", "temporary"),
-    [("fork", True), ("fork", False), ("spawn", True), pytest.param("spawn", False, marks=pytest.mark.slow)],
+    [("fork", True), ("fork", False), *(pytest.param("spawn", one, marks=pytest.mark.slow) for one in (True, False))],
 )
 def test_a_child_extends_the_same_rows(tmp_path: Path, method: str, temporary: bool) -> None:
     storage = filled(LazyMemmapStorage(20, scratch_dir=None if temporary else tmp_path / "maps"))

@@ -99,7 +99,7 @@ def resumed(source: Path, workers: int = 1, **options: Any) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_only_what_is_left_is_read(source: Path, reads: Reads, kind: dict[str, Any], workers: int) -> None:
     cut_short(source, reads, **kind)
     rbtool.convert(source, source.parent / "out", num_workers=workers, resume=True, **kind)
@@ -150,7 +150,7 @@ def test_other_options_are_another_conversion(source: Path, reads: Reads, option
 
 
 @pytest.mark.parametrize("change", ["value", "episode", "version"])
-@pytest.mark.parametrize("layout", ["ted", "packed"])
+@pytest.mark.parametrize("layout", ["ted", pytest.param("packed", marks=pytest.mark.slow)])
 def test_another_source_or_version_is_refused(
     source: Path, reads: Reads, layout: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +202,12 @@ def linked(path: Path) -> None:
     path.symlink_to(path.parents[3] / "elsewhere")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+EVERY_DAY = {"journal cut", "strange file", "no journal"}
+
+
+@pytest.mark.parametrize(
+    "damage", [one if one in EVERY_DAY else pytest.param(one, marks=pytest.mark.slow) for one in DAMAGES]
+)
 def test_what_was_damaged_since_is_done_again(source: Path, reads: Reads, damage: str) -> None:
     layout, harm = DAMAGES[damage]
     left = cut_short(source, reads, 4, workers=2, layout=layout)
@@ -213,7 +218,7 @@ def test_what_was_damaged_since_is_done_again(source: Path, reads: Reads, damage
 
 
 @kinds
-@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("over", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_conversion_that_ended_while_completing_is_completed(
     source: Path, reads: Reads, over: bool, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
