@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,10 @@ class ReplayBuffer(Queries, ConditionalUpdates):
             self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
 
     def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write a checkpoint to the folder `path`, in TorchRL's layout; replaces an older checkpoint atomically.
+        """Write a checkpoint to the folder `path`; replaces an older checkpoint atomically.
+
+        Of a storage of tensors that saved or loaded the older one, only the segments with changed rows are written.
+        TorchRL reads checkpoints of storages whose checkpointer has `compatible=True`.
 
         Digests are written, and a process that is killed leaves the older checkpoint or the new one, with any
         `durable`. It states what is on the disk when this returns, in case the machine itself stops (a power cut):
@@ -143,8 +147,11 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         with self.paused():
             write_buffer(self, self._rng, Path(path), self._waiting(), self.batches_ahead, durable)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
+
+        Rows of more than 64 MiB are mapped, and read when they are used, where the storage can take such memory over;
+        `verify` compares them with their digests, and reads all of them for it. Everything else is always verified.
 
         Nothing is unpickled. DatasetNotFoundError (a FileNotFoundError) if there is none, FormatError for another or a
         damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed.
@@ -155,7 +162,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
                 raise SchemaError(
                     f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
                 )
-            self.load_saved(folder.saved(), draws)
+            self.load_saved(replace(folder.saved(), verify=verify), draws)
 
     dump = save = dumps
     load = loads
@@ -184,7 +191,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         self._batch_size = saved.batch_size
         with self._loading_ring(None if saved.writer is None else self._writer):
             if saved.storage is not None:
-                self._storage.loads(saved.storage)
+                self._storage.loads(saved.storage, **({"verify": True} if saved.verify else {}))
             else:
                 self._storage.empty()
         if saved.writer is None:

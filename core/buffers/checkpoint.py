@@ -9,7 +9,8 @@
     prefetch.json                      the indices drawn that are not delivered yet
     .rbtool/digests.json               the digests of all files, required by `"digests": true` in the metadata
 
-TorchRL writes the same, except the last two; its `prefetch.pkl` is a pickle, and is never read.
+TorchRL writes the same, except the last two, and reads the storage where its checkpointer has `compatible=True`. Its
+`prefetch.pkl` is a pickle, and is never read.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
 class SavedParts:
     """What was saved of a buffer: the folders of its parts, None for those without state, and the rest.
 
-    `notes` are those of `folder_notes`.
+    `notes` are those of `folder_notes`. `verify` asks for the digests of rows that are only mapped.
     """
 
     storage: Path | None
@@ -138,6 +139,7 @@ class SavedParts:
     generator: tuple[torch.Tensor, str] | None
     batch_size: int | None
     notes: Mapping[str, Any]
+    verify: bool = False
 
 
 class BufferFolder:

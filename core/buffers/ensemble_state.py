@@ -313,4 +313,5 @@ def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_
         generator=generator_from_json(note.get("generator"), str(saved.storage.parent)),
         batch_size=checked_batch_size(note.get("batch_size")),
         notes=note,
+        verify=saved.verify,
     )

@@ -363,9 +363,9 @@ class RayReplayBuffer:
         """
         self._ask(_method, "dumps", Path(path).absolute(), durable=durable)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Load a checkpoint from a folder of the actor's machine; a relative path is below the caller's folder."""
-        self._ask(_method, "loads", Path(path).absolute())
+        self._ask(_method, "loads", Path(path).absolute(), verify=verify)
 
     dump = save = dumps
     load = loads

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..encodings.digests import noted_files, require_digests, write_digests
-from ..encodings.layout import ENSEMBLE_FILE, STORAGE
+from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format import fs
 from ..format.documents import Count, decode, dump_json, load_json
@@ -28,6 +28,7 @@ from ..torchrl.reader import torchrl_form
 
 LIST_FILE = "items.json"
 _TENSORS = "TensorStorageCheckpointer"
+_TENSORS_FILE = "storage_metadata.json"
 PACKED_FILE = "packed.json"
 STREAM_FILE = "stream.json"
 COMPRESSED_FILES: tuple[str, str] = ("metadata.json", "data_indices.json")
@@ -38,9 +39,9 @@ _WRITERS = {
     "StreamStorageCheckpointer": (STREAM_FILE,),
     "StorageEnsembleCheckpointer": (ENSEMBLE_FILE,),
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
-    _TENSORS: ("storage_metadata.json",),
+    _TENSORS: (_TENSORS_FILE,),
 }
-"""The files by which a checkpoint shows what wrote it."""
+"""The files by which a checkpoint shows what wrote it; `SEGMENTS_FILE` is another one for tensors."""
 
 _WRITERS_OF_LAYOUTS = {
     "flat": "FlatStorageCheckpointer",
@@ -129,6 +130,11 @@ def article(name: str) -> str:
     return f"an {name}" if name[:1] in "AEIO" or name.startswith("H5") else f"a {name}"
 
 
+def is_segmented(folder: Path) -> bool:
+    """Whether a folder holds the checkpoint of a storage of tensors in segments."""
+    return (folder / SEGMENTS_FILE).is_file()
+
+
 def writer_of(folder: Path) -> str | None:
     """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged.
 
@@ -149,6 +155,8 @@ def writer_of(folder: Path) -> str | None:
     theirs = torchrl_form(folder)
     if theirs is not None:
         return _WRITERS_OF_LAYOUTS[theirs]
+    if is_segmented(folder):
+        return _TENSORS
     for writer, files in _WRITERS.items():
         if all((folder / name).is_file() for name in files):
             return writer
@@ -253,7 +261,7 @@ def _is_laid_out(folder: Path) -> bool:
 
     Such a folder does not record which of the two it was: either reads it.
     """
-    return all((folder / name).is_file() for name in _WRITERS[_TENSORS]) and torchrl_form(folder) is not None
+    return (folder / _TENSORS_FILE).is_file() and torchrl_form(folder) is not None
 
 
 def require_writer(folder: Path, writer: str) -> str | None:
@@ -285,7 +293,8 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
             raise _not_ours(folder, writer)
         return folder
     missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
-    if missing:  # callers catch the error that TorchRL raises for compressed lists
+    if missing and not (writer == _TENSORS and is_segmented(folder)):
+        # Callers catch the error that TorchRL raises for compressed lists.
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
         raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
     return folder

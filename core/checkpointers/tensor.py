@@ -1,4 +1,4 @@
-"""Saves storages of tensors in TorchRL's layout, and reads what TorchRL saved."""
+"""Saves storages of tensors, in segments or in TorchRL's layout, and reads both."""
 
 from __future__ import annotations
 
@@ -27,22 +27,41 @@ from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 from .base import StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
-from .folders import CheckpointStaging, open_folder
+from .folders import CheckpointStaging, is_segmented, open_folder
+from .segment_reader import SegmentFolder, load_segments
+from .segments import write_segments
 from .storage_rows import StorageRows
 from .tensor_reader import METADATA, SavedLeaf, StorageManifest, read_contents, read_length
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
-    """Saves any `TensorStorage` as TorchRL does: a memory-mapped tensordict, or one file for each leaf of a nest.
+    """Saves any `TensorStorage` in segments of consecutive rows, and writes only the segments with changed rows.
 
-    Files have the size of the whole capacity, as TorchRL expects, but only filled rows take room on the disk. A hidden
-    file records how the data is made, the row written last and a digest of every leaf, so that damage is found when
-    the checkpoint is read; of what TorchRL wrote, files that are missing or too short are found. A storage of any
+    The first checkpoint at a place is written whole. One onto the checkpoint that the storage saved or loaded there
+    last shares the files of segments that did not change (hard links; written where there are none), and is complete
+    on its own: the older one goes. Which rows changed is known from the writes. Where rows may have changed without
+    them, the digests of their bytes decide: in memory that the storage was given, in files in a `scratch_dir`, and once
+    references to rows were handed out, as by a slice of the storage.
+
+    Loading into a `LazyTensorStorage` maps the segments copy-on-write, and reads rows when they are used; references to
+    rows that somebody has, other storages, other devices and file systems of other machines have them copied. The list
+    of segments, with their sizes, is always verified. Rows of more than 64 MiB that are mapped are compared with their
+    digests on request (`verify`), all others always.
+
+    `compatible=True` writes TorchRL's layout instead, each time as a whole: a memory-mapped tensordict, or one file for
+    each leaf of a nest, of the size of the whole capacity, where only filled rows take room on the disk. A hidden file
+    records how the data is made, the row written last and a digest of every leaf. So do save hooks: they get the valid
+    rows, of a tensordict, a tensor or a nest of them, and what they return is saved in its own shape.
+
+    Both are read, and what TorchRL saved, of which files that are missing or too short are found. A storage of any
     capacity that holds the rows can take them, also one that is still empty. Nothing is unpickled.
-
-    Save hooks get the valid rows, of a tensordict, a tensor or a nest of them, and what they return is saved in its
-    own shape.
     """
+
+    verifies_on_request = True
+
+    def __init__(self, *, compatible: bool = False) -> None:
+        super().__init__()
+        self.compatible = compatible
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
         """Write the storage to the folder `path`; parents are created, an older checkpoint is replaced at one instant.
@@ -53,6 +72,9 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         source = _tensor_storage(storage)
         if _lives_at(source, path) and source.initialized:
             describe_in_place(source, Path(path))
+            return
+        if not self.compatible and not self._save_hooks:
+            write_segments(source, path, durable)
             return
         contents = self._contents(source, path)
         with CheckpointStaging(path, durable) as staging:
@@ -73,8 +95,10 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         tensors = structure.flatten(data)
         return Contents(structure, 0, tensors, tensors, length, last)
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Put the rows, the length and, where it was noted, the last cursor of the checkpoint into the storage.
+
+        `verify` compares the bytes of all segments with their digests, also where they are mapped.
 
         Raises DatasetNotFoundError (a FileNotFoundError) where there is no checkpoint, FormatError for another
         checkpointer's, CorruptDataError for files that are missing, cut or changed, SchemaError (a RuntimeError) for
@@ -85,6 +109,9 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         folder = open_folder(path, "TensorStorageCheckpointer", hooked=bool(self._load_hooks))
         if _lives_at(target, folder):
             _refresh(target, folder)
+            return
+        if is_segmented(folder) and not self._load_hooks:
+            load_segments(target, folder, verify=verify)
             return
         saved = read_contents(folder, target, raw=bool(self._load_hooks))
         if saved is None:
@@ -241,6 +268,9 @@ class SavedTensorRows(StorageRows):
 
 def _dimensions(folder: Path) -> int:
     """How many dimensions count elements."""
+    if is_segmented(folder):
+        with SegmentFolder.opened(folder) as opened:
+            return max(opened.manifest.ndim, 1)
     manifest = StorageManifest.load(folder)
     if manifest is not None:
         return max(manifest.ndim, 1)

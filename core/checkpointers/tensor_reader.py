@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint in TorchRL's layout: checked, and mapped; our manifest describes those we wrote."""
+"""Reads the tensors of a checkpoint, checked and mapped: in segments, or in TorchRL's layout, ours with a manifest."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from ..storages.tree_files import SUFFIX, single_name, spec_from_json
 from ..ted.schema import file_stem
 from ..torchrl.reader import torchrl_form
 from .flat_layout import ROWS, SHAPES
+from .folders import is_segmented
+from .segment_reader import SegmentFolder
 
 METADATA = "storage_metadata.json"
 _FILE = f"{HIDDEN}/storage.json"
@@ -152,6 +154,8 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
 
     `raw`: load hooks will make rows of it, so nothing is compared with the target.
     """
+    if is_segmented(folder):
+        return _segments(folder, target, raw)
     metadata = _metadata(folder)
     manifest = StorageManifest.load(folder)
     if manifest is not None:
@@ -164,6 +168,17 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
     if raw and torchrl_form(folder) is not None:
         return _laid_out(folder, metadata["len"])
     return _theirs(folder, metadata, target)
+
+
+def _segments(folder: Path, target: TensorStorage, raw: bool) -> Saved | None:
+    """Map the rows of a checkpoint in segments, whose bytes are compared with their digests."""
+    with SegmentFolder.opened(folder) as opened:
+        manifest, structure = opened.manifest, opened.structure_for(target, raw=raw)
+        if structure is None:
+            return None
+        tensors = opened.tensors(manifest.rows, verify=True)
+    lead = tensors[0].shape[: manifest.ndim] if tensors else torch.Size([])
+    return Saved(structure, tensors, lead, manifest.length, manifest.last_row, manifest.capacity)
 
 
 def _laid_out(folder: Path, length: int) -> Saved:
@@ -201,6 +216,10 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
 
 def verify_tensors(folder: Path) -> None:
     """Raise CorruptDataError unless the leaves hold the bytes that were saved, where their digests were noted."""
+    if is_segmented(folder):
+        with SegmentFolder.opened(folder) as opened:
+            opened.verify()
+        return
     manifest = StorageManifest.load(folder)
     if manifest is not None:
         _verified(folder, manifest)

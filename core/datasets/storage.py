@@ -268,11 +268,11 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
     there is no indication whether it has.
     """
 
-    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+    def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Put the rows of the checkpoint in the folder `path` into the storage; nothing changes if that fails."""
         folder = Path(path)
         if not isinstance(storage, DatasetStorage) or writer_of(folder) != "PackedStorageCheckpointer":
-            super().loads(storage, folder)
+            super().loads(storage, folder, verify=verify)
             return
         if self._load_hooks:
             raise UsageError(f"{folder} holds no row that hooks could change", hint="leave them out")

@@ -121,6 +121,10 @@ def _safe(key: Key) -> Key:
 
 STORAGE = "storage"
 """What the manifest of a storage's checkpoint names as its source."""
+
+SEGMENTS_FILE = "segments.json"
+"""Describes the checkpoint of a storage of tensors in segments."""
+
 ENSEMBLE_FILE = "ensemble.json"
 """Lists the members in the checkpoint of a storage of several storages."""
 

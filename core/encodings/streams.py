@@ -44,8 +44,8 @@ class LeafFile(NewFile, Stream):
     With `hashed` their digest is taken while they are written.
     """
 
-    def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True, mode: int = 0o666) -> None:
+        super().__init__(path, mode=mode)
         self._hashed = hashed
         self._skipped = False
         self._reserved = expected > _BLOCK

@@ -80,14 +80,14 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-def create(path: Path, *, within: int | None = None) -> int:
+def create(path: Path, *, within: int | None = None, mode: int = 0o666) -> int:
     """Create a file that must not exist yet and return its descriptor, open for writing and reading.
 
     Here and below, `within` is the descriptor of the parent folder, which then cannot be replaced.
     """
     with announced("create", path):
         name = path if within is None else path.name
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666, dir_fd=within)
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, mode, dir_fd=within)
 
 
 @contextlib.contextmanager
@@ -369,10 +369,10 @@ def remove_below(root: Path, path: Path) -> None:
         remove(path, within=within)
 
 
-def link_to(target: Path, path: Path) -> None:
-    """Make a symbolic link at `path` that leads to `target`."""
+def link_to(target: Path, path: Path, *, among: int | None = None) -> None:
+    """Make a symbolic link at `path` to `target`, or a hard link if that is in the folder with descriptor `among`."""
     with announced("link", path):
-        path.symlink_to(target)
+        path.symlink_to(target) if among is None else os.link(target, path, src_dir_fd=among, follow_symlinks=False)
 
 
 def remove_empty_folder(path: Path, *, within: int | None = None) -> None:

@@ -106,7 +106,7 @@ class Staging:
                 fs.make_new_folder(self.path, within=self._parent)
                 self._lock = lock_folder(self.path, within=self._parent)
             if unsynced_around(self.path) is None:
-                self._unsynced = self._around.enter_context(Unsynced(self.path, self._durable))
+                self._unsynced = self._around.enter_context(Unsynced(self.path, self.destination, self._durable))
         except BaseException:
             self._unlock()
             raise

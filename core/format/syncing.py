@@ -67,6 +67,20 @@ def replace_file(path: Path, data: bytes) -> None:
         write_file(path, data)
 
 
+def skip_sync(path: Path) -> None:
+    """Record that the bytes of a file are on the disk, as of a hard link to one that was published."""
+    if (around := unsynced_around(path)) is not None:
+        around.skip(path)
+
+
+def published_place(path: Path) -> Path:
+    """Return where a path below folders that are being staged will be once these are published."""
+    for staged in sorted(_staged, key=lambda one: len(one.prefix), reverse=True):
+        if staged.contains(path):
+            path = staged.destination / os.path.relpath(path, staged.prefix)
+    return path
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Create a small file with these bytes and sync it as `sync_file` does."""
     descriptor = fs.create(path)
@@ -80,17 +94,17 @@ def write_file(path: Path, data: bytes) -> None:
 class NewFile:
     """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written.
 
-    With `resumed`, the file is there, and its first bytes are those of the record: writing continues after them.
-    CorruptDataError where they are not.
+    `mode` are its permissions. With `resumed`, the file is there, and its first bytes are those of the record: writing
+    continues after them. CorruptDataError where they are not.
     """
 
-    def __init__(self, path: Path, resumed: FileRecord | None = None) -> None:
+    def __init__(self, path: Path, resumed: FileRecord | None = None, *, mode: int = 0o666) -> None:
         fs.make_folder(path.parent)
         self.path = path
         self.size = 0
         self._started = 0  # up to which byte the disk was asked to begin
         self._hasher = Hasher()
-        self.descriptor = fs.create(path) if resumed is None else fs.open_to_change(path)
+        self.descriptor = fs.create(path, mode=mode) if resumed is None else fs.open_to_change(path)
         if resumed is not None:
             try:
                 self._continue(resumed)
@@ -143,20 +157,28 @@ class Unsynced:
     """The files in a folder whose syncs wait until `sync`. A context manager: after it, nothing waits any more.
 
     A file stays open from the first write to the sync, since a failure to write it to the disk is only reported to
-    those that have it open. `durable` states what `sync` waits for.
+    those that have it open. `destination` is where the folder will be published, `durable` states what `sync` waits
+    for.
     """
 
-    def __init__(self, folder: Path, durable: Durable = "full") -> None:
+    def __init__(self, folder: Path, destination: Path | None = None, durable: Durable = "full") -> None:
         self.prefix = f"{folder}{os.sep}"
+        self.destination = destination or folder
         self.durable = durable
         self._held: dict[tuple[int, int], int] = {}  # descriptors by device and inode: folders may be renamed
+        self._done: set[tuple[int, int]] = set()
 
     def contains(self, path: Path) -> bool:
         """Whether a path is below the folder."""
         return str(path).startswith(self.prefix)
 
+    def skip(self, path: Path) -> None:
+        """Leave out a file that is on the disk already."""
+        self._done.add(_identity_at(path))
+
     def hold(self, descriptor: int) -> bool:
         """Let the system begin with a file; False where too many wait already."""
+        self._done.discard(_identity(descriptor))
         if self.durable == "none":
             return True
         if len(self._held) >= _most_held():
@@ -180,7 +202,9 @@ class Unsynced:
             files = [Path(folder, name) for folder, _, names in found for name in names]
         else:
             found, files = [], [built]
-        files.sort(key=lambda path: not self._holds(path))  # their descriptors make room for those of the others
+        files = [path for path in files if _identity_at(path) not in self._done]
+        # Descriptors that are held make room for those of the other files.
+        files.sort(key=lambda path: _identity_at(path) not in self._held)
         together = _most_held()
         for start in range(0, len(files), together):
             self._sync_together(files[start : start + together])
@@ -191,10 +215,6 @@ class Unsynced:
         """Wait until the name at which the folder was put is on the disk; `parent` is the descriptor around it."""
         if self.durable == "full":
             fs.fsync(parent, path.parent)
-
-    def _holds(self, path: Path) -> bool:
-        here = path.lstat()
-        return (here.st_dev, here.st_ino) in self._held
 
     def _sync_together(self, files: list[Path]) -> None:
         with contextlib.ExitStack() as stack:
@@ -225,6 +245,11 @@ class Unsynced:
         _staged.remove(self)
         while self._held:
             os.close(self._held.popitem()[1])
+
+
+def _identity_at(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -55,9 +56,13 @@ class Saving:
         else:
             self.checkpointer.dumps(self, path, durable=durable)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over what the checkpoint in the folder `path` holds."""
-        self.checkpointer.loads(self, path)
+    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+        """Take over what the checkpoint in the folder `path` holds.
+
+        `verify` also compares the bytes of rows that are only mapped with their digests, and reads all of them for it.
+        """
+        options = {"verify": True} if verify and getattr(self.checkpointer, "verifies_on_request", False) else {}
+        self.checkpointer.loads(self, path, **options)
 
     dump = save = dumps
     load = loads
@@ -266,6 +271,8 @@ class Storage(Entries, Saving, ABC):
 
         IndexError for elements that are not there.
         """
+        if type(index) is not torch.Tensor or not index.dim():  # what is returned may be a view of the rows
+            self.log.lend()
         return self.read_at(index)
 
     @final
@@ -293,6 +300,7 @@ class Storage(Entries, Saving, ABC):
     @final
     def state_dict(self) -> dict[str, Any]:
         """Return contents and length, by reference."""
+        self.log.lend()
         return self.save_state()
 
     @final
@@ -363,6 +371,8 @@ class Storage(Entries, Saving, ABC):
         return (self.get(row) for row in range(self.shape[0]))
 
     def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is None:  # a plain copy may have the same tensors, and has a log of its own
+            self.log.lend()
         # A copy belongs to no buffer yet, and draws from no generator of this one.
         return self.__dict__ | {"_attached": [], "generator": None, "journal": None}
 

@@ -21,7 +21,7 @@ from .memory_maps import MemoryMaps
 from .pytree import Path as Place
 from .pytree import TensorDictNode, TreeSpec, tree_spec_of
 from .tensor import TensorStorage
-from .tree_files import leaf_files
+from .tree_files import in_order, leaf_files
 
 Schema: TypeAlias = Literal["fixed", "open"]
 
@@ -172,6 +172,36 @@ class LazyTensorStorage(TensorStorage):
     def _takes_entries(self) -> bool:
         return self._maps is None and super()._takes_entries
 
+    # Memory of others ------------------------------------------------------------------------------
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether `take_over` is possible: rows are in memory of this process, and nobody has references to them."""
+        here = self._maps is None and not self._consolidated and not self.shared and self.journal is None
+        return here and self.device in ("auto", torch.device("cpu")) and not (self.initialized and self.log.lent)
+
+    def rows_for(self, lanes: Sequence[int]) -> int:
+        """Return the room for rows of so many lanes, also before the first write."""
+        return self.columns.lead[0] if self.initialized else -(-self._asked // math.prod(lanes))
+
+    def take_over(self, structure: TreeSpec, leaves: Sequence[torch.Tensor], rows: int, last_row: int | None) -> None:
+        """Make these tensors, of which `rows` rows are valid, the contents in place of the ones there are.
+
+        SchemaError, and nothing changes, for other names, types or shapes than those of what was written before.
+        """
+        if self.initialized:
+            self.structure.refuse_other_constants(structure)
+            leaves = in_order(self.columns.names, structure, leaves)
+            self.columns.check(leaves, tuple(self.columns.lead))
+            structure = self.structure
+        else:
+            self.device = torch.device("cpu")
+            structure = structure.placed(self.device)
+        self._take(structure, leaves)
+        self.max_size = math.prod(self.columns.lead)
+        self._filled.value = rows
+        self.mark_replaced(rows % self.columns.lead[0], last_row)
+
     # Data with other keys --------------------------------------------------------------------------
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
@@ -313,6 +343,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         removes = folder is None if auto_cleanup is None else auto_cleanup
         self._maps = MemoryMaps(folder, remove=removes, replace=existsok)
         self._shared_init = shared_init
+        if folder is not None:
+            self.log.lend()  # the files have names that others may open
         if shared_init:
             self._begin_shared(self._maps)
         else:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from ..errors import SchemaError, UsageError
+from ..errors import RbtoolError, SchemaError, UsageError
 from .columns import Columns
 from .cursors import as_index, grown_rows, last_of_repeats, rows_of
 from .pytree import TreeSpec, tree_spec_of
@@ -61,6 +61,7 @@ class TensorStorage(TensorState):
             raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='say device="auto"')
         self._wrapped = storage
         self._filled.value = lead[0]
+        self.log.lend()
 
     def _begin(self, ndim: int) -> None:
         if ndim < 1:
@@ -118,6 +119,7 @@ class TensorStorage(TensorState):
     @property
     def contents(self) -> Any:
         """All tensors, valid rows or not, put together as the data is; None before the first write."""
+        self.log.lend()
         if self._wrapped is None and self.initialized:
             columns = self.columns
             self._wrapped = self.structure.unflatten(iter(columns.leaves), columns.lead)
@@ -159,6 +161,7 @@ class TensorStorage(TensorState):
         """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
         if self.ndim == 1:
             return self
+        self.log.lend()
         size = torch.Size([len(self)])
         flat = [leaf[: self.rows].flatten(0, self.ndim - 1) for leaf in self.columns.leaves]
         return TensorStorage(self.structure.unflatten(iter(flat), size), device="auto", compilable=self.compilable)
@@ -185,6 +188,8 @@ class TensorStorage(TensorState):
         except BaseException as error:
             if self._columns is not before[1]:
                 self._go_back(*before)
+            if before[1] is not None and not isinstance(error, RbtoolError):
+                self.log.changed()  # an interrupt: some columns may be written already
             if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise

@@ -87,8 +87,9 @@ class TensorEditing(IndexedStorage):
     def undo(self) -> None:
         """Undo the write of a process that was killed."""
         if self.journal is not None:
+            before = self.log.now
             self.journal.undo(self.columns.arrays if self.initialized else [])
-            self.log.changed()
+            self.log.undone(before)
 
     @property
     def counters(self) -> list[Counter]:
@@ -190,6 +191,7 @@ class TensorEditing(IndexedStorage):
         """Return a view of one entry of all valid elements; MissingKeyError for one that is not there."""
         found = dict(zip(self.structure.paths(), self.columns.leaves, strict=True)).get(key)
         if found is not None:
+            self.log.lend()
             return found[: self.rows]
         if any(path[: len(key)] == key for path in self.structure.paths()):
             raise SchemaError(f"{'.'.join(key)!r} holds several entries, expected the key of a tensor")

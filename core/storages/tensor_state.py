@@ -83,9 +83,11 @@ class TensorState(TensorEditing):
                 columns.write_run(0, rows - turn, [value[turn:] for value in values])
                 if turn:
                     columns.write_run(rows - turn, turn, [value[:turn] for value in values])
-        except BaseException:
+        except BaseException as error:
             if fresh:
                 self._go_back(None, None)
+            elif not isinstance(error, SchemaError):
+                self.log.changed()  # some rows may be there already
             raise
         self._filled.value = rows
         self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)

@@ -155,6 +155,7 @@ class Generations:
 
 
 _REMEMBERED = 64
+_CHECKPOINTS = 4
 
 
 class Written(NamedTuple):
@@ -182,11 +183,12 @@ class WriteLog:
     The numbers are shared with other processes where the storage's length is.
     """
 
-    __slots__ = ("_changes", "_irregular", "_next_row", "_rows")
+    __slots__ = ("_changes", "_irregular", "_lent", "_next_row", "_rows", "_saved")
 
     def __init__(self) -> None:
-        self._rows, self._next_row, self._irregular = Counter(), Counter(), Counter()
+        self._rows, self._next_row, self._irregular, self._lent = Counter(), Counter(), Counter(), Counter()
         self._changes: deque[tuple[int, Change]] = deque(maxlen=_REMEMBERED)
+        self._saved: dict[str, Written] = {}
 
     @property
     def now(self) -> Written:
@@ -219,6 +221,29 @@ class WriteLog:
             return None
         return [change for _, change in recent]
 
+    def blocks_changed(self, since: Written, capacity: int, block: int) -> NDArray[np.bool_] | None:
+        """Mark which blocks of so many rows, of `capacity`, have rows that were written or changed since.
+
+        None if that is not known. Blocks that are not marked are what they were, unless rows were lent.
+        """
+        changes, added = self.since(since.irregular), self._rows.value - since.rows
+        if changes is None or added < 0:  # also where a write was undone
+            return None
+        found = np.zeros(-(-capacity // block), np.bool_)
+        runs = [change.rows for change in changes]
+        if added:
+            stop = since.next_row + min(added, capacity)
+            runs += [slice(since.next_row, min(stop, capacity)), slice(0, max(stop - capacity, 0))]
+        for rows in runs:
+            if rows is None or (isinstance(rows, slice) and (rows.step or 1) < 0):
+                return None
+            if isinstance(rows, slice):
+                start, stop, _ = rows.indices(capacity)
+                found[start // block : -(-stop // block) if stop > start else 0] = True
+            else:
+                found[rows.numpy(force=True) % capacity // block] = True
+        return found
+
     def left_alone(self, rows: torch.Tensor, since: Written, capacity: int) -> bool:
         """Whether none of these rows, of `capacity` that there is room for, was written or changed since."""
         changes, added = self.since(since.irregular), self._rows.value - since.rows
@@ -235,22 +260,49 @@ class WriteLog:
             self._next_row.value = row
             self.changed()
 
+    # What the log cannot see -----------------------------------------------------------------------
+
+    @property
+    def lent(self) -> bool:
+        """Whether anybody may have references to rows, and change them in place without a report."""
+        return self._lent.value > 0
+
+    def lend(self) -> None:
+        """Note that references to rows were handed out: from now on, rows that are not marked may have changed."""
+        self._lent.value = 1
+
+    # Checkpoints -----------------------------------------------------------------------------------
+
+    def saved_as(self, checkpoint: str, position: Written) -> None:
+        """Remember, of a few checkpoints, that one holds the rows as they were at a position."""
+        others = [pair for pair in self._saved.items() if pair[0] != checkpoint]
+        self._saved = dict([*others, (checkpoint, position)][-_CHECKPOINTS:])
+
+    def position_of(self, checkpoint: str) -> Written | None:
+        """Return the position at which a checkpoint was saved or loaded; None for one that is not remembered."""
+        return self._saved.get(checkpoint)
+
     @property
     def counters(self) -> list[Counter]:
-        """The numbers themselves."""
+        """The numbers of the writes themselves."""
         return [self._rows, self._next_row, self._irregular]
+
+    def undone(self, before: Written) -> None:
+        """Count a change after the numbers were set back from `before`; the count of changes is never set back."""
+        self._irregular.value = max(self._irregular.value, before.irregular)
+        self.changed()
 
     def share_(self) -> None:
         """Move the numbers into shared memory."""
-        for counter in self.counters:
+        for counter in (*self.counters, self._lent):
             counter.share_()
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was changed once is of no use to a copy, which nobody has read yet.
-        return {"_rows": self._rows, "_next_row": self._next_row, "_irregular": self._irregular}
+        # What was changed once is of no use to a copy, which nobody has read yet, and it is saved as no checkpoint.
+        return {name: getattr(self, name) for name in ("_rows", "_next_row", "_irregular", "_lent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._changes = deque(maxlen=_REMEMBERED)
+        self._changes, self._saved = deque(maxlen=_REMEMBERED), {}
         for name, value in state.items():
             setattr(self, name, value)
 

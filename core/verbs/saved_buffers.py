@@ -13,7 +13,7 @@ import numpy as np
 from ..encodings.digests import require_digests
 from ..encodings.flat import STORAGE_METADATA, FlatReader
 from ..encodings.h5_reader import H5Reader
-from ..encodings.layout import ENSEMBLE_FILE
+from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..errors import CorruptDataError, RbtoolError
 from ..format.contracts import Array, StepReader
 from ..format.documents import load_json
@@ -132,7 +132,8 @@ def _verified(path: Path) -> bool:
 
 def _verify_tensors(storage: Path) -> None:
     """Compare the leaves of a storage of tensors with their digests."""
-    if (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None:
+    theirs = (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None
+    if theirs or (storage / SEGMENTS_FILE).is_file():
         from ..checkpointers.tensor_reader import verify_tensors  # lazy: imports torch
 
         verify_tensors(storage)
@@ -159,6 +160,8 @@ def extent_of(storage: Path) -> Extent:
             filled = reader.filled
         lanes = math.prod(filled.shape[1:])
         return Extent(filled.length, filled.capacity // lanes, lanes, filled.capacity, filled.cursor)
+    if (storage / SEGMENTS_FILE).is_file():
+        return _segments_extent(storage)
     if (storage / STORAGE_METADATA).is_file():
         return _tensor_extent(storage)
     if (storage / "packed.json").is_file():
@@ -168,6 +171,15 @@ def extent_of(storage: Path) -> Extent:
             found = load_json(storage / name)
             return Extent(len(found["items"] if isinstance(found, dict) else found))
     raise CorruptDataError(f"{storage} holds no storage: none of the files that describe one is there")
+
+
+def _segments_extent(storage: Path) -> Extent:
+    document = load_json(storage / SEGMENTS_FILE)
+    length, rows, ndim = document["length"], document["capacity"], document["ndim"]
+    if not document["leaves"]:
+        return Extent(length)
+    lanes = math.prod(document["leaves"][0]["shape"][: ndim - 1])
+    return Extent(length, rows, lanes, rows * lanes)
 
 
 def _tensor_extent(storage: Path) -> Extent:

@@ -16,7 +16,7 @@ from ..declarations import title_of
 from ..encodings.digests import DIGESTS, require_digests
 from ..encodings.flat import STORAGE_METADATA
 from ..encodings.h5_layout import read_block
-from ..encodings.layout import ENSEMBLE_FILE
+from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..encodings.save import VerifyingReader
 from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
@@ -245,7 +245,8 @@ def _tensors(path: Path) -> Path | None:
     if not path.is_dir() or find_torchrl(path) is not None:
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
-    return folder if (folder / STORAGE_METADATA).is_file() and not has_manifest(folder) else None
+    there = any((folder / name).is_file() for name in (STORAGE_METADATA, SEGMENTS_FILE))
+    return folder if there and not has_manifest(folder) else None
 
 
 def _writer_of(folder: Path) -> dict[str, Any]:

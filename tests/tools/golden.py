@@ -211,7 +211,10 @@ def make_storages() -> None:
     """Write dumps of every storage, at every fill level, and with every checkpointer of steps."""
     for name, (storage, rows) in TENSORS.items():
         for fill, counts in FILLS.items():
-            filled(storage(), rows, counts).storage.dumps(f"storages/{name}-{fill}")
+            made = filled(storage(), rows, counts).storage
+            made.dumps(f"storages/{name}-{fill}")
+            made.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
+            made.dumps(f"storages/{name}-{fill}-torchrl")
     for name, (storage, rows) in LISTS.items():
         filled(storage(), rows, (FEW - 1, FEW - 2)).storage.dumps(f"storages/{name}")
     forms = {

@@ -197,7 +197,7 @@ def damaged(folder: Path, how: str) -> type[Exception]:
         os.truncate(folder / "rng_state/rng_state.memmap", 100)
         return CorruptDataError
     if how == "cut rows":
-        os.truncate(folder / "storage/a.memmap", 20)
+        os.truncate(folder / "storage/segment-00000.memmap", 20)
         return FormatError
     (folder / "prefetch.json").write_text(
         '{"version": 1, "capacity": 2, "queue": [{"index": {"dtype": "torch.load"}}]}'

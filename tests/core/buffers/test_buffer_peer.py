@@ -69,6 +69,8 @@ def test_buffers_go_over(ours_first: bool, name: str, way: str, tmp_path: Path) 
     one.extend(steps(13))
     one.sample()
     if way == "folder":
+        if ours_first:
+            one.storage.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
         one.dumps(tmp_path / "saved")
         other.loads(tmp_path / "saved")
     else:
@@ -89,6 +91,7 @@ def test_two_dimensions_go_over(tmp_path: Path) -> None:
     theirs = data.TensorDictReplayBuffer(storage=data.LazyMemmapStorage(20, ndim=2))
     assert torch.equal(ours.extend(batch), theirs.extend(batch))
     assert (ours[:] == theirs[:]).all()
+    ours.storage.checkpointer = rbtool.TensorStorageCheckpointer(compatible=True)
     ours.dumps(tmp_path / "ours")
     theirs.loads(tmp_path / "ours")
     assert (ours[:] == theirs[:]).all()
@@ -96,3 +99,15 @@ def test_two_dimensions_go_over(tmp_path: Path) -> None:
     ours.loads(tmp_path / "theirs")
     assert (ours[:] == theirs[:]).all()
     assert json.loads((tmp_path / "ours/writer/metadata.json").read_text())["cursor"] == ours.writer._cursor == 2
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_torchrl_fails_on_our_own_form(tmp_path: Path, written: bool) -> None:
+    ours = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(10))
+    theirs = data.ReplayBuffer(storage=data.LazyTensorStorage(10))
+    ours.extend(steps(13))
+    ours.dumps(tmp_path / "saved")
+    if written:
+        theirs.extend(steps(3))
+    with pytest.raises(FileNotFoundError, match=r"storage_metadata\.json"):
+        theirs.loads(tmp_path / "saved")

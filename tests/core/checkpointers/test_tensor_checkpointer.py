@@ -40,11 +40,15 @@ def steps(rows: int = 10, first: int = 0) -> TensorDict:
     return TensorDict({"a": numbers, "next": {"b": torch.stack([numbers, -numbers], -1).double()}}, [rows])
 
 
-def saved(tmp_path: Path, data: Any = None, capacity: int = 16) -> Path:
-    storage = LazyTensorStorage(capacity)
+def saved(tmp_path: Path, data: Any = None, capacity: int = 16, *, compatible: bool = True) -> Path:
+    storage = LazyTensorStorage(capacity, checkpointer=TensorStorageCheckpointer(compatible=compatible))
     storage.set(range(10), steps() if data is None else data)
     storage.dumps(tmp_path / "saved")
     return tmp_path / "saved"
+
+
+def compatible() -> TensorStorageCheckpointer:
+    return TensorStorageCheckpointer(compatible=True)
 
 
 def loaded(path: Path, capacity: int = 16) -> LazyTensorStorage:
@@ -69,8 +73,11 @@ def loaded(path: Path, capacity: int = 16) -> LazyTensorStorage:
     ids=["tensordict", "tensor", "nest", "tensorclass", "constant", "reserved names"],
 )
 @pytest.mark.parametrize("capacity", [10, 16, 100])
-def test_any_capacity_that_holds_the_rows_takes_them(tmp_path: Path, data: Any, capacity: int) -> None:
-    storage = loaded(saved(tmp_path, data), capacity)
+@pytest.mark.parametrize("compatible", [False, True])
+def test_any_capacity_that_holds_the_rows_takes_them(
+    tmp_path: Path, data: Any, capacity: int, compatible: bool
+) -> None:
+    storage = loaded(saved(tmp_path, data, compatible=compatible), capacity)
     assert (len(storage), storage.max_size, storage.last_cursor) == (10, capacity, 9)
     assert type(storage[:]) is type(data)
     assert same(storage[:], data)
@@ -161,6 +168,7 @@ def test_another_length_than_was_saved(tmp_path: Path) -> None:
         loaded(path)
 
 
+@pytest.mark.parametrize("compatible", [False, True])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -171,8 +179,11 @@ def test_another_length_than_was_saved(tmp_path: Path) -> None:
         (steps().set("task", NonTensorData("pen")), None),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, data: Any, message: str | None) -> None:
-    path, storage = saved(tmp_path, steps().set("task", NonTensorData("door"))), TensorStorage(data)
+def test_a_checkpoint_that_does_not_fit_changes_nothing(
+    tmp_path: Path, data: Any, message: str | None, compatible: bool
+) -> None:
+    path = saved(tmp_path, steps().set("task", NonTensorData("door")), compatible=compatible)
+    storage = TensorStorage(data)
     with pytest.raises(RuntimeError, match=message or "'task' is 'door' in what was saved, 'pen' here"):
         TensorStorage(data.clone().set("task", NonTensorData("door")) if message else data).loads(path)
     with pytest.raises(RuntimeError):
@@ -206,7 +217,7 @@ def test_a_smaller_checkpoint_leaves_no_stale_files(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
+    path, storage = saved(tmp_path), TensorStorage(steps(10, 50), checkpointer=compatible())
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 239))
     with pytest.raises(OutOfSpaceError, match="239 bytes free, 240 are needed"):
         storage.dumps(path)
@@ -221,7 +232,7 @@ def die_at(moment: int) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_moment_the_old_checkpoint_or_the_new_one_is_there(tmp_path: Path) -> None:
-    path, storage = saved(tmp_path), TensorStorage(steps(10, 50))
+    path, storage = saved(tmp_path), TensorStorage(steps(10, 50), checkpointer=compatible())
     found = []
     for moment in itertools.count():
         child = os.fork()

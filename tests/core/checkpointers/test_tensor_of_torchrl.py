@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.testing.storages import same
@@ -125,7 +126,7 @@ def test_episodes_in_another_form_are_named(theirs: Path) -> None:
 def test_torchrl_loads_what_we_save(tmp_path: Path, kind: str) -> None:
     data = pytest.importorskip("torchrl.data", reason="needs TorchRL")
     rows = {"tensordict": steps(), "pytree": {"a": torch.arange(10), "b": (torch.ones(10),)}, "tensor": torch.ones(10)}
-    ours, path = LazyTensorStorage(16), tmp_path / "saved"
+    ours, path = LazyTensorStorage(16, checkpointer=TensorStorageCheckpointer(compatible=True)), tmp_path / "saved"
     ours.set(range(10), rows[kind])
     ours.dumps(path)
     peer = data.LazyTensorStorage(16)

@@ -172,7 +172,7 @@ def test_an_ensemble_is_checked_with_all_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "rule", "named"),
     [
-        (lambda folder: flip(folder / "storage/2/1/action.memmap", 3), "BUF001", "storage/2/1"),
+        (lambda folder: flip(folder / "storage/2/1/segment-00000.memmap", 3), "BUF001", "storage/2/1"),
         (edit("writer/2/0/metadata.json", cursor=99), "BUF002", "writer/2/0/metadata.json counts 6 writes"),
         (lambda folder: shutil.rmtree(folder / "storage/0"), "BUF002", "storage/0 is missing"),
         (lambda folder: (folder / "storage/ensemble.json").write_text("{}"), "BUF002", "does not list the members"),

@@ -1,0 +1,157 @@
+"""Reads the segments of a checkpoint: mapped into memory where that is possible, else copied."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..errors import CorruptDataError, SchemaError
+from ..format.contracts import Array
+from ..format.digest import bytes_of, digest_descriptor, open_regular
+from ..format.private_memory import PrivateMemory, can_map
+from ..storages.codec import dtype_named
+from ..storages.item_documents import read_shape
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.pytree import TreeSpec
+from ..storages.tensor import TensorStorage
+from ..storages.tree_files import spec_from_json
+from .segment_layout import SegmentManifest
+
+_MAPPED_FROM = 1 << 15
+"""Bytes of a block from which on mapping it costs less than reading it."""
+_ALWAYS_VERIFIED = 64 << 20
+"""Bytes of all segments up to which they are compared with their digests in any case: it takes some milliseconds."""
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+
+
+class SegmentFolder:
+    """A checkpoint in segments, open: what takes its place meanwhile is not mixed with it. Made by `opened`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.manifest = SegmentManifest.load(path, descriptor)
+        self._descriptor = descriptor
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path) -> Iterator[SegmentFolder]:
+        """Open a folder; CorruptDataError and FormatError as for `SegmentManifest.load`."""
+        descriptor = os.open(path, _FOLDER_FLAGS)
+        try:
+            yield cls(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def structure_for(self, target: TensorStorage, *, raw: bool = False) -> TreeSpec | None:
+        """How the data is made, None where nothing was ever written.
+
+        Classes that are not loaded here are taken from the target, whose `ndim` must be the saved one, else SchemaError
+        is raised; `raw` data has nothing to do with it.
+        """
+        described, ndim = self.manifest.structure, self.manifest.ndim
+        if described is None:
+            return None
+        if not raw and ndim != target.ndim:
+            raise SchemaError(f"{self.path} was saved with ndim={ndim}, this storage has ndim={target.ndim}")
+        found = spec_from_json(described, target.structure if target.initialized and not raw else None)
+        if list(found.paths()) != [leaf.name for leaf in self.manifest.leaves]:
+            raise CorruptDataError(f"{self.path} does not say how its leaves belong together")
+        return found
+
+    def verify(self) -> None:
+        """Raise CorruptDataError unless all segments hold the bytes that were saved."""
+        for _ in self._files(verify=True):
+            pass
+
+    def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
+        """Return tensors of `rows` rows, zeros behind the ones that were saved.
+
+        Sizes are checked, and with `verify` the bytes of all segments; also where they are few, and where nobody waited
+        for the disk when they were saved. CorruptDataError for what is not as it was saved.
+        """
+        leaves = self.manifest.leaves
+        total = sum(self.manifest.size(number) for number in range(len(self.manifest.digests)))
+        verify = verify or not self.manifest.synced or total <= _ALWAYS_VERIFIED
+        memories = [PrivateMemory(rows * leaf.width) for leaf in leaves]
+        for number, descriptor in self._files(verify=verify):
+            self._fill(memories, number, descriptor)
+        found = []
+        for leaf, memory in zip(leaves, memories, strict=True):
+            dtype, shape = dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape))
+            whole = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
+            found.append(whole.view(shape))
+        return found
+
+    def _files(self, *, verify: bool) -> Iterator[tuple[int, int]]:
+        """Open one segment after the other; yield numbers and descriptors."""
+        for number, digest in enumerate(self.manifest.digests):
+            path, size = self.path / self.manifest.file(number), self.manifest.size(number)
+            try:
+                descriptor = open_regular(path, within=self._descriptor)
+            except FileNotFoundError:
+                raise CorruptDataError(f"{path} is missing, expected {size:,} bytes") from None
+            try:
+                found = os.fstat(descriptor).st_size
+                if found != size:
+                    raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
+                if verify and digest_descriptor(descriptor) != digest:
+                    raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
+                yield number, descriptor
+            finally:
+                os.close(descriptor)
+
+    def _fill(self, memories: Sequence[PrivateMemory], number: int, descriptor: int) -> None:
+        rows = self.manifest.rows_of(number)
+        starts, maps = self.manifest.blocks(len(rows)), can_map(descriptor)
+        for leaf, memory, start, stop in zip(self.manifest.leaves, memories, starts[:-1], starts[1:], strict=True):
+            place, size = rows.start * leaf.width, len(rows) * leaf.width
+            if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
+                _read(descriptor, start, memory.array[place : place + size], self.path / self.manifest.file(number))
+
+
+def _read(descriptor: int, start: int, into: Array, path: Path) -> None:
+    room = bytes_of(into)
+    while room:
+        got = os.preadv(descriptor, [room], start)
+        if not got:
+            raise CorruptDataError(f"{path} ends in the middle of a leaf: it was cut")
+        room, start = room[got:], start + got
+
+
+def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
+    """Put a checkpoint in segments into a storage, whose next dump at the same place writes what changed since.
+
+    A `LazyTensorStorage` of which nobody has references to rows takes mapped memory over, and does not read it; bytes
+    that are copied are always verified. SchemaError, with nothing changed, for data of other keys, types or shapes,
+    and for more rows than there is room for.
+    """
+    with SegmentFolder.opened(path) as folder:
+        manifest, structure = folder.manifest, folder.structure_for(storage)
+        if structure is None:
+            storage.empty()
+            return
+        if not _taken_over(storage, folder, structure, verify):
+            tensors = folder.tensors(manifest.rows, verify=True)
+            capacity, last = manifest.capacity, manifest.last_row
+            storage.fill(structure, tensors, manifest.length, capacity=capacity, last_row=last)
+    if not storage.rotated:  # else the rows are in another order now
+        storage.log.saved_as(manifest.digest, storage.log.now)
+
+
+def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSpec, verify: bool) -> bool:
+    """Have a storage take mapped rows over if it can."""
+    manifest = folder.manifest
+    if not isinstance(storage, LazyTensorStorage) or not storage.takes_over or not manifest.rows:
+        return False
+    if storage.numbered_by is not None and (storage.numbered_by,) not in structure.paths():
+        return False
+    room = storage.rows_for(read_shape(manifest.leaves[0].shape)[: manifest.ndim - 1])
+    if manifest.rows > room or storage.rotation_of(manifest.rows, room, manifest.capacity, manifest.last_row):
+        return False
+    last = manifest.last_row if storage.rotated is None else manifest.rows - 1
+    storage.take_over(structure, folder.tensors(room, verify=verify), manifest.rows, last)
+    return True

@@ -1,0 +1,204 @@
+"""Writes a storage of tensors in segments, and shares unchanged ones with the checkpoint that is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..encodings.streams import LeafFile
+from ..errors import OutOfSpaceError, RbtoolError
+from ..format import fs
+from ..format.digest import Hasher
+from ..format.syncing import Durable, published_place, skip_sync, unsynced_around
+from ..storages.codec import tensor_bytes
+from ..storages.cursors import last_row
+from ..storages.tensor import TensorStorage
+from ..storages.tree_files import spec_to_json
+from .folders import CheckpointStaging
+from .segment_layout import SegmentManifest, leaves_of, segment_rows
+
+_PART = 1 << 20
+"""Bytes that are written at once: what was just hashed is still in the processor's cache."""
+_THREADS = 4
+_READ_ONLY = 0o444
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable: Durable = "full") -> None:
+    """Write a storage to the folder `path`, where an older checkpoint is replaced at one instant.
+
+    Onto the checkpoint that the storage wrote or loaded there last, only segments with changed rows are written.
+    """
+    position = storage.log.now  # before any row is read: what is written meanwhile counts as changed later
+    with CheckpointStaging(path, durable) as staging, _opened(published_place(staging.destination)) as earlier:
+        around = unsynced_around(staging.path / SegmentManifest.FILE)
+        synced = around is None or around.durable != "none"
+        manifest = _Dump(storage, earlier).write(staging.path, synced=synced)
+        staging.publish_noted(covered=manifest.files)
+    storage.log.saved_as(manifest.digest, position)
+
+
+class _Earlier:
+    """The checkpoint at the destination, by the descriptor of its folder: another process may replace it."""
+
+    def __init__(self, manifest: SegmentManifest, descriptor: int) -> None:
+        self.manifest = manifest
+        self._descriptor = descriptor
+
+    def share(self, number: int, path: Path) -> bool:
+        """Make a hard link to a segment; False where it cannot be had, and for a file that somebody may write to."""
+        name = self.manifest.file(number)
+        try:
+            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+            whole = stat.S_ISREG(found.st_mode) and found.st_size == self.manifest.size(number)
+            if not whole or found.st_mode & 0o222:
+                return False
+            fs.link_to(Path(name), path, among=self._descriptor)
+        except OutOfSpaceError:
+            raise
+        except OSError:  # another file system, too many links, none at all there
+            return False
+        if self.manifest.synced:
+            skip_sync(path)
+        return True
+
+
+@contextlib.contextmanager
+def _opened(place: Path) -> Iterator[_Earlier | None]:
+    descriptor, earlier = -1, None
+    try:
+        with contextlib.suppress(RbtoolError, OSError):  # nothing there, another form, or damaged: nothing is shared
+            descriptor = os.open(place, _FOLDER_FLAGS)
+            earlier = _Earlier(SegmentManifest.load(place, descriptor), descriptor)
+        yield earlier
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class _Dump:
+    """What is to be written of a storage, and what can be shared with an earlier checkpoint."""
+
+    def __init__(self, storage: TensorStorage, earlier: _Earlier | None) -> None:
+        self._tensors = storage.columns.leaves if storage.initialized else []
+        self._manifest = _described(storage)
+        self._earlier = earlier if earlier is not None and self._is_own(earlier.manifest, storage) else None
+        self._changed: NDArray[np.bool_] | None = None
+        if self._earlier is not None:
+            self._changed = self._changes(self._earlier.manifest, storage)
+        self._lent = storage.log.lent
+
+    def _is_own(self, earlier: SegmentManifest, storage: TensorStorage) -> bool:
+        """Whether this storage wrote or loaded the checkpoint; takes over its size of segments."""
+        wanted = self._manifest.segment_rows
+        if storage.log.position_of(earlier.digest) is None or earlier.leaves != self._manifest.leaves:
+            return False
+        if not wanted // 2 <= earlier.segment_rows <= 2 * wanted:
+            return False
+        self._manifest = replace(self._manifest, segment_rows=earlier.segment_rows)
+        return True
+
+    def _changes(self, earlier: SegmentManifest, storage: TensorStorage) -> NDArray[np.bool_] | None:
+        position = storage.log.position_of(earlier.digest)
+        capacity = self._manifest.capacity
+        return None if position is None else storage.log.blocks_changed(position, capacity, earlier.segment_rows)
+
+    def write(self, folder: Path, *, synced: bool) -> SegmentManifest:
+        """Write or share all segments, then the manifest, into an empty folder; `synced` is noted in it."""
+        manifest, digests = replace(self._manifest, synced=synced), dict(self._unchanged())
+        count = -(-manifest.rows // manifest.segment_rows)
+        fs.require_space(folder, sum(manifest.size(number) for number in range(count) if number not in digests))
+        noted = []
+        for number in range(count):
+            path = folder / manifest.file(number)
+            if number in digests and self._earlier is not None and self._earlier.share(number, path):
+                noted.append(digests[number])
+            else:
+                noted.append(_write(path, self._parts(number)))
+        return replace(manifest, digests=tuple(noted)).save(folder)
+
+    def _unchanged(self) -> Iterable[tuple[int, str]]:
+        """Return the numbers and digests of segments whose rows are those of the earlier checkpoint.
+
+        Where the log does not reach, their bytes decide.
+        """
+        if self._earlier is None:
+            return []
+        before, manifest = self._earlier.manifest, self._manifest
+        same = [
+            (number, digest)
+            for number, digest in enumerate(before.digests)
+            if before.rows_of(number) == manifest.rows_of(number)
+        ]
+        known = [pair for pair in same if self._changed is not None and not self._changed[pair[0]]]
+        if self._changed is not None and not self._lent:
+            return known
+        asked = same if self._changed is None else known
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "rbtool-digests") as threads:
+            found = list(threads.map(lambda pair: _digest(self._parts(pair[0])), asked))
+        return [pair for pair, digest in zip(asked, found, strict=True) if pair[1] == digest]
+
+    def _parts(self, number: int) -> Iterator[memoryview]:
+        """Yield the bytes of a segment's file."""
+        rows = self._manifest.rows_of(number)
+        starts = self._manifest.blocks(len(rows))
+        for tensor, start, stop in zip(self._tensors, starts[:-1], starts[1:], strict=True):
+            data = tensor_bytes(tensor[rows.start : rows.stop])
+            yield data
+            if stop - start > len(data):
+                yield memoryview(bytes(stop - start - len(data)))
+
+
+def _described(storage: TensorStorage) -> SegmentManifest:
+    """Describe a storage, without its segments yet."""
+    if not storage.initialized:
+        return SegmentManifest(None, storage.ndim, 0, 0, None, 0, 1, True, ())
+    columns, structure, rows = storage.columns, storage.structure, storage.rows
+    size = segment_rows(columns.lead[0], rows, sum(columns.widths))
+    return SegmentManifest(
+        spec_to_json(structure), storage.ndim, len(storage), rows, last_row(storage.last_cursor),
+        columns.lead[0], size, True, leaves_of(list(structure.paths()), columns.leaves),
+    )  # fmt: skip
+
+
+def _digest(parts: Iterable[memoryview]) -> str:
+    hasher = Hasher()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest
+
+
+def _write(path: Path, parts: Iterable[memoryview]) -> str:
+    """Write a file that nobody changes any more; return its digest."""
+    file = LeafFile(path, mode=_READ_ONLY)
+    try:
+        for group in _groups(parts):
+            file.write(group)
+        file.finish()
+    finally:
+        file.close()
+    return file.digest
+
+
+def _groups(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Put bytes together, or cut them, so that about a megabyte is written at once."""
+    group: list[memoryview] = []
+    size = 0
+    for part in parts:
+        for start in range(0, len(part), _PART):
+            piece = part[start : start + _PART]
+            group.append(piece)
+            size += len(piece)
+            if size >= _PART:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
