@@ -81,11 +81,13 @@ from .core.samplers.consuming import ConsumingSampler as ConsumingSampler
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
 from .core.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .core.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
+from .core.samplers.prompt_groups import PromptGroupSampler as PromptGroupSampler
 from .core.samplers.sample_units import SampleUnit as SampleUnit
 from .core.samplers.sample_units import Sequence as Sequence
 from .core.samplers.sample_units import Transition as Transition
 from .core.samplers.slices import SliceSampler as SliceSampler
 from .core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+from .core.samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
 from .core.samplers.stream import StreamSampler as StreamSampler
 from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler
 from .core.samplers.uniform import RandomSampler as RandomSampler

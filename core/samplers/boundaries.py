@@ -56,7 +56,7 @@ class FlagBoundaries(BoundarySource):
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         found: Ends | None = None
         for key in self.keys:
-            flags = _by_lane(storage, key, rows)
+            flags = by_lane(storage, key, rows)
             if flags is None:
                 continue
             part: Ends = np.any(flags.astype(bool, copy=False), axis=2)
@@ -79,7 +79,7 @@ class IdBoundaries(BoundarySource):
         return (self.key,)
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
-        found = _by_lane(storage, self.key, rows)
+        found = by_lane(storage, self.key, rows)
         if found is None:
             raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: trajectories cannot be separated")
         if found.shape[2] != 1:
@@ -170,7 +170,7 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
     return storage.columns.leaves[paths.index(key)] if key in paths else None
 
 
-def _by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
+def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
     """Read rows of an entry as `[rows, lanes, further]`; None for a missing entry."""
     chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
     if isinstance(storage, TensorStorage):

@@ -15,7 +15,7 @@ from ..storages.cursors import rows_named
 from ..storages.list_storage import ListStorage
 from ..storages.tensor import TensorStorage
 from .base import Sampler
-from .uniform import fractions, permutation
+from .uniform import distinct
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -96,7 +96,7 @@ class ConsumingSampler(Sampler):
         """Draw different elements, and consume those that were drawn often enough."""
         if not self._left:
             raise SchemaError("Cannot sample from an empty storage: all of its elements were consumed")
-        slots = self._slots[self._chosen(min(batch_size, self._left))]
+        slots = self._slots[distinct(min(batch_size, self._left), self._left, self.generator)]
         self._counts[slots] += 1
         consumed = slots[self._counts[slots] >= self.max_sample_count]
         if len(consumed):
@@ -104,17 +104,6 @@ class ConsumingSampler(Sampler):
             self._free.update(dict.fromkeys(consumed.tolist()))
         self._ran_out = not self._left
         return torch.from_numpy(slots), {}
-
-    def _chosen(self, count: int) -> Numbers:
-        """Draw different numbers below the number of elements."""
-        if 2 * count >= self._left:
-            return permutation(self._left, self.generator)[:count]
-        found: Numbers = np.zeros(0, np.int64)
-        while len(found) < count:
-            more = (fractions(count, self.generator) * self._left).astype(np.int64)
-            every = np.concatenate([found, more])
-            found = every[np.sort(np.unique(every, return_index=True)[1])][:count]
-        return found
 
     def _remove(self, slots: Numbers) -> None:
         """Take slots out of those that can be drawn; the last ones take their places."""

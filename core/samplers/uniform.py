@@ -66,6 +66,22 @@ def permutation(length: int, generator: torch.Generator | None) -> Numbers:
     return torch.randperm(length, generator=generator, device=device).numpy(force=True)
 
 
+def distinct(count: int, below: int, generator: torch.Generator | None) -> Numbers:
+    """Draw `count` different numbers below `below`, in random order; int64 `[count]`, in O(count)."""
+    if 2 * count >= below:
+        return permutation(below, generator)[:count]
+    found: Numbers = np.zeros(0, np.int64)
+    while len(found) < count:
+        more = (fractions(count, generator) * below).astype(np.int64)
+        found = first_of_each(np.concatenate([found, more]))[:count]
+    return found
+
+
+def first_of_each(numbers: Numbers) -> Numbers:
+    """Return the different numbers, in the order in which they come first."""
+    return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
+
+
 def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator | None) -> Numbers:
     """Insert numbers into others that are in random order, so that all orders are equally likely.
 

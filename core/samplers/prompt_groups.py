@@ -1,0 +1,351 @@
+"""Batches of whole groups: of each prompt that is drawn, several of the answers to it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SchemaError, UsageError
+from ..storages.base import Storage
+from ..storages.cursors import rows_named
+from ..storages.list_storage import LazyStackStorage, ListStorage
+from ..storages.write_log import Written
+from .base import Sampler
+from .boundaries import Key, boundary_key
+from .grouped_rows import GroupedRows, ids_at, values_at
+from .uniform import distinct, fractions, permutation
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+_STRATEGIES = ("random", "recency", "reward", "variance")
+
+
+class GroupTypeError(UsageError, TypeError):
+    """The number of groups or of elements is no whole number, or a storage has no entries to group by."""
+
+
+class GroupDimensionsError(UsageError, NotImplementedError):
+    """Elements of a storage of several dimensions are not grouped."""
+
+
+class PromptGroupSampler(Sampler):
+    """Draws groups, and the same number of elements of each: for GRPO, of several prompts several answers each.
+
+    Elements with the same `group_key`, an entry of numbers, token ids or strings, are a group. A batch is of
+    `num_groups` groups, or of as many as `samples_per_group` elements each make up; exactly one of the two is given.
+    Groups are drawn with equal probability, none twice; `strategy` chooses the elements of each:
+
+    - `"random"`: any, with equal probability, none twice;
+    - `"recency"`: those written or changed last, the oldest of them first;
+    - `"reward"`: those with the highest `reward_key`, the highest first;
+    - `"variance"`: those whose rewards have the highest variance, the lowest reward first.
+
+    Elements with equal rewards are chosen by chance. If there are fewer groups, or a group has fewer elements than
+    needed, all are taken and the rest is drawn from them once more, with a warning the first time. The elements of a
+    group are consecutive in the batch.
+
+    Groups are kept up to date with the writes since the last batch; a draw takes as long as the groups drawn are
+    large, with `"random"` as the batch is. `cache_groups=False` groups all elements again for each batch. The state has
+    `position_recency`, int64 `[rows]`: higher for elements that were written later.
+
+    Indices are int64 `[batch_size]`; there is no info. GroupTypeError (a TypeError) for neither or both numbers, other
+    types than int, and a `ListStorage`; UsageError (a ValueError) for numbers below 1, another strategy, and a batch
+    size that cannot be divided; GroupDimensionsError (a NotImplementedError) for a storage of several dimensions;
+    MissingKeyError (a KeyError) for a missing entry; SchemaError (a RuntimeError) for an empty storage, ids that are
+    NaN, and rewards that are NaN or not one number an element. The name is that of TorchRL's sampler.
+
+    >>> from rbtool import LazyTensorStorage, TensorDictReplayBuffer
+    >>> from tensordict import TensorDict
+    >>> sampler = PromptGroupSampler(samples_per_group=2, strategy="reward")
+    >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=6)
+    >>> answers = {"query": torch.arange(9) // 3, "next": {"reward": torch.arange(9.0).view(9, 1)}}
+    >>> index = buffer.extend(TensorDict(answers, [9]))
+    >>> buffer.sample()["index"].view(3, 2).sort(0).values
+    tensor([[2, 1],
+            [5, 4],
+            [8, 7]])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_groups: int | None = None,
+        samples_per_group: int | None = None,
+        group_key: Any = "query",
+        strategy: str = "random",
+        reward_key: Any = ("next", "reward"),
+        cache_groups: bool = True,
+    ) -> None:
+        if (num_groups is None) == (samples_per_group is None):
+            raise GroupTypeError(
+                f"num_groups is {num_groups} and samples_per_group is {samples_per_group}, expected exactly one number"
+            )
+        self.num_groups = _checked("num_groups", num_groups)
+        self.samples_per_group = _checked("samples_per_group", samples_per_group)
+        if strategy not in _STRATEGIES:
+            raise UsageError(f"strategy is {strategy!r}, expected one of {', '.join(_STRATEGIES)}")
+        self.strategy = strategy
+        self.group_key, self.reward_key = group_key, reward_key
+        self._key, self._reward = boundary_key(group_key), boundary_key(reward_key)
+        self.cache_groups = cache_groups
+        self._warned = False
+        self._storage: weakref.ref[Storage] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all elements."""
+        self._forget_groups(np.zeros(0, np.int64))
+        self._seen: Written | None = None
+        self._recency: Numbers = np.zeros(0, np.int64)  # of each row, higher for a later write
+        self._clock = 0
+
+    def _forget_groups(self, order: Numbers) -> None:
+        """Group all rows with the next draw: these first, the others behind them."""
+        self._groups = GroupedRows()
+        self._order = order
+        self._pending: list[Numbers] | None = None  # rows to group; None for all
+
+    # Drawing -----------------------------------------------------------------------------------------
+
+    def draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Draw groups and their elements."""
+        number, each = self._counts(batch_size)
+        self._group(storage)
+        numbers = self._completed(distinct(min(number, len(self._groups)), len(self._groups), self.generator), number)
+        return torch.from_numpy(
+            np.concatenate([self._of_group(storage, group, each) for group in numbers.tolist()])
+        ), {}
+
+    def _counts(self, batch_size: int) -> tuple[int, int]:
+        """Return how many groups a batch has, and how many elements of each."""
+        given, name = self.num_groups, "num_groups"
+        if given is None:
+            given, name = self.samples_per_group, "samples_per_group"
+        assert given is not None, "one of them is given"
+        if batch_size % given:
+            raise UsageError(f"a batch of {batch_size} elements cannot be divided by {name}={given}")
+        other = batch_size // given
+        return (given, other) if self.samples_per_group is None else (other, given)
+
+    def _of_group(self, storage: Storage, group: int, count: int) -> Numbers:
+        """Choose elements of a group."""
+        if self.strategy == "random":
+            members = self._groups.members(group)
+            places = distinct(min(count, len(members)), len(members), self.generator)
+            chosen = np.array([members[place] for place in places.tolist()], np.int64)
+        else:
+            rows = np.array(self._groups.members(group), np.int64)
+            chosen = self._best(storage, rows[permutation(len(rows), self.generator)], count)
+        return self._completed(chosen, count)
+
+    def _best(self, storage: Storage, rows: Numbers, count: int) -> Numbers:
+        """Choose the best of rows that are in random order, which decides between equal ones."""
+        if self.strategy == "recency":
+            return rows[np.argsort(self._recency[rows])[-count:]]
+        rewards = self._rewards(storage, rows)
+        if self.strategy == "reward":
+            return rows[np.argsort(-rewards, kind="stable")[:count]]
+        order = np.argsort(rewards, kind="stable")
+        if len(rows) > count:
+            low = _most_varied(rewards[order], count)
+            order = np.concatenate([order[:low], order[len(rows) - (count - low) :]])
+        return rows[order]
+
+    def _rewards(self, storage: Storage, rows: Numbers) -> NDArray[np.float64]:
+        found, name = values_at(storage, self._reward, rows), ".".join(self._reward)
+        values = (
+            torch.cat([value.reshape(1) for value in found])
+            if isinstance(found, list) and _are_numbers(found)
+            else found
+        )
+        if not isinstance(values, torch.Tensor) or values.numel() != len(rows):
+            raise SchemaError(f"{name!r} is not one number for each element: the strategy is {self.strategy!r}")
+        rewards = values.reshape(-1).to(torch.float64).numpy(force=True)
+        if np.isnan(rewards).any():
+            raise SchemaError(f"{name!r} of row {rows[np.isnan(rewards).argmax()]} is NaN")
+        return rewards
+
+    def _completed(self, chosen: Numbers, count: int) -> Numbers:
+        """Add elements drawn from those chosen once more, where there are fewer than `count`."""
+        missing = count - len(chosen)
+        if not missing:
+            return chosen
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "there are fewer groups, or fewer elements of a group, than were asked for: some are drawn repeatedly",
+                stacklevel=4,
+            )
+        again = (fractions(missing, self.generator) * len(chosen)).astype(np.int64)
+        return np.concatenate([chosen, chosen[again]])
+
+    # Elements ----------------------------------------------------------------------------------------
+
+    def _group(self, storage: Storage) -> None:
+        """Group the elements that were written or changed since the last call."""
+        if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
+            raise GroupTypeError(
+                f"elements of a {type(storage).__name__} cannot be grouped", hint="take a LazyStackStorage"
+            )
+        if storage.ndim > 1:
+            raise GroupDimensionsError(f"a storage of one dimension is grouped, this one has {storage.ndim}")
+        if self._storage is None:
+            self._storage = weakref.ref(storage)
+        self._follow(storage)
+        if not self.cache_groups:
+            self._forget_groups(self._order[:0])
+        if self._pending is None:
+            rows = len(storage)
+            first = self._order[self._order < rows]
+            changed = np.concatenate([first, np.setdiff1d(np.arange(rows), first)])
+        elif self._pending:
+            changed = np.concatenate(self._pending)
+        else:
+            return
+        self._groups.place(changed.tolist(), ids_at(storage, self._key, changed))
+        self._order, self._pending = self._order[:0], []
+
+    def _follow(self, storage: Storage) -> None:
+        """Note which rows were written or changed since the last call, and in which order."""
+        now, seen, rows, capacity = storage.log.now, self._seen, len(storage), storage.capacity_rows
+        if now == seen:
+            return
+        if rows < len(self._recency):
+            self._recency = self._recency[:rows]
+            self._forget_groups(self._order[:0])
+        if seen is None:
+            self._pending = None
+            found = [] if len(self._recency) else [(now.next_row + np.arange(rows)) % max(rows, 1)]
+        else:
+            changes, added = storage.log.since(seen.irregular), min(max(now.rows - seen.rows, 0), capacity)
+            found = [(now.next_row - added + np.arange(added)) % capacity]
+            found += [_numbers(change.rows, rows) for change in changes or () if change.rows is not None]
+            if changes is None or any(change.rows is None and self._may_move(change.keys) for change in changes):
+                self._pending = None
+        self._note(np.concatenate([np.arange(len(self._recency), rows), *found]), rows)
+        self._seen = now
+
+    def _may_move(self, keys: tuple[Key, ...] | None) -> bool:
+        """Whether a change of these entries, None for all, may change the groups."""
+        mine = self._key
+        return keys is None or any(key[: len(mine)] == mine[: len(key)] for key in keys)
+
+    def _note(self, written: Numbers, rows: int) -> None:
+        """Note rows as written, in this order."""
+        written = written[written < rows]
+        if rows > len(self._recency):
+            self._recency = np.concatenate([self._recency, np.zeros(rows - len(self._recency), np.int64)])
+        self._recency[written] = self._clock + 1 + np.arange(len(written))
+        self._clock += len(written)
+        if self._pending is not None and len(written):
+            self._pending.append(written)
+
+    def on_attach(self, storage: Storage) -> None:
+        """Forget the elements of another storage."""
+        if self._storage is not None and self._storage() is not storage:
+            self.reset()
+        self._storage = weakref.ref(storage)
+
+    def on_update(self, index: Any, storage: Storage | None) -> None:
+        """Note changed elements as the newest ones."""
+        storage = self._storage() if storage is None and self._storage is not None else storage
+        if storage is None or storage.ndim > 1:
+            return
+        self._follow(storage)
+        named = rows_named(torch.as_tensor(index) if isinstance(index, list) else index, len(storage))
+        self._note(_numbers(named, len(storage)), len(storage))
+
+    def on_rotate(self, row: int, storage: Storage) -> None:
+        """Renumber the rows."""
+        order = self._groups.in_order() if self._groups.rows else self._order
+        self._recency = np.roll(self._recency, -row)
+        self._forget_groups((order - row) % len(storage))
+
+    # State -------------------------------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """Return `position_recency`, int64 `[rows]`, `recency_clock`, and `_order`, int64 `[rows]`: of the groups."""
+        storage = None if self._storage is None else self._storage()
+        if storage is not None and storage.has_rows and storage.ndim == 1:
+            self._follow(storage)
+            if self._groups.rows:
+                self._group(storage)
+        return {
+            "position_recency": torch.from_numpy(self._recency.copy()),
+            "recency_clock": self._clock,
+            "_order": torch.from_numpy(self._groups.in_order() if self._groups.rows else self._order.copy()),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state, also one of TorchRL; SchemaError for that of another sampler."""
+        strange = [str(name) for name in state if name not in {"position_recency", "recency_clock", "_order"}]
+        if strange:
+            raise SchemaError(f"{', '.join(strange)} is in the state, which is not that of a {type(self).__name__}")
+        recency, order = (_vector(name, state.get(name)) for name in ("position_recency", "_order"))
+        if len(np.unique(order)) != len(order) or (order < 0).any():
+            raise SchemaError("_order names rows repeatedly in the state, or such that cannot be")
+        self._recency, self._clock = recency, max(int(state.get("recency_clock", 0)), int(recency.max(initial=0)))
+        self._forget_groups(order)
+        storage = None if self._storage is None else self._storage()
+        self._seen = None if storage is None or not len(recency) else storage.log.now  # what is written later is newer
+
+    def __getstate__(self) -> dict[str, Any]:
+        order = self._groups.in_order() if self._groups.rows else self._order
+        apart = {"_storage": None, "_seen": None, "_groups": GroupedRows(), "_pending": None, "_order": order}
+        return super().__getstate__() | apart
+
+    def __repr__(self) -> str:
+        number = f"num_groups={self.num_groups}"
+        if self.num_groups is None:
+            number = f"samples_per_group={self.samples_per_group}"
+        return f"{type(self).__name__}({number}, strategy={self.strategy!r})"
+
+
+def _checked(name: str, number: Any) -> int | None:
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise GroupTypeError(f"{name} is {number!r}, expected a whole number")
+    if number < 1:
+        raise UsageError(f"{name} is {number}, expected a number from 1")
+    return number
+
+
+def _numbers(rows: slice | torch.Tensor, length: int) -> Numbers:
+    """Return rows that a slice or a tensor names."""
+    return np.arange(length)[rows] if isinstance(rows, slice) else rows.numpy(force=True).reshape(-1)
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values)
+
+
+def _vector(name: str, given: Any) -> Numbers:
+    """Return a vector of a state; SchemaError for anything else."""
+    if given is None:
+        return np.zeros(0, np.int64)
+    if not isinstance(given, torch.Tensor) or given.dtype != torch.int64 or given.dim() != 1:
+        raise SchemaError(f"{name} is not an int64 vector in the state")
+    return given.numpy(force=True).copy()
+
+
+def _most_varied(rewards: NDArray[np.float64], count: int) -> int:
+    """Return how many of the lowest of ordered rewards are among the `count` with the highest variance.
+
+    The variance is convex in each reward, so that all others are the highest ones.
+    """
+    rewards = rewards - rewards.mean()  # so that squares lose little
+    low, high = rewards[:count], rewards[len(rewards) - count :]
+
+    def sums(power: int) -> NDArray[np.float64]:
+        first: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(low**power)])
+        first += np.concatenate([[0.0], np.cumsum(high[::-1] ** power)])[::-1]
+        return first
+
+    return int(np.argmax(sums(2) - sums(1) ** 2 / count))
