@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
@@ -37,9 +37,25 @@ def swap(data: Any, dim: int) -> Any:
             raise SchemaError(
                 f"dimension {dim} is the one that grows, found a batch of {value.ndim} dimensions {list(value.shape)}"
             )
-        return value.transpose(0, dim)
+        return _transposed(value, dim) if _is_plain(value) else value.transpose(0, dim)
 
     return map_tensors(swapped, data)
+
+
+def _transposed(data: TensorDict, dim: int) -> TensorDict:
+    """Swap two dimensions of a tensordict, as `transpose` does in twice the time."""
+    size = list(data.batch_size)
+    size[0], size[dim] = size[dim], size[0]
+    entries = {
+        key: _transposed(value, dim) if _is_plain(value) else value.transpose(0, dim)
+        for key, value in data._tensordict.items()
+    }
+    return TensorDict._new_unsafe(entries, batch_size=torch.Size(size), nested=False)
+
+
+def _is_plain(data: Any) -> TypeGuard[TensorDict]:
+    """Whether data is a tensordict with neither a device nor names of dimensions."""
+    return type(data) is TensorDict and data.device is None and not data._has_names()
 
 
 def without_arrays(index: Any) -> Any:

@@ -10,13 +10,14 @@ from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from .addresses import intrinsic, ints_at
+from .addresses import copy_row, fence, intrinsic, ints_at
 
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(32)
 # How DLPack describes a tensor, in words of 8 bytes: data, device, dimensions and type, shape, strides, offset.
 WORDS = 6
 _DIMENSIONS = (1 << 32) - 1
+WHOLE, APART, ODD = 0, 1, 2
 
 
 @intrinsic
@@ -55,56 +56,101 @@ def describe(head: NDArray[np.int64], tensor: int, found: NDArray[np.int64]) -> 
 
 
 @numba.njit(inline="always")
-def _is_whole(found: NDArray[np.int64], leaf: NDArray[np.int64], others: NDArray[np.int64], count: int) -> bool:
-    """Whether a tensor is `count` rows, -1 for one without their dimension, with no gaps between its numbers."""
-    dimensions, last = found[2] & _DIMENSIONS, leaf[3]
-    lead = others.size + (count >= 0)
-    if dimensions != lead + last:
-        return False
-    shape, step = ints_at(found[3], dimensions), 1
-    strides = ints_at(found[4], dimensions)
+def _lie_of(
+    found: NDArray[np.int64], leaf: NDArray[np.int64], others: NDArray[np.int64], count: int, steps: NDArray[np.int64]
+) -> int:
+    """Return how a tensor of `count` rows is in memory, -1 for one row without their dimension.
+
+    `WHOLE` without gaps, `APART` if its elements are, with no gaps in each, and `ODD` for others, and for another
+    shape. `steps` get the bytes from one to the next along each dimension that counts elements, 0 for what is missing.
+    """
+    dimensions, lead = found[2] & _DIMENSIONS, others.size + (count >= 0)
+    if dimensions != lead + leaf[3]:
+        return ODD
+    shape, strides = ints_at(found[3], dimensions), ints_at(found[4], dimensions)
+    step, whole = leaf[4], True
+    steps[0] = 0
     for place in range(dimensions - 1, -1, -1):
-        if place >= lead:
-            size = leaf[4 + place - lead]
-        elif place >= lead - others.size:
-            size = others[place - lead + others.size]
-        else:
-            size = count
-        if shape[place] != size or (size != 1 and strides[place] != step):
-            return False
+        counts = place - lead + others.size  # which of the dimensions of a row that count elements
+        size = leaf[5 + place - lead] if place >= lead else others[counts] if counts >= 0 else count
+        if shape[place] != size:
+            return ODD
+        apart = size != 1 and strides[place] * leaf[4] != step
+        if apart and place >= lead:
+            return ODD
+        whole = whole and not apart
+        if place < lead:
+            steps[counts + 1] = strides[place] * leaf[4]
         step *= size
-    return True
+    return WHOLE if whole else APART
 
 
-@numba.njit("boolean(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64)", cache=True)
+@numba.njit("int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64)", cache=True)
 def find_sources(
     tensors: NDArray[np.int64],
     head: NDArray[np.int64],
     leaves: NDArray[np.int64],
     memory: NDArray[np.int64],
+    steps: NDArray[np.int64],
     count: int,
-) -> bool:
-    """Replace the addresses of Python's tensors by those of their bytes; False unless all are rows as expected.
+) -> int:
+    """Replace the addresses of Python's tensors by those of their bytes; see `_lie_of` for what it returns of them all.
 
     `head` is as for `describe`, followed by the dimensions of a row that count elements. Each of `leaves` has the
-    word of the device, that of the type, the bytes of a row, and the number and sizes of the other dimensions. Tensors
-    hold `count` rows, or one without its dimension for -1. None of them may be in `memory`, pairs of the first address
-    and the one behind the last in ascending order. Needs the lock of the interpreter.
+    word of the device, that of the type, the bytes of a row, the number of other dimensions, the bytes of a number,
+    and the sizes of those dimensions. Tensors hold `count` rows, or one without its dimension for -1. None of them may
+    be in `memory`, pairs of the first address and the one behind the last in ascending order. Needs the lock of the
+    interpreter.
     """
-    found, others, rows = np.empty(WORDS, np.int64), head[2:], max(count, 1)
+    found, others, rows, lie = np.empty(WORDS, np.int64), head[2:], max(count, 1), WHOLE
     for number in range(tensors.size):
         leaf = leaves[number]
         if not describe(head, tensors[number], found):
-            return False
+            return ODD
         if found[1] != leaf[0] or found[2] >> 32 != leaf[1] or not found[0] or not found[4]:
-            return False
-        if not leaf[2] or not _is_whole(found, leaf, others, count):
-            return False
+            return ODD
+        lie = max(lie, _lie_of(found, leaf, others, count, steps[number]) if leaf[2] else ODD)
+        if lie == ODD:
+            return ODD
         start = found[0] + found[5]
-        stop = start + leaf[2] * rows
+        width, last = leaf[2], (rows - 1) * steps[number, 0]
+        for place in range(others.size):
+            width //= others[place]
+            last += (others[place] - 1) * steps[number, 1 + place]
+        stop = start + last + width
         if start < memory[-1, 1] and stop > memory[0, 0]:
             for place in range(memory.shape[0]):
                 if start < memory[place, 1] and stop > memory[place, 0]:
-                    return False
+                    return ODD
         tensors[number] = start
-    return True
+    return lie
+
+
+@numba.njit("void(int64[::1], int64[::1], int64[::1], int64[:, ::1], int64[::1], int64, int64)", nogil=True, cache=True)
+def copy_apart(
+    places: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    others: NDArray[np.int64],
+    start: int,
+    count: int,
+) -> None:
+    """Copy `count` rows of every column, whose elements are `steps` apart, to the rows from `start` on.
+
+    `others` are the dimensions of a row that count elements. The rest is as for `copy_runs`.
+    """
+    lanes = 1
+    for size in others:
+        lanes *= size
+    for column in range(places.size):
+        width, target = widths[column] // lanes, places[column] + widths[column] * start
+        for row in range(count):
+            for lane in range(lanes):
+                source, rest = sources[column] + row * steps[column, 0], lane
+                for dimension in range(others.size - 1, -1, -1):
+                    source += rest % others[dimension] * steps[column, 1 + dimension]
+                    rest //= others[dimension]
+                copy_row(target, source, width)
+                target += width
+    fence()

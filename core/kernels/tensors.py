@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +55,16 @@ def _functions() -> list[int] | None:
     return [exchange.describe, ctypes.cast(ctypes.pythonapi.PyErr_Clear, ctypes.c_void_p).value or 0]
 
 
+class Sources(NamedTuple):
+    """Where the bytes of rows are: the address of each leaf, and the bytes from one element to the next.
+
+    `steps` is int64 `[columns, ndim]`, None for rows that have no gaps.
+    """
+
+    addresses: Sequence[int] | Numbers
+    steps: Numbers | None = None
+
+
 class TensorFinder:
     """Finds the bytes of tensors that are rows of columns, `ndim` of whose dimensions count elements."""
 
@@ -61,31 +72,38 @@ class TensorFinder:
         self, compiled: ModuleType, functions: Sequence[int], columns: Sequence[torch.Tensor], ndim: int,
         memory: Sequence[tuple[int, int]],
     ) -> None:  # fmt: skip
-        self._find = compiled.find_sources
-        self._ndim = ndim
+        self._find, self._copy = compiled.find_sources, compiled.copy_apart
+        self._ndim, self._odd = ndim, compiled.ODD
         self._memory = np.array(memory, np.int64)
         self._head = np.array([*functions, *columns[0].shape[1:ndim]], np.int64)
-        self._leaves = np.zeros((len(columns), 4 + max(column.dim() - ndim for column in columns)), np.int64)
+        self._leaves = np.zeros((len(columns), 5 + max(column.dim() - ndim for column in columns)), np.int64)
+        widths = [column[:1].numel() * column.element_size() for column in columns]
+        self._table = np.array([column.data_ptr() for column in columns], np.int64), np.array(widths, np.int64)
         words = np.zeros(compiled.WORDS, np.int64)
         self.complete = True
         """Whether all columns can be described."""
-        for leaf, column in zip(self._leaves, columns, strict=True):
+        for leaf, column, width in zip(self._leaves, columns, widths, strict=True):
             if column.dtype not in _KINDS or not compiled.describe(self._head, id(column), words):
                 self.complete = False
                 break
             row = column.shape[ndim:]
-            width = column[:1].numel() * column.element_size()
-            leaf[: 4 + len(row)] = [words[1], words[2] >> 32, width, len(row), *row]
+            leaf[: 5 + len(row)] = [words[1], words[2] >> 32, width, len(row), column.element_size(), *row]
 
-    def find(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Numbers | None:
-        """Return the addresses of the bytes of values, int64 `[columns]`.
+    def find(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Sources | None:
+        """Return where the bytes of values are.
 
-        None unless all have the type and shape of the columns with `lead` in front, are contiguous on the same device,
-        and in other memory.
+        None unless all have the type and shape of the columns with `lead` in front, elements without gaps, and are on
+        the same device and in other memory.
         """
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
-        return found if self._find(found, self._head, self._leaves, self._memory, count) else None
+        steps = np.empty((len(found), self._ndim), np.int64)
+        lie = self._find(found, self._head, self._leaves, self._memory, steps, count)
+        return None if lie == self._odd else Sources(found, steps if lie else None)
+
+    def copy(self, start: int, count: int, sources: Sources) -> None:
+        """Copy rows whose elements have gaps between them to the columns, from row `start` on."""
+        self._copy(*self._table, sources.addresses, sources.steps, self._head[2:], start, count)
 
 
 def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[tuple[int, int]]) -> TensorFinder | None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError
-from ..kernels.rows import Numbers, PlainRows, fastest_rows
-from ..kernels.tensors import TensorFinder, tensor_finder
+from ..kernels.rows import PlainRows, fastest_rows
+from ..kernels.tensors import Sources, TensorFinder, tensor_finder
 from .cursors import Index, row_numbers
 from .memory import Memory
 
@@ -237,15 +237,16 @@ class Columns:
             self._expected = (lead, shapes)
         return shapes
 
-    def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Sequence[int] | Numbers | None:
-        """Return where the bytes of values are that can be copied as they are, for `copy_run`.
+    def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...], stop: int) -> Sources | None:
+        """Return where the bytes of values are that can be copied as they are, to rows before `stop` by `copy_run`.
 
-        None unless all of them are what these columns keep, with `lead` in front, contiguous on the CPU, and in other
-        memory. It replaces `check`, which names what differs.
+        None unless all of them are what these columns keep, with `lead` in front, on the CPU, in other memory, and
+        contiguous; compiled loops also take contiguous elements. It replaces `check`, which names what differs.
         """
         self._follow_moves()
         if not self._in_rows:
             return None
+        self._mover(stop)
         for number, mark in self._marks:
             if mark(values[number]):
                 return None
@@ -258,18 +259,22 @@ class Columns:
             found.append(value.data_ptr())
         count = lead[0] if len(lead) == self.ndim else 1
         if max(found) < self._span[0] - count * self._widest or min(found) >= self._span[1]:
-            return found
+            return Sources(found)
         touches = self._memory.touches
         pairs = zip(found, self.widths, strict=True)
-        return None if any(touches(source, source + count * width) for source, width in pairs) else found
+        return None if any(touches(at, at + count * width) for at, width in pairs) else Sources(found)
 
-    def copy_run(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
+    def copy_run(self, start: int, count: int, sources: Sources) -> None:
         """Copy rows that follow one another from where `sources` found them."""
-        self._mover(start + count).write(start, count, sources)
+        if sources.steps is None:
+            self._rows.write(start, count, sources.addresses)
+        else:
+            assert self._finder is not None  # it found them
+            self._finder.copy(start, count, sources)
 
     def write_run(self, start: int, count: int, values: Sequence[torch.Tensor]) -> None:
         """Write rows that follow one another; the values may be views of the columns."""
-        sources = self.sources(values, (count, *self.others))
+        sources = self.sources(values, (count, *self.others), start + count)
         if sources is not None:
             self.copy_run(start, count, sources)
             return

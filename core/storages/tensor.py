@@ -207,7 +207,8 @@ class TensorStorage(TensorState):
             values = self.structure.flatten(data)
         except SchemaError:
             return None
-        sources = columns.sources(values, columns.others if type(cursor) is int else (stop - start, *columns.others))
+        lead = columns.others if type(cursor) is int else (stop - start, *columns.others)
+        sources = columns.sources(values, lead, stop)
         if sources is None:
             return None
         if stop > valid or self.journal is not None:

@@ -111,8 +111,11 @@ class Counting:
         storage = self.storage
         if storage.ndim == 1:
             return index
-        parts = torch.meshgrid(index, *(torch.arange(size) for size in storage.shape[1:]), indexing="ij")
-        return torch.stack(parts, -1).flatten(0, -2)
+        others = storage.shape[1:]
+        found = np.empty((len(index), others.numel(), storage.ndim), np.int64)
+        found[:, :, 0] = index.numpy(force=True)[:, None]
+        found[:, :, 1:] = np.indices(others).reshape(len(others), -1).T
+        return torch.from_numpy(found.reshape(-1, storage.ndim))
 
     @property
     def _cursor(self) -> int:

@@ -54,7 +54,7 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
 
     def copy_run(columns: Columns, start: int, count: int, sources: Any) -> None:
         width = columns.widths[0]
-        ctypes.memmove(columns.plain[0].data_ptr() + start * width, int(sources[0]), count * width)
+        ctypes.memmove(columns.plain[0].data_ptr() + start * width, int(sources.addresses[0]), count * width)
         end()
 
     def write_rows(columns: Columns, numbers: torch.Tensor, values: Any) -> None:

@@ -31,21 +31,21 @@ def test_the_bytes_of_rows_are_found(count: int) -> None:
     values = rows(count)
     found = finder().find(values, (count,))
     assert found is not None
-    assert found.tolist() == [value.data_ptr() for value in values]
+    assert list(found.addresses) == [value.data_ptr() for value in values]
 
 
 def test_the_bytes_of_a_row_are_found() -> None:
     values = [value[0] for value in rows(2)]
     found = finder().find(values, ())
     assert found is not None
-    assert found.tolist() == [value.data_ptr() for value in values]
+    assert list(found.addresses) == [value.data_ptr() for value in values]
 
 
 def test_a_view_begins_where_its_first_number_is() -> None:
     values = [torch.zeros(8, *value.shape[1:], dtype=value.dtype)[5:7] for value in rows(2)]
     found = finder().find(values, (2,))
     assert found is not None
-    assert found.tolist() == [value.data_ptr() for value in values]
+    assert list(found.addresses) == [value.data_ptr() for value in values]
 
 
 ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -54,8 +54,8 @@ ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda value: value[:1],
     "shape": lambda value: value.view(3, 2),
     "dimensions": lambda value: value[:, None],
-    "strides": lambda value: value.t().contiguous().t(),
-    "repeated": lambda value: value[:1].expand(2, 3),
+    "numbers apart": lambda value: value.t().contiguous().t(),
+    "numbers repeated": lambda value: value[:, :1].expand(2, 3),
     "device": lambda value: value.to("meta"),
     "layout": torch.Tensor.to_sparse,
     "stored": lambda value: COLUMNS[0][4:6],
@@ -67,6 +67,32 @@ def test_other_tensors_are_not_found(odd: str) -> None:
     first, *others = rows(2)
     assert finder().find([ODD[odd](first), *others], (2,)) is None
     assert finder().find([first, *others], (2,)) is not None  # no error is left behind
+
+
+APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every other row": lambda value: value.repeat_interleave(2, 0)[::2],
+    "part of each row": lambda value: torch.cat([value, value], 2)[:, :, : value.shape[2]],
+    "the other dimension first": lambda value: value.transpose(0, 1).contiguous().transpose(0, 1),
+    "one row for all": lambda value: value[:1].expand(value.shape),
+    "one lane for all": lambda value: value[:, :1].expand(value.shape),
+}
+
+
+@pytest.mark.parametrize("apart", APART)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_elements_with_gaps_between_them_are_copied(apart: str, count: int) -> None:
+    columns = [torch.zeros(6, 3, 5), torch.zeros(6, 3, 2, dtype=torch.int16)]
+    found = tensor_finder(columns, 2, ranges(columns))
+    assert found is not None
+    values = [APART[apart](torch.randint(1, 99, (count, 3, width)).float()) for width in (5, 2)]
+    values[1] = values[1].to(torch.int16) if values[1].is_contiguous() else APART[apart](values[1].to(torch.int16))
+    sources = found.find(values, (count, 3))
+    assert sources is not None
+    if sources.steps is not None:
+        found.copy(1, count, sources)
+        assert all(torch.equal(column[1 : 1 + count], value) for column, value in zip(columns, values, strict=True))
+        assert all(not column[0].any() and not column[1 + count :].any() for column in columns)
+    assert (sources.steps is None) == all(value.is_contiguous() for value in values)
 
 
 def test_a_dimension_of_size_1_has_any_stride() -> None:

@@ -58,6 +58,29 @@ def test_rows_of_any_layout_are_written_as_they_read(kind: str, start: int) -> N
     assert storage[:]["b"][start : start + 4].tolist()[:3] == [5, 1, 1]
 
 
+LANES = {
+    "in order": lambda: numbers(3, 4, 2),
+    "time last": lambda: numbers(4, 3, 2).transpose(0, 1),
+    "every other lane": lambda: numbers(3, 8, 2)[:, ::2],
+    "part of each element": lambda: numbers(3, 4, 5)[:, :, 1:3],
+    "turned": lambda: numbers(2, 4, 3).permute(2, 1, 0),
+    "one for all lanes": lambda: numbers(3, 1, 2).expand(3, 4, 2),
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", LANES)
+def test_lanes_of_any_layout_are_written_as_they_read(kind: str) -> None:
+    value, storage = LANES[kind](), TensorStorage({"a": numbers(10, 4, 2), "b": numbers(10, 4)}, ndim=2)
+    expected = storage[:]["a"].clone()
+    expected[5:8] = value
+    for _ in range(2):
+        storage.set(range(5, 8), {"a": value, "b": torch.arange(3.0)[:, None].expand(3, 4)})
+        storage.set(5, {"a": value[0], "b": torch.full((4,), 7.0)})
+        assert torch.equal(storage[:]["a"], expected)
+    assert storage[:]["b"][5:8].tolist() == [[7] * 4, [1] * 4, [2] * 4]
+
+
 REFUSED = {
     "a is torch.float64 [3, 2], expected torch.float32 [3, 2]": lambda: {"a": numbers(3, 2).double()},
     "a is torch.float32 [2, 3], expected torch.float32 [3, 2]": lambda: {"a": numbers(2, 3)},
