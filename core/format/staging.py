@@ -193,6 +193,7 @@ class Staging:
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)
         if published and self._unsynced is not None:
             self._unsynced.sync_name(self._parent, self.destination)
+        sweep(self.destination, below=self._root)  # workers may outlive a killed process, whose lock they hold
         return published
 
     def _folder_of(self, built: Path) -> int:
