@@ -37,6 +37,7 @@ from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
+from ..samplers.sample_units import SampleUnit
 from ..specs.composite import Composite
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
@@ -285,6 +286,7 @@ def load_dataset(
     batch_size: int | None = None,
     *,
     sampler: Any = None,
+    sample_unit: SampleUnit | None = None,
     transform: Any = None,
     collate_fn: Callable[[Any], Any] | None = None,
     pin_memory: bool = False,
@@ -330,7 +332,7 @@ def load_dataset(
         "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
         "generator": generator,
     }  # fmt: skip
-    parts: dict[str, Any] = {"sampler": sampler, "collate_fn": collate_fn}
+    parts: dict[str, Any] = {"sampler": sampler, "sample_unit": sample_unit, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
         parts["sampler"] = stream_sampler(

@@ -24,6 +24,7 @@ from ..format.sources import safe_id
 from ..format.staging import Staging, mend, remove_dataset
 from ..opening import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
+from ..samplers.sample_units import SampleUnit
 from ..specs.base import TensorSpec
 from ..specs.spaces import spec_from_space
 from ..storages.base import Storage
@@ -178,6 +179,7 @@ class BufferArguments(TypedDict, total=False):
     """What classes of datasets pass on to their buffer: `ReplayBuffer` documents it."""
 
     sampler: Any
+    sample_unit: SampleUnit | None
     writer: Any
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool

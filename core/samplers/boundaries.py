@@ -38,6 +38,9 @@ class BoundarySource(ABC):
     looks_ahead = False
     """Whether it compares a row with the following one."""
 
+    uses_table = False
+    """Whether it uses the episode table of a dataset."""
+
     @abstractmethod
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         """Return whether each of the rows, in the order of time, ends a trajectory; bool `[rows, lanes]`.
@@ -106,6 +109,11 @@ class JointBoundaries(BoundarySource):
         """Whether one of them compares a row with the following one."""
         return any(source.looks_ahead for source in self.sources)
 
+    @property
+    def uses_table(self) -> bool:  # type: ignore[override]
+        """Whether one of them uses the episode table of a dataset."""
+        return any(source.uses_table for source in self.sources)
+
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         found: Ends = np.logical_or.reduce([source.ends(storage, rows) for source in self.sources])
         if self.looks_ahead:
@@ -145,6 +153,8 @@ def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
 @dataclass(frozen=True)
 class EpisodeBoundaries(BoundarySource):
     """The episode table of a dataset; its rows are not read."""
+
+    uses_table = True
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         lengths = storage.episode_lengths()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import SchemaError
 from ..storages.base import Storage
 from ..storages.write_log import Change, Written
-from .boundaries import BoundarySource, Ends, EpisodeBoundaries, JointBoundaries
+from .boundaries import BoundarySource, Ends
 from .lane_runs import LaneRuns, Window
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -88,9 +88,7 @@ class TableFinder:
 
 def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
     """Whether rows of a dataset were overwritten, so that its episode table no longer describes them."""
-    if isinstance(source, JointBoundaries):
-        return any(_is_outdated(one, storage) for one in source.sources)
-    return isinstance(source, EpisodeBoundaries) and storage.log.now.rows > 0
+    return source.uses_table and storage.log.now.rows > 0
 
 
 class TrajectoryTable:
