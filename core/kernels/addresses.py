@@ -78,6 +78,16 @@ def floats_at(address: int, count: int) -> Any:
 
 
 @intrinsic
+def float_at(typing_context: Any, address: Any) -> Any:
+    """Return the float64 at an address that is a multiple of 8; unlike an index it is not checked for its sign."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()), align=8)
+
+    return types.float64(types.int64), code
+
+
+@intrinsic
 def word_at(typing_context: Any, address: Any) -> Any:
     """Return the 8 bytes at an address, which need not be a multiple of 8, as uint64 in the order of the machine."""
 

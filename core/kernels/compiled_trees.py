@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError
-from .addresses import floats_at, ints_at, prefetch
+from .addresses import float_at, floats_at, ints_at, prefetch
 from .trees import PriorityTree, level_sizes
 
 Numbers = NDArray[np.int64]
@@ -26,9 +26,56 @@ Values = NDArray[np.float64]
 _BITS = 4
 _WIDTH = 1 << _BITS
 _LINE = 8  # values in a line of the cache
+_BYTES, _QUARTER = 8 * _WIDTH, 2 * _WIDTH  # of the children of a node, and of a quarter of them
 _AHEAD = 16
 _FOUND = -1.0  # no node has this sum: it marks those to recompute
 _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, highs, and where each level starts
+
+
+@numba.njit(inline="always")
+def _sum_of(place: int) -> float:
+    """Add the weights of the children at an address, in the order in which `_chosen` does: its last sum is this one."""
+    total = 0.0
+    for quarter in range(place, place + _BYTES, _QUARTER):
+        total += ((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24)
+    return total
+
+
+@numba.njit(inline="always")
+def _larger(one: float, other: float) -> float:
+    return one if one > other else other
+
+
+@numba.njit(inline="always")
+def _smaller(one: float, other: float) -> float:
+    return one if one < other else other
+
+
+@numba.njit(inline="always")
+def _positive(value: float) -> float:
+    return value if value > 0 else math.inf
+
+
+@numba.njit(inline="always")
+def _largest_of(place: int) -> float:
+    """Return the largest of the children at an address: four searches at once, which do not wait for each other."""
+    a, b, c, d = float_at(place), float_at(place + 8), float_at(place + 16), float_at(place + 24)
+    for quarter in range(place + _QUARTER, place + _BYTES, _QUARTER):
+        a, b = _larger(a, float_at(quarter)), _larger(b, float_at(quarter + 8))
+        c, d = _larger(c, float_at(quarter + 16)), _larger(d, float_at(quarter + 24))
+    return _larger(_larger(a, b), _larger(c, d))
+
+
+@numba.njit(inline="always")
+def _least_of(place: int, positive: bool) -> float:
+    """Return the least of the children at an address, or with `positive` the least above 0; infinity if all are 0."""
+    a = b = c = d = math.inf
+    for quarter in range(place, place + _BYTES, _QUARTER):
+        e, f, g, h = float_at(quarter), float_at(quarter + 8), float_at(quarter + 16), float_at(quarter + 24)
+        if positive:
+            e, f, g, h = _positive(e), _positive(f), _positive(g), _positive(h)
+        a, b, c, d = _smaller(e, a), _smaller(f, b), _smaller(g, c), _smaller(h, d)
+    return _smaller(_smaller(a, b), _smaller(c, d))
 
 
 @numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
@@ -38,29 +85,19 @@ def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Num
     `nodes` are different ones; they are overwritten.
     """
     leaves, found = starts[1], nodes.size
+    at_sums, at_lows, at_highs = sums.ctypes.data, lows.ctypes.data, highs.ctypes.data
     for level in range(1, starts.size - 1):
         begin, below, above = starts[level], starts[level - 1], starts[level + 1]
         count, found = found, 0
         for number in range(count):
             node = nodes[number]
             child = below + (node << _BITS)
-            children = sums[child : child + _WIDTH]
-            total, low, high = 0.0, math.inf, 0.0
-            for quarter in range(0, _WIDTH, 4):  # in the order in which `_chosen` adds: then its last sum is this one
-                inside = 0.0
-                for place in range(quarter, quarter + 4):
-                    inside += children[place]
-                total += inside
+            total = _sum_of(at_sums + 8 * child)
             if level == 1:
-                for place in range(_WIDTH):
-                    high = max(high, children[place])
-                    low = min(low, children[place] if children[place] > 0 else math.inf)
+                high, low = _largest_of(at_sums + 8 * child), _least_of(at_sums + 8 * child, True)
             else:
                 child -= leaves
-                lowest, highest = lows[child : child + _WIDTH], highs[child : child + _WIDTH]
-                for place in range(_WIDTH):
-                    high = max(high, highest[place])
-                    low = min(low, lowest[place])
+                high, low = _largest_of(at_highs + 8 * child), _least_of(at_lows + 8 * child, False)
             sums[begin + node] = total
             lows[begin + node - leaves] = low
             highs[begin + node - leaves] = high
@@ -103,25 +140,41 @@ def set_leaves(
 
 
 @numba.njit(inline="always")
-def _chosen(children: Values, mass: float) -> tuple[int, float]:
-    """Find the child into which `mass` falls, and how far; the sum of the children is above 0."""
-    count, before, begin = 0, 0.0, 0.0
-    for quarter in range(0, _WIDTH, 4):  # so that not every addition has to wait for all before it
-        inside = 0.0
-        for place in range(quarter, quarter + 4):
-            inside += children[place]
-            stop = begin + inside
-            if stop <= mass:
-                count += 1
-                before = stop
-        begin += inside
+def _chosen(place: int, mass: float) -> tuple[int, float]:
+    """Find which of the children at an address `mass` falls into, and how far; their sum is above 0.
+
+    First which four of them, then which of these. There is no branch: the processor could not foresee where it leads,
+    and would start each draw only after the one before.
+    """
+    quarter = place
+    first = ((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24)
+    quarter += _QUARTER
+    second = first + (((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24))
+    quarter += _QUARTER
+    third = second + (((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24))
+    chosen = int(first <= mass) + int(second <= mass) + int(third <= mass)
+    begin = first if first <= mass else 0.0
+    begin = second if second <= mass else begin
+    begin = third if third <= mass else begin
+    quarter = place + _QUARTER * chosen
+    inside = float_at(quarter)
+    first = begin + inside
+    inside += float_at(quarter + 8)
+    second = begin + inside
+    inside += float_at(quarter + 16)
+    third = begin + inside
+    last = begin + (inside + float_at(quarter + 24))
+    count = 4 * chosen + int(first <= mass) + int(second <= mass) + int(third <= mass) + int(last <= mass)
+    begin = first if first <= mass else begin
+    begin = second if second <= mass else begin
+    begin = third if third <= mass else begin
     if count < _WIDTH:
-        return count, mass - before
+        return count, mass - begin
     # Roundings added up to more than there is: the last child that can be drawn, at its very end.
     count = _WIDTH - 1
-    while children[count] <= 0:
+    while float_at(place + 8 * count) <= 0:
         count -= 1
-    return count, children[count]
+    return count, float_at(place + 8 * count)
 
 
 @numba.njit("void(float64[::1], float64[::1], int64[::1], int64[::1], float64[::1])", nogil=True, cache=True)
@@ -137,7 +190,7 @@ def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers
         below = starts[level - 1] if level else 0
         for number in range(count):
             first = begin + (index[number] << _BITS)
-            child, masses[number] = _chosen(sums[first : first + _WIDTH], masses[number])
+            child, masses[number] = _chosen(place + 8 * first, masses[number])
             node = (index[number] << _BITS) + child
             index[number] = node
             if level:
