@@ -12,6 +12,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils.data import get_worker_info
 
+from ..storages.filling import fill
 from ..storages.write_log import Written
 from .concurrency import Draw, Prefetcher
 from .cuda_streams import StreamedBatch
@@ -28,8 +29,8 @@ class Batches(BufferParts):
     elements delivers it, so that an epoch loses no element.
     """
 
-    def _deliver(self, size: int) -> tuple[Draw, Any]:
-        """Return the next draw of this size, and its batch."""
+    def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
+        """Return the next draw of this size, and its batch, which is copied to `out` if that is given."""
         draw: Draw | None = None
         future: Future[Any] | None = None
         with self._sampling:
@@ -41,10 +42,11 @@ class Batches(BufferParts):
             draw, future = self._next_draw(size)
         try:
             if future is None:
-                return draw, self.batch_of(draw)
+                return draw, self.batch_of(draw) if out is None else self._filled(out, draw)
             made = future.result()
             rows = made.received() if isinstance(made, StreamedBatch) else made
-            return draw, self._changed(rows, draw) if self._transform.draws else rows
+            batch = self._changed(rows, draw) if self._transform.draws else rows
+            return draw, batch if out is None else fill(out, batch, self._storage.may_hold)
         except BaseException:
             if not (self._sampler.has_epochs or draw.parts):  # older ones, of other sizes, may never be asked for
                 kept.clear()
@@ -246,6 +248,14 @@ class Batches(BufferParts):
         if draw.rows is None and collate is None and self._reads_by_index and self.returns_rows:
             return self._completed(self._guard.read(self._storage.get, draw.index), draw)
         return self._changed(self._rows_of(draw, collate), draw)
+
+    def _filled(self, out: Any, draw: Draw) -> Any:
+        """Make the batch of a draw in the memory of another one: without a copy in between, if it is rows alone."""
+        storage, added = self._storage, draw.info if self.carries_info else {}
+        plain = draw.rows is None and self._reads_by_index and self.returns_rows
+        if plain and all(type(value) is torch.Tensor for value in added.values()):
+            return self._guard.read(lambda index: storage.read_into(out, index, added), draw.index)
+        return fill(out, self.batch_of(draw), storage.may_hold)
 
     @property
     def returns_rows(self) -> bool:

@@ -41,8 +41,13 @@ class Reading(Batches):
 
     # Sampling --------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None) -> Any:
         """Draw a batch; with `return_info`, return a pair of batch and info.
+
+        The batch is copied to `out`, if it is given, which is a batch of as many elements that an earlier call
+        returned. SchemaError (a RuntimeError), with `out` unchanged, for other entries, element types, shapes or
+        devices, and for tensors that are not contiguous, require gradients, or share memory with stored rows or each
+        other; the next call for as many elements delivers what was drawn.
 
         `info["index"]` is the index, int64 `[batch_size]` or a tuple of one such tensor a dimension, on the storage's
         device like the rest of `info`. A `batch_size` other than the buffer's is used with a warning, and bypasses
@@ -55,7 +60,7 @@ class Reading(Batches):
             warnings.warn(
                 f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}", stacklevel=2
             )
-        draw, batch = self._deliver(size)
+        draw, batch = self._deliver(size, out)
         return (batch, draw.info) if return_info else batch
 
     def sample_with(

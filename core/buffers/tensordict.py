@@ -212,10 +212,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     # Sampling --------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        out: Any = None,
+    ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`. The deprecated `include_info=False` leaves out the info."""
         if include_info is None:
-            return super().sample(batch_size, return_info)
+            return super().sample(batch_size, return_info, out=out)
+        if out is not None:
+            raise UsageError("out and include_info were given, expected one of them")
         warnings.warn("include_info is deprecated: batches carry the info", DeprecationWarning, stacklevel=2)
         batch, info = super().sample(batch_size, return_info=True)
         if not include_info:

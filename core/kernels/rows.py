@@ -114,6 +114,15 @@ class CompiledRows(PlainRows):
             return super().gather(numbers, rows)  # numpy raises the error for the missing row
         return found
 
+    def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
+        places, widths = self._table
+        if len(chosen) != len(places) or not isinstance(chosen, range):
+            order = list(chosen)
+            places, widths = places[order], widths[order]
+        ends = np.array(list(map(_ADDRESS, targets)), np.int64)
+        if self._gather(places, widths, ends, np.ascontiguousarray(numbers), rows) >= 0:
+            super().gather_into(numbers, rows, targets, chosen)  # which raises the error for the missing row
+
     def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
         self._copy(*self._table, np.asarray(sources, np.int64), start, count)
 

@@ -16,6 +16,7 @@ from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
 from .cursors import as_index, grown_rows, known_rows, rows_of
 from .elements import Entries, deep_copied, elements_of, rows_without_repeats, taken, unflattened
+from .filling import fill
 from .write_log import Change
 
 _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
@@ -240,6 +241,17 @@ class Storage(Entries, Saving, ABC):
             return unflattened(self.read_rows(rows.reshape(-1)), rows.shape)
         return self.read_rows(rows)
 
+    def read_into(self, out: Any, index: Any, added: Mapping[Any, torch.Tensor]) -> Any:
+        """Copy the valid elements at `index`, and entries added to them, to `out`, and return it; see `get`."""
+        rows = self.read_at(index)
+        for key, value in added.items():
+            rows.set(key, value)
+        return fill(out, rows, self.may_hold)
+
+    def may_hold(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may share memory with elements; elements that are objects are not looked into."""
+        return False
+
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
         """Write `data` at `cursor`, in any form, whole or not at all, and return the rows that were written."""
         index, valid = as_index(cursor, 1), len(self)
@@ -266,11 +278,14 @@ class Storage(Entries, Saving, ABC):
     # Reading and writing ---------------------------------------------------------------------------
 
     @final
-    def get(self, index: Any) -> Any:
+    def get(self, index: Any, out: Any = None) -> Any:
         """Read the valid elements at `index`: an int, a slice, a list, a mask, an array, a tensor.
 
-        IndexError for elements that are not there.
+        They are copied to `out`, if it is given, which is what an earlier call returned: SchemaError (a RuntimeError),
+        with nothing changed, if it does not fit. IndexError for elements that are not there.
         """
+        if out is not None:
+            return self.read_into(out, index, {})
         if type(index) is not torch.Tensor or not index.dim():  # what is returned may be a view of the rows
             self.log.lend()
         return self.read_at(index)

@@ -72,6 +72,7 @@ class Columns:
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if dtype not in _KNOWN_TO_NUMPY]
         self._widest = max(self.widths)
+        self._numbers = range(len(self.plain))
         marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
         self._marks = [(number, mark) for number, mark in marks if mark is not None]
         self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
@@ -197,6 +198,17 @@ class Columns:
         """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to contiguous tensors of their `numpy_types`."""
         self._follow_moves()
         self._rows.gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets, chosen)
+
+    def gather_all_into(self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor]) -> None:
+        """Copy the rows `index`, int64 `[n]`, of all columns, as `gather_into` does."""
+        self._follow_moves()
+        numbers = (index if index.is_cpu else index.cpu()).numpy()
+        self._mover(rows).gather_into(numbers, rows, targets, self._numbers)
+
+    def may_hold(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may share memory with the columns."""
+        self._follow_moves()
+        return self._memory.may_hold(tensor)
 
     def _flat(self, index: tuple[Any, ...], rows: int) -> torch.Tensor | None:
         """One row number for each element that a tuple of tensors names; None if it is something else."""

@@ -167,6 +167,10 @@ class StorageEnsemble(Storage):
         """Whether other processes see the rows of all members."""
         return all(member.shared for member in self.members)
 
+    def may_hold(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may share memory with rows of a member."""
+        return any(member.may_hold(tensor) for member in self.members)
+
     # Reading ---------------------------------------------------------------------------------------
 
     def read_at(self, index: Any) -> Any:

@@ -305,7 +305,7 @@ class TensorStorage(TensorState):
         self.log.share_()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() | {"_columns": None, "_wrapped": None}
+        state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None}
         if self.initialized:
             # torch pickles no wide unsigned integers: their bits go in the signed type of the same width.
             columns = self.columns

@@ -14,6 +14,7 @@ from ..errors import MissingKeyError, SchemaError, did_you_mean
 from .base import IndexedStorage
 from .columns import Columns, zeros
 from .cursors import as_index, rows_named, rows_of
+from .filling import Filler
 from .pytree import MappingNode, Path, TensorDictNode, TreeSpec, tree_spec_of
 from .write_log import Counter
 
@@ -56,6 +57,26 @@ class TensorEditing(IndexedStorage):
 
     def _make_room(self, rows: slice | torch.Tensor) -> None:
         """Make sure that writing these rows cannot fail for want of space."""
+
+    # Batches that are filled again -----------------------------------------------------------------
+
+    _filler: Filler | None = None
+
+    def may_hold(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may share memory with the rows."""
+        return self.initialized and self.columns.may_hold(tensor)
+
+    def read_into(self, out: Any, index: Any, added: Mapping[Any, torch.Tensor]) -> Any:
+        """Copy the rows at `index`, and entries that are added to them, to `out`, in one call where that can be."""
+        columns, structure = self.columns, self.structure
+        if type(index) is not torch.Tensor or index.dtype is not torch.int64 or index.dim() != 1:
+            return super().read_into(out, index, added)
+        filler = self._filler
+        if filler is None or filler.columns is not columns or filler.added != tuple(added):
+            filler = self._filler = Filler.of(structure, columns, out, added)
+            if filler is None:
+                return super().read_into(out, index, added)
+        return filler.fill(index, self.rows, out, added)
 
     # Writes of other processes ---------------------------------------------------------------------
 
