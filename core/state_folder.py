@@ -84,7 +84,7 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def module_state_bytes(state: Any) -> bytes:
-    """Return the state of transforms in torch's format.
+    """Return a state, of transforms or a sampler, in torch's format.
 
     UsageError for one that cannot be loaded with `weights_only=True`.
     """
@@ -93,7 +93,7 @@ def module_state_bytes(state: Any) -> bytes:
     try:
         torch.load(stream, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UsageError(f"the transforms keep a state that is not of tensors and numbers: {error}") from error
+        raise UsageError(f"a state of tensors and numbers can be saved: {error}") from error
     return stream.getvalue()
 
 
@@ -105,4 +105,6 @@ def load_module_state(file: Path) -> dict[str, Any] | None:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise FormatError(f"{file} is not a state of tensors and numbers: {error}") from error
+    if not isinstance(state, Mapping):
+        raise FormatError(f"{file} is not a state of tensors and numbers: it holds a {type(state).__name__}")
     return dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
+from ..format import fs
+from ..format.syncing import replace_file
+from ..state_folder import load_module_state, module_state_bytes, read_values
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import ListStorage
@@ -19,6 +23,8 @@ from .uniform import distinct
 
 Numbers: TypeAlias = NDArray[np.int64]
 
+_FILE = "consuming_sampler.pt"
+_TENSORS = {"_sample_count": torch.int64, "_live_mask": torch.bool}
 _NEEDED = ("max_sample_count", "_sample_count", "_live_mask", "_free_indices")
 
 
@@ -182,6 +188,10 @@ class ConsumingSampler(Sampler):
         missing = [name for name in _NEEDED if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
+        for name, dtype in _TENSORS.items():
+            value = state[name]
+            if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.dim() != 1:
+                raise SchemaError(f"{name} is no vector of {dtype} in the state of a {type(self).__name__}")
         rows = int(state.get("_known_storage_len", len(state["_live_mask"])))
         counts, live = (state[name].numpy(force=True)[:rows] for name in ("_sample_count", "_live_mask"))
         free = state["_free_indices"]
@@ -198,6 +208,16 @@ class ConsumingSampler(Sampler):
         self._slots[: len(known)], self._place[known] = known, np.arange(len(known))
         self._free = {slot: None for slot in slots.tolist() if slot < rows and not live[slot]}
         self._ran_out = bool(state.get("_ran_out", False))
+
+    def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Write a state as TorchRL does: `consuming_sampler.pt`, tensors and numbers only."""
+        fs.make_folder(folder)
+        replace_file(folder / _FILE, module_state_bytes(dict(state)))
+
+    def read_state(self, folder: Path) -> dict[str, Any]:
+        """Read what `write_state`, here or in TorchRL, wrote, or a state in a memory-mapped tensordict."""
+        state = load_module_state(folder / _FILE)
+        return read_values(folder) if state is None else state
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_sample_count={self.max_sample_count}, left={self._left})"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from rbtool import (
     ConsumingSampler,
+    FormatError,
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
@@ -19,9 +25,16 @@ from rbtool import (
     ReplayBuffer,
     SliceSampler,
     TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
 )
 
 CAPACITY = 8
+DATA = Path(__file__).parents[2] / "data" / "torchrl_consuming"
+
+
+def _saved(state: Any) -> bytes:
+    torch.save(state, stream := io.BytesIO())
+    return stream.getvalue()
 
 
 def buffer_of(count: int = 0, n: int = 1, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
@@ -152,6 +165,56 @@ def test_saved_buffers_continue(how: str, tmp_path: Any) -> None:
         assert first.sample().equal(second.sample())
     assert first.extend(torch.arange(4)).equal(second.extend(torch.arange(4)))
     assert [one.tolist() for one in first] == [one.tolist() for one in second]
+
+
+def test_checkpoints_of_torchrl(tmp_path: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), consume_after_n_samples=1, batch_size=5)
+    buffer.loads(DATA / "checkpoint")
+    assert buffer.sampler.max_sample_count == 2
+    assert buffer.sampler.freed(10).tolist() == [6, 0, 8, 7, 2, 1, 5]
+    again = TensorDictReplayBuffer(storage=LazyTensorStorage(10), consume_after_n_samples=1, batch_size=5)
+    buffer.dumps(tmp_path / "saved")
+    again.loads(tmp_path / "saved")
+    for one in (buffer, again):
+        found = Counter(row for batch in one for row in batch["a"].tolist())
+        assert found == {4: 2, 10: 1, 11: 1}
+    assert again.extend(TensorDict({"a": torch.arange(3)}, [3])).tolist() == [6, 0, 8]
+
+
+def test_states_are_tensors_and_numbers_in_the_form_of_torchrl(tmp_path: Any) -> None:
+    buffer = buffer_of(7, n=2)
+    buffer.sample()
+    buffer.dumps(tmp_path / "saved")
+    files = [file.name for file in (tmp_path / "saved" / "sampler").iterdir()]
+    assert files == ["consuming_sampler.pt"]
+    ours, theirs = (
+        torch.load(folder / "sampler" / "consuming_sampler.pt", weights_only=True)
+        for folder in (tmp_path / "saved", DATA / "checkpoint")
+    )
+    assert ours.keys() - theirs.keys() == {"_live_order"}
+    assert not theirs.keys() - ours.keys()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        pickle.dumps(print, protocol=2),
+        _saved([1, 2]),
+        _saved({"max_sample_count": 1}),
+        _saved(dict.fromkeys(("max_sample_count", "_sample_count", "_live_mask", "_free_indices"), 1)),
+    ],
+)
+def test_damaged_states_change_nothing(content: bytes, tmp_path: Any) -> None:
+    shutil.copytree(DATA / "checkpoint", tmp_path / "saved")
+    (tmp_path / "saved" / "sampler" / "consuming_sampler.pt").write_bytes(content)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), consume_after_n_samples=3, batch_size=5)
+    buffer.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    with pytest.raises(FormatError):
+        buffer.loads(tmp_path / "saved")
+    assert buffer.sampler.max_sample_count == 3
+    assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
 
 
 def test_checkpoints_of_the_other_kind(tmp_path: Any) -> None:
