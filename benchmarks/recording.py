@@ -1,9 +1,10 @@
 """Time what recording adds to a step, next to Minari's DataCollector, and the share of CPU that frames take.
 
-    python benchmarks/recording.py [--rounds 9] [--episodes 60] [--frames 600] [--rates 60 250]
+    python benchmarks/recording.py [--rounds 9] [--episodes 200] [--frames 600] [--rates 60 250]
 
 CartPole is run bare, recorded here and collected by Minari, in turns in one process, with the same seeds; figures are
-medians of microseconds a step over the bare run, of CPU time and of wall time. Minari's collector needs jax
+medians of microseconds a step over the bare run, of CPU time and of wall time. The first episode is timed apart, as the
+start: it makes the folder, and waits until that and itself are on the disk. Minari's collector needs jax
 (`minari[create]`); without it only ours is timed. Frames are uint8 of 84 x 84 and
 210 x 160 x 3, of an environment that does nothing but return them; the share is the CPU time of recording a frame over
 the time that a step takes at each rate.
@@ -29,6 +30,7 @@ from gymnasium import spaces
 from rbtool.core.recording.environments import RecordEpisodes
 
 Times = tuple[float, float]
+Measured = tuple[float, float, float]
 Wrap = Callable[[gymnasium.Env[Any, Any], Path], gymnasium.Env[Any, Any]]
 
 
@@ -78,21 +80,24 @@ def minari(env: gymnasium.Env[Any, Any], place: Path) -> gymnasium.Env[Any, Any]
     return collector
 
 
-def a_step(make: Callable[[], gymnasium.Env[Any, Any]], wrap: Wrap, episodes: int) -> Times:
-    """Microseconds a step: CPU and wall."""
+def a_step(make: Callable[[], gymnasium.Env[Any, Any]], wrap: Wrap, episodes: int) -> Measured:
+    """Microseconds a step: CPU and wall; and milliseconds of the first episode."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         place = Path(folder) / "recorded"
         env = wrap(make(), place)
+        _, (_, start) = run(env, 1)
         steps, (cpu, wall) = run(env, episodes)
         env.close()
         shutil.rmtree(place, ignore_errors=True)
-    return 1e6 * cpu / steps, 1e6 * wall / steps
+    return 1e6 * cpu / steps, 1e6 * wall / steps, 1e3 * start
 
 
-def compare(make: Callable[[], gymnasium.Env[Any, Any]], wraps: list[Wrap], episodes: int, rounds: int) -> list[Times]:
+def compare(
+    make: Callable[[], gymnasium.Env[Any, Any]], wraps: list[Wrap], episodes: int, rounds: int
+) -> list[Measured]:
     """Run all in turns; the medians of what each adds to the first."""
-    found: list[list[Times]] = [[] for _ in wraps]
+    found: list[list[Measured]] = [[] for _ in wraps]
     for _ in range(rounds):
         for times, wrap in zip(found, wraps, strict=True):
             times.append(a_step(make, wrap, episodes))
@@ -101,6 +106,7 @@ def compare(make: Callable[[], gymnasium.Env[Any, Any]], wraps: list[Wrap], epis
         (
             statistics.median(one[0] - base[0] for one, base in zip(times, first, strict=True)),
             statistics.median(one[1] - base[1] for one, base in zip(times, first, strict=True)),
+            statistics.median(one[2] - base[2] for one, base in zip(times, first, strict=True)),
         )
         for times in found[1:]
     ]
@@ -109,18 +115,18 @@ def compare(make: Callable[[], gymnasium.Env[Any, Any]], wraps: list[Wrap], epis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--episodes", type=int, default=60)
+    parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--frames", type=int, default=600)
     parser.add_argument("--rates", type=int, nargs="+", default=[60, 250])
     options = parser.parse_args()
     wraps = [bare, ours, minari] if importlib.util.find_spec("jax") else [bare, ours]
     mine, *others = compare(lambda: gymnasium.make("CartPole-v1"), wraps, options.episodes, options.rounds)
-    print(f"CartPole, random actions: {mine[0]:.1f} µs of CPU a step, {mine[1]:.1f} µs in all")
+    print(f"CartPole, random actions: {mine[0]:.1f} µs of CPU a step, {mine[1]:.1f} µs in all; start {mine[2]:.0f} ms")
     for theirs in others:
         print(f"Minari's DataCollector:   {theirs[0]:.1f} µs of CPU a step, {theirs[1]:.1f} µs in all")
         print(f"ratio:                    {theirs[0] / mine[0]:.1f} of CPU, {theirs[1] / mine[1]:.1f} in all")
     for shape in ((84, 84), (210, 160, 3)):
-        [(cpu, wall)] = compare(lambda shape=shape: Frames(shape, options.frames), [bare, ours], 1, options.rounds)  # type: ignore[misc]
+        [(cpu, wall, _)] = compare(lambda shape=shape: Frames(shape, options.frames), [bare, ours], 1, options.rounds)  # type: ignore[misc]
         shares = ", ".join(f"{cpu * rate / 1e4:.1f} % of {rate} steps a second" for rate in options.rates)
         print(f"frames of {' x '.join(map(str, shape))}: {cpu:.0f} µs of CPU, {wall:.0f} µs in all; {shares}")
 

@@ -82,7 +82,8 @@ def _trace(error: BaseException) -> str:
 def _failure(error: BaseException) -> Failure:
     kind = type(error).__name__
     if isinstance(error, RbtoolError):
-        return Failure(kind, str(error), error.hint, error.exit_code)
+        message = _final_names(str(error)) if isinstance(error, OutOfSpaceError) else str(error)
+        return Failure(kind, message, error.hint, error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         return Failure("Interrupted", "interrupted", _noted(error), 130)
     if isinstance(error, Stopped):
@@ -127,11 +128,17 @@ def _of_system(error: OSError) -> Failure:
     code = OutOfSpaceError.exit_code if no_space else 1
     if error.filename == STDOUT:
         return Failure(known.__name__, f"{STDOUT} cannot be written: {message}", "", code)
-    where = f"{error.filename}: " if error.filename else ""
+    where = _final_names(f"{error.filename}: ") if error.filename else ""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return Failure(known.__name__, f"{where}too many open files (limit {limit})", _RAISE, code)
     return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
+
+
+def _final_names(message: str) -> str:
+    from ..core.format.staging import final_names  # only errors need it
+
+    return final_names(message)
 
 
 def _usage(error: Any) -> Failure:

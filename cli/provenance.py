@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _CONSTANTS, _OPERATIONS = "constants", "operations"
 _MEASURES = "normalize"
 """The operation that measures constants, which are recorded apart from its parameters."""
+_SPEC, _OF_SPEC = "env_spec", ("max_episode_steps", "kwargs")
+"""The spec of a recorded environment, and what is shown of it; `--json` has all."""
 _MOST = 16
 """The longest list of constants that is shown in full; `--json` has all."""
 
@@ -22,6 +24,9 @@ def step_lines(step: Provenance, title: Cell, indent: int, width: int | None) ->
     """Return the line of a step of the provenance, which starts with `title`, and those of its operations."""
     operations = _operations(step.arguments)
     rest = {name: value for name, value in step.arguments.items() if not operations or name not in _OPERATION_PARTS}
+    spec = rest.pop(_SPEC, None)
+    if isinstance(spec, Mapping):
+        rest |= {name: spec.get(name) for name in _OF_SPEC}
     what = f"{step.verb} {_arguments(rest)}".rstrip()
     yield from folded([title, f"{what} · {step.time[:10]} · rbtool {step.version}"], width, indent)
     rows: list[Line] = []

@@ -38,7 +38,8 @@ def stats(
         list[str] | None, typer.Option("--field", metavar="KEY", help="Only this field, or group; may be repeated.")
     ] = None,
     quantiles: Annotated[
-        str | None, typer.Option("--quantiles", metavar="Q,Q", help="Numbers from 0 to 1. Default: 0.01 to 0.99.")
+        list[str] | None,
+        typer.Option("--quantiles", metavar="Q,Q", help="Numbers from 0 to 1, may be repeated. Default: 0.01 to 0.99."),
     ] = None,
     root: Root = None,
 ) -> None:
@@ -49,7 +50,7 @@ def stats(
     from ..core.verbs.stats import FRACTIONS
     from ..core.verbs.stats import stats as run
 
-    fractions = FRACTIONS if quantiles is None else _fractions(quantiles)
+    fractions = _fractions(",".join(quantiles)) if quantiles else FRACTIONS
     with out.progress() as progress:
         result = run(dataset, fields=field, quantiles=fractions, root=root, progress=progress)
     out.show(result, [".".join(item.key) for item in result.fields], lambda width: stats_lines(result, width))

@@ -65,7 +65,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         if num_slices is not None or slice_len is not None:
             if sampler is not None:
                 raise UsageError(
-                    "a sampler was given, and num_slices or slice_len, which make one", hint="leave one of them out"
+                    "sampler is set, expected None with num_slices or slice_len, which make one", hint="leave one out"
                 )
             kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
             sampler = kind(num_slices=num_slices, slice_len=slice_len, strict_length=strict_len)

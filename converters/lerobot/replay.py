@@ -155,11 +155,11 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
 
 def _sampler(sampler: Any, num_slices: int | None, slice_len: int | None, *, strict_length: bool) -> Any:
     if num_slices is not None and slice_len is not None:
-        raise UsageError(f"num_slices={num_slices} and slice_len={slice_len} were given, expected one of them")
+        raise UsageError(f"num_slices is {num_slices} and slice_len is {slice_len}, expected one of them")
     if num_slices is None and slice_len is None:
         return sampler
     if sampler is not None:
-        raise UsageError("a sampler was given with num_slices or slice_len, which make one", hint="leave one out")
+        raise UsageError("sampler is set, expected None with num_slices or slice_len", hint="leave one out")
     return SliceSampler(num_slices=num_slices, slice_len=slice_len, traj_key="episode", strict_length=strict_length)
 
 

@@ -238,7 +238,7 @@ class MinariBucket(MinariRemote):
     def describe(self, dataset_id: str, revision: str | None) -> RemoteDataset:
         if revision is not None:
             raise UsageError(
-                f"{self.address} keeps no history: revision {revision} cannot be asked for", hint="leave out --revision"
+                f"--revision is {revision}, expected none: {self.address} keeps no history", hint="leave out --revision"
             )
         found = self._dataset(safe_id(dataset_id), self.bucket.objects(f"{dataset_id}/data/"))
         if found is None:

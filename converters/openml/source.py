@@ -89,8 +89,8 @@ class OpenmlSource(HttpSource):
         found = description_in(read_small(self.transport, where, limit=_ANSWER_BYTES), where)
         if (found.get("name"), str(found.get("version"))) != (dataset.table, str(dataset.version)):
             raise FormatError(
-                f"{where} describes {found.get('name')!r} in version {found.get('version')!r}, and "
-                f"{dataset.table!r} in version {dataset.version} was asked for"
+                f"{where} describes {found.get('name')!r} in version {found.get('version')!r}, expected "
+                f"{dataset.table!r} in version {dataset.version}"
             )
         md5 = found.get("md5_checksum")
         if md5 is not None and not (isinstance(md5, str) and _MD5.fullmatch(md5.lower())):

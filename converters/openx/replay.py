@@ -107,12 +107,12 @@ class OpenXExperienceReplay(SourceExperienceReplay):
         if split_trajs:
             raise SplitTrajectoriesError("split_trajs is not supported", hint="slice_len=N makes batches of slices")
         if num_slices is not None and slice_len is not None:
-            raise UsageError("num_slices and slice_len were both given, expected one of them")
+            raise UsageError("num_slices and slice_len are both set, expected one of them")
         if sliced and sampler is not None:
-            raise UsageError("a sampler was given, and num_slices or slice_len, which make one")
+            raise UsageError("sampler is set, expected None with num_slices or slice_len, which make one")
         self._require_consistent(shuffle, pad, replacement, sampler)
         if not self.streaming and (skip_bad or cache_size is not None):
-            raise UsageError(f"{'skip_bad' if skip_bad else 'cache_size'} was given without streaming, which it is for")
+            raise UsageError(f"{'skip_bad' if skip_bad else 'cache_size'} is set, expected with streaming only")
         parts = [DecodeText(), channels_first, *([] if transform is None else [transform])]
         arguments: dict[str, Any] = {
             "batch_size": batch_size, "writer": writer, "collate_fn": collate_fn, "pin_memory": pin_memory,
@@ -149,11 +149,11 @@ class OpenXExperienceReplay(SourceExperienceReplay):
             if replacement:
                 raise SchemaError("a stream draws no element twice", hint="download=True stores the dataset")
             if sampler is not None:
-                raise UsageError("a sampler was given, and a stream has one of its own")
+                raise UsageError("sampler is set, expected None: a stream has one of its own")
         elif pad is not None:
             raise SchemaError("pad is for streams", hint="strict_length=False takes short episodes whole")
         if replacement and not shuffle:
-            raise SchemaError("replacement=True was given with shuffle=False: the order of the dataset repeats nothing")
+            raise SchemaError("replacement is True, expected False with shuffle=False, which repeats nothing")
 
     def __bool__(self) -> bool:
         return True
@@ -175,7 +175,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
 def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
     """Return whether it is a stream: unless it is to be downloaded."""
     if streaming and download:
-        raise UsageError("streaming and download were both asked for, expected one of them")
+        raise UsageError("streaming and download are both set, expected one of them")
     return download is None if streaming is None else bool(streaming)
 
 

@@ -85,7 +85,7 @@ class ConditionalUpdates(Writing):
         records, element types and shapes, and for a version without its key.
         """
         if (version_key is None) != (version is None):
-            raise UsageError("one of version_key and version was given, expected both or none")
+            raise UsageError("one of version_key and version is set, expected both or none")
         with self._guard:
             storage = self._required_storage()
             places, rows = self._places_of(index)
@@ -146,7 +146,7 @@ class ConditionalUpdates(Writing):
 
     def _versions(self, key: Key, version: Any, count: int, entries: list[_ConditionalEntry]) -> _ConditionalEntry:
         if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
-            raise UsageError(f"the version {'.'.join(key)!r} is in the patch, it is given apart")
+            raise UsageError(f"the version {'.'.join(key)!r} is in the patch, expected apart")
         leaf = self._storage.editable(key)
         if leaf.shape[self._storage.ndim :].numel() != 1:
             raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")

@@ -23,7 +23,7 @@ def consuming(count: Any, sampler: Sampler) -> Sampler:
     if type(sampler) is RandomSampler:
         return ConsumingSampler(count)
     if not isinstance(sampler, ConsumingSampler):
-        raise UsageError(f"consume_after_n_samples was given with a {type(sampler).__name__}, which consumes nothing")
+        raise UsageError(f"consume_after_n_samples is {count}, expected None for a {type(sampler).__name__}")
     if sampler.max_sample_count != count:
         raise UsageError(
             f"consume_after_n_samples is {count}, the sampler consumes after {sampler.max_sample_count} samples"

@@ -97,7 +97,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         parts = {"storages": storages, "samplers": samplers, "writers": writers}
         for name in ("storage", "sampler", "writer"):
             if name in arguments:
-                raise UsageError(f"{name} was given, an ensemble takes {name}s")
+                raise UsageError(f"{name} is set, expected {name}s for an ensemble")
         if rbs:
             _refuse_both(parts)
             self._members = list(checked_members("ReplayBufferEnsemble", rbs, ReplayBuffer))
@@ -331,7 +331,7 @@ def _refuse_both(parts: Mapping[str, Any]) -> None:
     """Raise SchemaError (a RuntimeError) if buffers and parts were given."""
     both = [name for name, part in parts.items() if part is not None]
     if both:
-        raise SchemaError(f"buffers and {', '.join(both)} were given, an ensemble is made of one or the other")
+        raise SchemaError(f"buffers and {', '.join(both)} are set, expected one or the other")
 
 
 def _checked_collates(collates: Any, count: int) -> list[Any]:
@@ -339,7 +339,7 @@ def _checked_collates(collates: Any, count: int) -> list[Any]:
     if collates is None:
         return []
     if len(collates) != count:
-        raise EnsembleKindError(f"{len(collates)} collate_fns were given for {count} members")
+        raise EnsembleKindError(f"there are {len(collates)} collate_fns, expected {count}: one for each member")
     return list(collates)
 
 
@@ -351,7 +351,7 @@ def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: An
     """
     missing = [name for name, part in parts.items() if part is None]
     if missing:
-        raise SchemaError(f"neither buffers nor {', '.join(missing)} were given, all parts of an ensemble are needed")
+        raise SchemaError(f"{' and '.join(missing)} = None, expected buffers or all parts of an ensemble")
     kinds = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
     for name, kind in kinds.items():
         if not isinstance(parts[name], kind):
@@ -359,11 +359,11 @@ def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: An
     defaults = {"p": None, "sample_from_all": False, "num_buffer_sampled": None, "temperature": 1.0, "batch": "stack"}
     for name, value in given.items():
         if value is not None and value != defaults[name]:
-            raise SchemaError(f"samplers and {name} were given, the SamplerEnsemble takes it")
+            raise SchemaError(f"{name} is set, expected in the SamplerEnsemble")
     counts = {name: len(part) for name, part in parts.items()}
     if len(set(counts.values())) > 1:
         raise SchemaError(
-            f"{', '.join(f'{count} {name}' for name, count in counts.items())} were given, expected one number"
+            f"there are {', '.join(f'{count} {name}' for name, count in counts.items())}, expected one number"
         )
     storages = parts["storages"]
     own = _checked_collates(collates, len(storages)) or [None] * len(storages)

@@ -103,7 +103,7 @@ class EnsembleDraws(EnsembleState):
         """
         if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
             raise UsageError(
-                f"{list(counts)} elements of {len(self._members)} members were asked for, expected one number each",
+                f"counts is {list(counts)}, expected one number for each of {len(self._members)} members",
                 hint='make the ensemble with batch="exact"',
             )
         with self._sampling:

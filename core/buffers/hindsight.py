@@ -48,7 +48,7 @@ class HindsightStrategy(enum.StrEnum):
         try:
             return cls(name)
         except ValueError:
-            raise UsageError(f"the strategy is {name!r}, expected is one of {', '.join(cls)}") from None
+            raise UsageError(f"the strategy is {name!r}, expected one of {', '.join(cls)}") from None
 
     def steps(self, chances: NDArray[np.float64], age: Numbers, reach: Numbers) -> Numbers:
         """Choose by chances in [0, 1) how many steps behind each step its goal is achieved; not for `RANDOM`.

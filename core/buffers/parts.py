@@ -112,13 +112,13 @@ class BufferParts(Sharing):
         if prefetch is not None and prefetch < 0:
             raise UsageError(f"prefetch is {prefetch}, expected a number of batches")
         if prefetch and batch_size is None:
-            raise UsageError("prefetch was given without batch_size: what to make ahead is not known")
+            raise UsageError("prefetch is set, expected with batch_size: what to make ahead is not known")
         if prefetch and shared:
-            raise UsageError("prefetch and shared=True were given: threads do not cross processes")
+            raise UsageError("prefetch and shared are both set, expected one: threads do not cross processes")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend is {dim_extend}, expected a dimension from 0")
         if transform is not None and transform_factory is not None:
-            raise WrongKindError("transform and transform_factory were given, expected one of them")
+            raise WrongKindError("transform and transform_factory are both set, expected one of them")
 
     def folder_notes(self) -> dict[str, Any]:
         """Return what a checkpoint records of this buffer in addition to the state of its parts."""
@@ -386,7 +386,7 @@ def _refuse_newer(name: str, given: dict[str, Any]) -> None:
         if argument not in _NEWER:
             raise TypeError(f"{name}() got an unexpected keyword argument {argument!r}")
         if value != _NEWER[argument]:
-            raise UnsupportedError(f"{argument}={value!r} was given, which rbtool does not support yet: leave it out")
+            raise UnsupportedError(f"{argument} is {value!r}, which rbtool does not support yet: leave it out")
 
 
 def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:

@@ -133,12 +133,12 @@ class _Prioritised(ReplayBuffer):
         **arguments: Any,
     ) -> None:
         if sampler is not None and sampler_device is not None:
-            raise WrongKindError("sampler and sampler_device were given: a sampler has a device already")
+            raise WrongKindError("sampler_device is set, expected None with sampler, which has a device")
         if sampler is not None and not sync:
-            raise UsageError("sampler and sync=False were given: with sync=False the learner makes its own sampler")
+            raise UsageError("sampler is set, expected None with sync=False: the learner makes its own sampler")
         if arguments.get("consume_after_n_samples") is not None:
             raise WrongKindError(
-                "consume_after_n_samples was given to a buffer with priorities, which consumes nothing"
+                "consume_after_n_samples is set, expected None: a buffer with priorities consumes nothing"
             )
         PrioritizedSampler(1, **priorities)  # checks the arguments before the parts are made
         self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
@@ -173,7 +173,7 @@ class _Prioritised(ReplayBuffer):
         """
         if update_priority and not self._sync:
             raise SchemaError(
-                "update_priority=True was given to a buffer with sync=False: writers have no priorities",
+                "update_priority is True, expected False with sync=False: writers have no priorities",
                 hint="call update_priority() where batches are sampled",
             )
         return super().extend(data, update_priority=update_priority)

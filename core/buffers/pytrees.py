@@ -76,10 +76,10 @@ def entry(data: Any, key: str | tuple[str, ...]) -> Any:
     """Return one entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
     for part in (key,) if isinstance(key, str) else key:
         if not (isinstance(data, TensorDictBase | Mapping) or is_tensor_collection(data)):
-            raise MissingKeyError(f"{key!r} was asked for, but {part!r} would be an entry of a {type(data).__name__}")
+            raise MissingKeyError(f"there is no {key!r}: {part!r} would be an entry of a {type(data).__name__}")
         names = list(data.keys())
         if part not in names:
-            raise MissingKeyError(f"{key!r} was asked for, there are {', '.join(map(repr, names)) or 'no entries'}")
+            raise MissingKeyError(f"there is no {key!r}, expected one of {', '.join(map(repr, names)) or 'no entries'}")
         data = data[part] if isinstance(data, Mapping) else data.get(part)
     return data
 
@@ -91,7 +91,7 @@ def checked_batch_size(size: Any) -> int | None:
     if isinstance(size, bool) or not isinstance(size, int):
         raise UsageError(f"batch_size is a whole number, found {size!r}")
     if size < 1:
-        raise UsageError(f"batch_size is {size}, at least 1 is needed")
+        raise UsageError(f"batch_size is {size}, expected a number from 1")
     return size
 
 

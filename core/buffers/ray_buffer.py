@@ -208,7 +208,7 @@ class RayReplayBuffer:
             raise UsageError(f"transport is {transport!r}, expected 'auto' or 'ray', without options")
         config = _DEFAULTS | dict(remote_config or {})
         if config.get("max_restarts"):
-            raise UsageError("max_restarts was given: an actor that is started again would have an empty buffer")
+            raise UsageError("max_restarts is set, expected 0: a restarted actor would have an empty buffer")
         self._ray = ray = imported_ray("a RayReplayBuffer")
         if not ray.is_initialized():
             connect(ray, **dict(ray_init_config or {}))

@@ -37,7 +37,7 @@ def one_each(priority: torch.Tensor, count: int, reduction: str) -> torch.Tensor
     SchemaError (a RuntimeError) for another number of elements, UsageError for an unknown reduction.
     """
     if not priority.numel() or priority.numel() % count:
-        raise SchemaError(f"the priorities are {list(priority.shape)}, expected are those of {count} elements")
+        raise SchemaError(f"the priorities are {list(priority.shape)}, expected those of {count} elements")
     priority = priority.reshape(count, -1)
     if priority.shape[1] == 1:
         return priority[:, 0]

@@ -110,7 +110,7 @@ class Writing(BufferParts):
         """
         if update_priority is not None:
             raise UnsupportedError(
-                f"update_priority was given, a {type(self).__name__} does not know where priorities are",
+                f"update_priority is set, expected None: a {type(self).__name__} does not know where priorities are",
                 hint="take a TensorDictReplayBuffer, or call update_priority()",
             )
         index: torch.Tensor = self._write_batch(data).index
@@ -219,7 +219,7 @@ class Writing(BufferParts):
     def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
         """Apply a method of the transforms to data, or to a shallow copy of a tensordict."""
         if data is None:
-            raise SchemaError("None was given to write: did a function forget to return its data?")
+            raise SchemaError("the data are None, expected some to write: did a function forget to return them?")
         if self._transform.is_empty:
             return data
         return through(data.copy() if isinstance(data, TensorDictBase) else data)

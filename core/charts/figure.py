@@ -113,7 +113,7 @@ def file_bytes(charts: Sequence[Chart], suffix: str, *, title: str = "", width: 
     Raises UsageError for another suffix and where matplotlib is not installed.
     """
     if suffix not in SUFFIXES:
-        raise UsageError(f"charts are saved as {', '.join(SUFFIXES)}, and {suffix or 'no suffix'} is given")
+        raise UsageError(f"the suffix is {suffix or 'missing'}, expected one of {', '.join(SUFFIXES)}")
     drawn = _drawn(charts, suffix[1:], title, width, [_height(chart) for chart in charts])
     if suffix != ".svg":
         return drawn

@@ -66,7 +66,7 @@ class Histogram:
     def __post_init__(self) -> None:
         counts, edges = np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
         if counts.ndim != 1 or edges.ndim != 1 or len(edges) != (len(counts) + 1 if len(counts) else len(edges)):
-            raise UsageError(f"{len(counts)} bins have {len(counts) + 1} edges, and {edges.size} are given")
+            raise UsageError(f"there are {edges.size} edges, expected {len(counts) + 1} for {len(counts)} bins")
         if not np.isfinite(edges).all() or (edges[1:] < edges[:-1]).any() or not np.isfinite(counts).all():
             raise UsageError("the edges of bins are finite and in ascending order, and their counts finite")
         object.__setattr__(self, "counts", counts)

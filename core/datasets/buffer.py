@@ -162,11 +162,11 @@ class _MapArguments:
             raise SchemaError(f"dim is {self.dim!r}, expected 0: a dataset has one dimension")
         if self.pool is not None:
             raise UsageError(
-                "a pool was given, but rbtool starts its own workers, and shares their queue with no others",
+                "pool is set, expected None: rbtool starts its own workers, and shares their queue with no others",
                 hint="leave pool out and use num_workers=N",
             )
         if self.chunksize is not None and self.num_chunks is not None:
-            raise UsageError("chunksize and num_chunks were both given, expected one of them")
+            raise UsageError("chunksize and num_chunks are both set, expected one of them")
         if self.mp_start_method not in (None, *START_METHODS):
             raise UsageError(f"mp_start_method is {self.mp_start_method!r}; known: {', '.join(START_METHODS)}")
         for name, least in (("chunksize", 0), ("num_chunks", 1), ("max_tasks_per_child", 1), ("worker_threads", 1)):
@@ -341,7 +341,7 @@ def load_dataset(
         storage = open_stream(dataset, root, cache_size, given_options("download", options), skip_bad=skip_bad)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
-        raise UsageError(f"{given[0]} was given without streaming=True, which it is for")
+        raise UsageError(f"{given[0]} is set, expected with streaming=True only")
     elif is_mixture(path := _found(dataset, root)):
         _refuse_for_mixtures(path, sampler, split_trajs)
         buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
@@ -379,7 +379,7 @@ def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
         raise UsageError(f"split_trajs pads all trajectories to one length, and {path} is a mixture of datasets")
     if isinstance(sampler, SamplerEnsemble):
         raise UsageError(
-            f"a SamplerEnsemble was given, and {path} has weights of its own",
+            f"the sampler is a SamplerEnsemble, expected another: {path} has weights of its own",
             hint="give a sampler, of which each dataset gets a copy, and assign weights: buffer.p = [1, 3]",
         )
 

@@ -69,7 +69,7 @@ class VideoClipRef(TensorClass):
         """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`."""
         counts = [int(count) for count in num_frames_per_file]
         if len(counts) != len(paths) or any(count < 0 for count in counts):
-            raise UsageError(f"{len(paths)} files and the numbers of frames {counts} were given, expected one for each")
+            raise UsageError(f"num_frames_per_file is {counts}, expected a number for each of {len(paths)} files")
         frames = torch.cat([torch.arange(count) for count in counts]) if counts else torch.arange(0)
         places = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
         return cls.from_frames(paths, frames, places, **options)
@@ -115,7 +115,9 @@ class VideoClipRef(TensorClass):
         """
         count = self.frame_index.shape[0] if self.frame_index.ndim == 1 else 0
         if not 0 < bins <= count or (k is not None and k < 1):
-            raise UsageError(f"{bins} parts of {k or 1} of {list(self.frame_index.shape)} frames were asked for")
+            raise UsageError(
+                f"the frames are {list(self.frame_index.shape)}, expected enough for {bins} parts of {k or 1}"
+            )
         bounds = np.linspace(0, count, bins + 1)
         shares = (np.arange(k or 1) + 0.5) / (k or 1)
         places = np.floor(bounds[:-1, None] + np.diff(bounds)[:, None] * shares).astype(np.int64)

@@ -264,7 +264,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
             return find_dataset(found, place.folder.parent)  # which counts as a use of it
         if not self.download:
             raise DatasetNotFoundError(
-                f"{self.dataset_id} is not in {place.folder}, and download=False was given",
+                f"{self.dataset_id} is not in {place.folder}, and download is False",
                 hint=", ".join(filter(None, ("download=True fetches it", self.local_option))),
             )
         return place.fetch(self.dataset_id, force=self.download == "force")

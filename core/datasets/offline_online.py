@@ -97,7 +97,7 @@ class OfflineToOnlineReplayBuffer:
             offline = offline_dataset
         else:
             if batch_size is None:
-                raise UsageError("the name of a dataset was given without batch_size")
+                raise UsageError("batch_size is None, expected a number with the name of a dataset")
             looking_back, transform = divided(transform)
             offline = load_dataset(offline_dataset, batch_size, transform=looking_back, **dataset_kwargs)
         self.batch_size = checked_batch_size(batch_size)

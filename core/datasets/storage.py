@@ -117,7 +117,7 @@ class DatasetStorage(TensorStorage):
         if mode not in get_args(Mode):
             raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
         if split_trajs and mode == "r+":
-            raise UsageError("mode='r+' and split_trajs=True were given, but padded copies cannot be edited on disk")
+            raise UsageError("mode is 'r+', expected 'c' with split_trajs=True: padded copies cannot be edited on disk")
         reader = path if isinstance(path, TedReader | PackedReader) else None
         self.path = (reader.path if reader is not None else Path(path)).absolute()  # type: ignore[arg-type]
         self.mode = mode

@@ -316,7 +316,7 @@ def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
 
 def _refused(path: Path, why: str) -> CorruptDataError:
     return CorruptDataError(
-        f"{path}: {why}; expected are plain groups and datasets whose data are in the file itself, in chunks of the "
+        f"{path}: {why}; expected plain groups and datasets whose data are in the file itself, in chunks of the "
         "size that they state",
         hint="if you trust it, copy its data into one new file with h5py",
     )

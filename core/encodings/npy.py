@@ -162,7 +162,7 @@ class ArrayRows(Closing):
         if not header.shape:
             raise FormatError(f"{self._what} is a single value, expected rows")
         if not 0 <= start <= stop <= header.shape[0]:
-            raise SchemaError(f"rows {start}:{stop} of {self._what} asked for, there are {header.shape[0]}")
+            raise SchemaError(f"rows of {self._what} are {start}:{stop}, expected within {header.shape[0]} rows")
         if self._unpickled is not None:
             return self._unpickled[start:stop].copy()
         if header.fortran and len(header.shape) > 1:

@@ -67,7 +67,7 @@ def require_gif_rate(rate: Fraction) -> None:
     """Raise UsageError for a rate that viewers of GIF do not follow: they show such files at 10 frames a second."""
     if rate > _FASTEST_GIF:
         raise UsageError(
-            f"a GIF has at most {_FASTEST_GIF} frames a second, and {float(rate):g} are asked for",
+            f"fps is {float(rate):g}, expected at most {_FASTEST_GIF} for a GIF",
             hint="write a .mp4, or choose a lower --fps",
         )
 

@@ -187,7 +187,7 @@ class VideoFile(Closing):
         wanted = np.asarray(frames, np.int64).reshape(-1)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise UsageError(
-                f"{self.path} has {len(self):,} frames, {int(wanted.min())} to {int(wanted.max())} are asked for"
+                f"frames are {int(wanted.min())} to {int(wanted.max())}, expected below {len(self):,} in {self.path}"
             )
         images = np.empty((len(wanted), *self.shape), np.uint8)
         order = np.argsort(wanted, kind="stable")

@@ -124,7 +124,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
     """
     steps, count = len(block), len(block.episodes)
     if block.episodes.tolist() != list(numbers) or not count:
-        raise FormatError(f"{what} came with a block of other episodes than those that were asked for")
+        raise FormatError(f"{what} came with a block of other episodes, expected those to read")
     lengths = block.lengths
     if len(lengths) != count or (lengths < 1).any() or int(block.stops[-1]) != steps:
         raise FormatError(f"{what} came with a block that does not mark where its episodes end")

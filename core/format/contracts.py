@@ -204,7 +204,7 @@ class StepReader(Closing, ABC):
             if leaf.key == key:
                 if 0 <= start <= stop <= self.manifest.steps:
                     return leaf
-                raise SchemaError(f"rows {start}:{stop} asked for, there are {self.manifest.steps}")
+                raise SchemaError(f"rows are {start}:{stop}, expected within {self.manifest.steps} rows")
         raise SchemaError(f"no field {key_name(key)!r} in {self.path}")
 
 

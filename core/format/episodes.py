@@ -105,8 +105,8 @@ def expected_episodes(ranges: EpisodeRanges, count: int) -> int:
     """
     singles = sum(_is_single(part) for part in ranges)
     if singles > count or not count:
-        asked = f"{singles} single episodes" if singles else f"--episodes {normal_form(ranges) or ':'}"
-        raise UsageError(f"{asked} asked for, and there are {count} in all")
+        asked = f"{singles} single episodes" if singles else normal_form(ranges) or "':'"
+        raise UsageError(f"--episodes is {asked}, expected a choice of the {count} that there are")
     merged = _merge(sorted(ranges, key=_first))
     return sum(max(0, (count if stop is None else min(stop, count)) - first) for first, stop in merged)
 

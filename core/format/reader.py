@@ -251,7 +251,7 @@ class Reader(Closing, ABC):
                 yield from self.__completed(whole, found)
                 done += 1
             else:
-                raise FormatError(f"{self.path} came with a piece of episode {part.episode}, which was not asked for")
+                raise FormatError(f"{self.path} came with a piece of episode {part.episode}, expected another")
         if done < len(numbers):
             raise FormatError(f"{self.path}: episode {numbers[done]} has no steps")
         self.verify_read()

@@ -362,7 +362,7 @@ class Source(Closing, ABC):
         """Find the files of exactly this dataset; FormatError where the remote answers with another one."""
         found = self.look_up(dataset_id, revision, totals)
         if found.id != dataset_id:
-            raise FormatError(f"{self.remote} answered with {found.id!r}, {dataset_id!r} was asked for")
+            raise FormatError(f"{self.remote} answered with {found.id!r}, expected {dataset_id!r}")
         return found
 
     @final

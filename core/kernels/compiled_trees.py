@@ -268,7 +268,7 @@ class CompiledTree(PriorityTree):
         given = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else np.array([weights])
         values = np.ascontiguousarray(given.astype(self._type, copy=False), np.float64)
         if values.size not in (1, numbers.size):
-            raise SchemaError(f"{values.size} weights were given for {numbers.size} leaves")
+            raise SchemaError(f"there are {values.size} weights, expected {numbers.size}: one for each leaf")
         if set_leaves(numbers, values, *self._nodes, self.capacity) >= 0:
             self._check_index(index)
 

@@ -79,7 +79,7 @@ class PlainRows:
     def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
         """Copy the rows `numbers` of the arrays `chosen` to contiguous targets `[n, …]`; IndexError as for `gather`."""
         if len(numbers) and not -rows <= int(numbers.min()) <= int(numbers.max()) < rows:
-            raise IndexError(f"rows {int(numbers.min())} to {int(numbers.max())} were asked for, there are {rows}")
+            raise IndexError(f"rows are {int(numbers.min())} to {int(numbers.max())}, expected within {rows} rows")
         for number, target in zip(chosen, targets, strict=True):
             self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
 
@@ -234,7 +234,7 @@ class RecordPlaces(NamedTuple):
         steps = int(self.starts[-1])
         outside = (numbers < -steps) | (numbers >= steps)
         if outside.any():
-            raise IndexError(f"row {int(numbers[outside][0])} was asked for, there are {steps}")
+            raise IndexError(f"row is {int(numbers[outside][0])}, expected one of {steps} rows")
         numbers = np.where(numbers < 0, numbers + steps, numbers)
         episodes = np.searchsorted(self.starts[1:], numbers, side="right")
         return numbers, episodes, numbers + episodes

@@ -35,9 +35,9 @@ class PriorityTree(ABC):
         self.dtype = dtype
         self.device = torch.device("cpu" if device is None else device)
         if self.capacity < 1:
-            raise UsageError(f"a tree of {capacity} leaves was asked for; a whole number from 1 is needed")
+            raise UsageError(f"the capacity is {capacity} leaves, expected a number from 1")
         if dtype not in DTYPES:
-            raise UsageError(f"a tree of {dtype} was asked for, expected one of {', '.join(map(str, DTYPES))}")
+            raise UsageError(f"dtype is {dtype}, expected one of {', '.join(map(str, DTYPES))}")
 
     @abstractmethod
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
@@ -219,7 +219,7 @@ class TorchTree(PriorityTree):
         self._check_index(index)
         if isinstance(weights, torch.Tensor):
             if weights.numel() not in (1, len(index)):
-                raise SchemaError(f"{weights.numel()} weights were given for {len(index)} leaves")
+                raise SchemaError(f"there are {weights.numel()} weights, expected {len(index)}: one for each leaf")
             weights = weights.to(self.device, self.dtype).expand(index.shape)
             # All mentions of a leaf get the weight that counts: then the order of the writes does not matter.
             ordered, order = index.sort(stable=True)

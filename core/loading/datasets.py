@@ -207,7 +207,7 @@ class TorchMapDataset(_Shared, Dataset[Any]):
             index = Start(start.seed, epoch, number)
         count, number = self.batches.count(), index.batch
         if count is not None and not -count <= number < count:
-            raise IndexError(f"batch {number} was asked for, an epoch has {count}")
+            raise IndexError(f"batch is {number}, expected one of the {count} of an epoch")
         return self.batches.make(index if count is None else index._replace(batch=number % count))
 
     def __getitems__(self, index: list[int]) -> NoReturn:
@@ -327,7 +327,7 @@ def _opened(dataset: Any, batch_size: int | None, sampler: Any, options: dict[st
     if isinstance(dataset, ReplayBuffer):
         given = [name for name, value in ({"sampler": sampler} | options).items() if value not in (None, False)]
         if given:
-            raise UsageError(f"{', '.join(given)} was given with a buffer, which has its own")
+            raise UsageError(f"{', '.join(given)} is set, expected in the buffer, which has its own")
         return dataset
     buffer = load_dataset(dataset, batch_size, sampler=sampler, seed=0, **options)
     if sampler is None and not isinstance(buffer.storage, StorageEnsemble):
@@ -344,11 +344,11 @@ def check_number(name: str, value: Any, least: int) -> None:
 def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
     """Return the part of this process, as given, of the process group, or of torchrun's variables."""
     if (rank is None) != (world_size is None):
-        raise UsageError(f"rank={rank} and world_size={world_size} were given, expected both or none")
+        raise UsageError(f"rank is {rank} and world_size is {world_size}, expected both or none")
     if rank is None or world_size is None:
         rank, world_size = _own_rank()
     if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size} was given, expected a number from 0 to world_size - 1")
+        raise UsageError(f"rank is {rank} of {world_size}, expected a number from 0 to world_size - 1")
     return Shard(rank, world_size)
 
 

@@ -83,9 +83,9 @@ class TorchLoader(DataLoader[Any]):
                 f"expected a torch dataset, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
             )
         if refused := [name for name in _OURS if options.get(name)]:
-            raise UsageError(f"{refused[0]} was given to the loader of a data set, which makes the batches")
+            raise UsageError(f"{refused[0]} is set, expected in torch_dataset(), which makes the batches")
         if not options.get("in_order", True):
-            raise UsageError("in_order=False was given, and the state counts batches in their order")
+            raise UsageError("in_order is False, expected True: the state counts batches in their order")
         check_number("prefetch", prefetch, 0)
         if options.get("persistent_workers") and dataset.batches.copied:
             raise UsageError(

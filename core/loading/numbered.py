@@ -62,10 +62,10 @@ class NumberedBatches:
         self.shard = shard
         self._epoch_sampler = epoch_sampler_of(buffer.sampler)
         if self._epoch_sampler is None and drop_last:
-            raise UsageError(f"drop_last=True was given, and every batch of a {type(buffer.sampler).__name__} is whole")
+            raise UsageError(f"drop_last is True, expected False for a {type(buffer.sampler).__name__}")
         if self._epoch_sampler is not None and batches is not None:
             raise UsageError(
-                f"batches={batches} was given, and a {type(buffer.sampler).__name__} has epochs of its own",
+                f"batches is {batches}, expected None: a {type(buffer.sampler).__name__} has epochs of its own",
                 hint="leave batches out, or take a sampler with replacement",
             )
         self._batches = batches

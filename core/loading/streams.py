@@ -52,7 +52,7 @@ class StreamDataset(IterableDataset[Any]):
         if buffer.batch_size is None:
             raise UsageError("no batch size is known", hint="load_dataset(…, batch_size=256, streaming=True)")
         if buffer.batches_ahead:
-            raise UsageError("a stream with prefetch was given, and workers make batches ahead", hint="leave it out")
+            raise UsageError("the stream has prefetch, expected none: workers make batches ahead", hint="leave it out")
         self.buffer = buffer
         self._sampler = sampler
         self._shards = storage.shards

@@ -86,7 +86,7 @@ class QueryModule(TensorDictModuleBase):
         if given is None or callable(given):
             return [given or SipHash()] * len(self.in_keys)
         if len(given) != len(self.in_keys):
-            raise UsageError(f"{len(given)} hash modules were given for {len(self.in_keys)} keys; one each is needed")
+            raise UsageError(f"there are {len(given)} hash modules, expected one for each of {len(self.in_keys)} keys")
         return list(given)
 
     def __len__(self) -> int:

@@ -191,7 +191,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         flat = rows.reshape(-1)
         empty = ~self._filled[flat]
         if empty.any():
-            raise IndexError(f"row {int(flat[empty][0])} was asked for, whose key has no value")
+            raise IndexError(f"row is {int(flat[empty][0])}, expected one whose key has a value")
         return self._read(flat, rows.shape)
 
     def _rows(self, hashed: Hashed) -> torch.Tensor:
@@ -252,7 +252,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         if count <= size:
             return
         if self._remake is None:
-            raise SchemaError(f"{count} different keys were given; the map has room for {size}")
+            raise SchemaError(f"there are {count} different keys, expected at most {size}: the room of the map")
         larger = self._remake(max(2 * size, count))
         if len(self.storage):
             larger.set(range(len(self.storage)), self.storage.get(slice(None)))

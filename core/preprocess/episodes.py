@@ -164,16 +164,16 @@ class Plan:
         the result may depend on it. Tasks of whole episodes have as many as fit, at least one.
         """
         if chunk_size is not None and chunk_size < 1:
-            raise UsageError(f"chunks of {chunk_size} steps asked for (chunk_size), at least 1 is needed")
+            raise UsageError(f"chunk_size is {chunk_size}, expected a number from 1")
         if num_workers is not None and num_workers < 0:
-            raise UsageError(f"{num_workers} workers asked for (num_workers), expected 0 or more")
+            raise UsageError(f"num_workers is {num_workers}, expected 0 or more")
         size = chunk_size or _default_size(selection)
         starts = selection.task_starts(size) if whole_episodes else np.arange(0, selection.steps, size)
         if num_workers is None:
             usable = min(usable_cores(), len(starts))
             num_workers = usable if usable > 1 or apart else 0  # one worker alone would only cost its start
         if apart and not num_workers:
-            raise UsageError(f"{apart} needs worker processes, 0 workers are asked for (num_workers)")
+            raise UsageError(f"{apart} needs worker processes, num_workers is 0")
         return cls(selection.steps, size, starts, min(num_workers, len(starts)))
 
     def tasks(self) -> list[Task]:

@@ -215,7 +215,17 @@ class RecordVectorEpisodes(VectorWrapper):
 
     def abandon(self) -> None:
         """Close after an error: nothing waits for environments in other processes, which may never answer."""
-        self.close(**({"terminate": True} if isinstance(self.unwrapped, AsyncVectorEnv) else {}))
+        env: Any = self.unwrapped
+        if isinstance(env, AsyncVectorEnv) and not env.closed:
+            # Its close() waits for the step under way, and raises again what that raises: then it is not closed.
+            for process in env.processes:
+                process.terminate()
+            for process in env.processes:
+                process.join()
+            for pipe in env.parent_pipes:
+                pipe.close()
+            env.closed = True
+        self.close()
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:

@@ -187,7 +187,7 @@ class _BoundedBody:
         """Yield the body in blocks."""
         encoding = str(self._body.headers.get("Content-Encoding", "")).strip().lower()
         if decode_content and encoding not in {"", "identity", "gzip", "deflate"}:
-            raise FormatError(f"a server's answer is compressed by {encoding!r:.40}, which was not asked for")
+            raise FormatError(f"a server's answer is compressed by {encoding!r:.40}, expected no compression")
         total = 0
         # Not the body's own `stream`, which waits until it has a whole block.
         blocks = iter(lambda: self._body.read1(amount, decode_content), b"")

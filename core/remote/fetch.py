@@ -280,7 +280,7 @@ class _VerifiedFetch(_FileFetch[VerifiedPart]):
             with self.transport.open(self.address, self.part.received) as (start, blocks):
                 skip = self.part.received - start
                 if skip < 0:
-                    raise NetworkError(f"{self.host} sends another part of {self.file.path} than was asked for")
+                    raise NetworkError(f"{self.host} sends another part of {self.file.path} than requested")
                 for block in blocks:
                     self.watch.check()
                     fresh, skip = block[skip:], max(0, skip - len(block))
@@ -316,7 +316,7 @@ class _UnverifiedFetch(_FileFetch[VersionedPart]):
         with self.transport.open_version(self.address, 0) as answer:
             self.part.begin(self.address, answer)
             if answer.start:
-                raise NetworkError(f"{self.host} sends another part of {self.file.path} than was asked for")
+                raise NetworkError(f"{self.host} sends another part of {self.file.path} than requested")
             self._receive(answer, skip=0)
 
     def _continues(self, answer: Answer, version: str) -> bool:

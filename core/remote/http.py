@@ -74,7 +74,7 @@ class HttpTransport(Transport):
                 return
         with self._get(address, 0, what) as response:  # the range was refused, or is not the one asked for
             if _start_of(response, 0) is None:
-                raise NetworkError(f"{_host(response)} sends another part of {what} than was asked for")
+                raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
             yield 0, self._blocks(response, what)
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ class HttpTransport(Transport):
                 return
         with self._get(address, 0, what) as response:
             if _start_of(response, 0) is None:
-                raise NetworkError(f"{_host(response)} sends another part of {what} than was asked for")
+                raise NetworkError(f"{_host(response)} sends another part of {what} than requested")
             yield _answer(response, 0, self._blocks(response, what), what)
 
     def interrupt(self) -> None:
@@ -212,7 +212,7 @@ def _failed_request(error: httpx2.RequestError, what: str, done: str) -> Excepti
         return NetworkError(f"{failed}: it redirects without end")
     if isinstance(error, httpx2.LocalProtocolError):
         return NetworkError(
-            f"{what} could not be asked for at {host}: the request would not be valid http",
+            f"{what} cannot be requested from {host}: the request would not be valid http",
             hint="a token must be one word, without a line break",
         )
     if isinstance(error, httpx2.ProxyError) and re.match(r"40[37]\b", str(error)):
@@ -279,7 +279,7 @@ def _answer(response: httpx2.Response, start: int, blocks: Iterator[bytes], what
     """What a response states about the file; NetworkError for one in an encoding that nobody asked for."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise NetworkError(f"{_host(response)} sends {what} in the encoding {encoding}, which was not asked for")
+        raise NetworkError(f"{_host(response)} sends {what} in the encoding {encoding}, expected none")
     chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
     size = None if chunked and response.status_code == 200 else _size_of(response)
     return Answer(start, blocks, size, _version_of(response), ends=chunked or "Content-Length" in response.headers)

@@ -263,7 +263,7 @@ def bounded(blocks: Iterable[bytes], encoding: str, limit: int, what: str) -> by
     """Put a body together and unpack it (gzip, zlib); FormatError for one of more than `limit` bytes when unpacked."""
     known = {"": None, "identity": None, "gzip": _GZIP_OR_ZLIB, "deflate": _GZIP_OR_ZLIB}
     if encoding not in known:
-        raise FormatError(f"{what} is compressed by {encoding!r:.40}, which was not asked for")
+        raise FormatError(f"{what} is compressed by {encoding!r:.40}, expected no compression")
     form = known[encoding]
     unpacker = None if form is None else zlib.decompressobj(form)
     data = bytearray()
@@ -366,7 +366,7 @@ def read_range(
             with transport.open_range(address, position, stop) as (begin, blocks):
                 skip = position - begin
                 if skip < 0:
-                    raise NetworkError(f"another part of {what} came than was asked for")
+                    raise NetworkError(f"another part of {what} came than requested")
                 for block in blocks:
                     fresh = memoryview(block)[skip : skip + stop - position]
                     skip = max(0, skip - len(block))

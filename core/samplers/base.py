@@ -330,7 +330,7 @@ class Sampler(metaclass=_Samplers):
 
 def _refuse(storage: Storage, batch_size: int) -> None:
     if batch_size < 1:
-        raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+        raise UsageError(f"batch_size is {batch_size}, expected a number from 1")
     raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
 
 

@@ -137,7 +137,7 @@ class FixedBoundaries(BoundarySource):
         given, expected = self.given.shape, tuple(storage.shape)
         if given != expected:
             raise SchemaError(
-                f"the {self.name} that were given are {list(given)}, the storage holds {list(expected)} elements",
+                f"the {self.name} are {list(given)}, expected {list(expected)}: one for each element of the storage",
                 hint="give them for all elements, or name the entry that holds them: end_key or traj_key",
             )
         return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))
@@ -217,7 +217,7 @@ class BoundaryChoice:
         cache_values: bool,
     ) -> None:
         if end_key is not None and end_keys is not None:
-            raise SchemaError(f"end_key={end_key!r} and end_keys={end_keys!r} were given, expected one of them")
+            raise SchemaError(f"end_key is {end_key!r} and end_keys is {end_keys!r}, expected one of them")
         self._ids: Key | None = None if traj_key is None else boundary_key(traj_key)
         self._flags: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
@@ -301,11 +301,11 @@ def _fixed_boundaries(
         return None
     name = "ends" if ends is not None else "trajectories"
     if ends is not None and trajectories is not None:
-        raise SchemaError("ends and trajectories were given, expected one of them")
+        raise SchemaError("ends and trajectories are both set, expected one of them")
     if any(key is not None for key in keys):
-        raise SchemaError(f"{name} was given along with the key of an entry, expected one of them")
+        raise SchemaError(f"{name} and the key of an entry are both set, expected one of them")
     if not cache_values:
-        raise SchemaError(f"{name} was given with cache_values=False", hint="say cache_values=True")
+        raise SchemaError(f"cache_values is False, expected True with {name}", hint="say cache_values=True")
     if not given.dim() or not given.numel():
         raise SchemaError(f"{name} is {list(given.shape)}, expected a tensor of the storage's shape")
     values = given.numpy(force=True)

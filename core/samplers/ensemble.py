@@ -78,7 +78,7 @@ class SamplerEnsemble(Sampler):
     ) -> None:
         self.members: tuple[Sampler, ...] = checked_members("SamplerEnsemble", samplers, Sampler)
         if p is not None and sample_from_all:
-            raise SchemaError("p and sample_from_all=True were given: each member is drawn once, whatever its weight")
+            raise SchemaError("p is set, expected None with sample_from_all=True: each member is drawn once")
         if batch not in get_args(BatchForm):
             raise UsageError(f"batch is {batch!r}, expected 'stack' or 'exact'")
         _check_draws(num_buffer_sampled, batch)
@@ -157,15 +157,15 @@ class SamplerEnsemble(Sampler):
     def _check_size(self, batch_size: int, unit: int) -> int:
         """Return how many random numbers the choice of members takes; UsageError for a size that does not fit."""
         if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} elements was asked for; at least 1 is needed")
+            raise UsageError(f"batch_size is {batch_size}, expected a number from 1")
         if self.batch == "exact":
             if batch_size % unit:
-                raise UsageError(f"a batch of {batch_size} elements was asked for, slices need a multiple of {unit}")
+                raise UsageError(f"batch_size is {batch_size}, expected a multiple of {unit} for slices")
             return 1
         draws = len(self.members) if self.num_buffer_sampled is None else self.num_buffer_sampled
         if batch_size % draws:
             raise UsageError(
-                f"a batch of {batch_size} elements was asked for, expected a multiple of {draws}",
+                f"batch_size is {batch_size}, expected a multiple of {draws}",
                 hint='batch="exact" makes batches of any size',
             )
         return draws
@@ -228,8 +228,8 @@ class SamplerEnsemble(Sampler):
         member = self.members[number]
         if self.batch == "exact" and _shortens(member):
             raise SchemaError(
-                f"member {number} has a {type(member).__name__} that may return fewer steps than asked for, and the "
-                "parts of an exact batch have exact lengths",
+                f"member {number} has a {type(member).__name__} that may return fewer steps, and the parts of an exact "
+                "batch have exact lengths",
                 hint="give it a slice_len, and either strict_length=True and no span or pad_output=True",
             )
         return unit_of(member)
@@ -241,7 +241,7 @@ class SamplerEnsemble(Sampler):
         if not isinstance(storage, StorageEnsemble):
             raise EnsembleKindError(f"a SamplerEnsemble needs a StorageEnsemble, found a {type(storage).__name__}")
         if len(storage) != len(self.members):
-            raise SchemaError(f"{len(self.members)} samplers were given for {len(storage)} storages")
+            raise SchemaError(f"there are {len(self.members)} samplers, expected {len(storage)}: one for each storage")
         for sampler, member in zip(self.members, storage.members, strict=True):
             sampler.check_storage(member)
 
@@ -388,7 +388,7 @@ def _check_draws(draws: Any, form: BatchForm) -> None:
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise UsageError(f"num_buffer_sampled is {draws!r}, expected a number from 1")
     if form == "exact":
-        raise UsageError(f'num_buffer_sampled={draws} and batch="exact" were given, which draws of all members')
+        raise UsageError(f'num_buffer_sampled is {draws}, expected None with batch="exact", which draws of all members')
 
 
 def normalised(weights: Any, count: int) -> torch.Tensor:

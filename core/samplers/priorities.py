@@ -98,7 +98,7 @@ class Priorities:
         """
         values = priorities.to(self.tree.device, self.tree.dtype)
         if len(values) not in (1, len(numbers)):
-            raise SchemaError(f"{len(values)} priorities were given for {len(numbers)} elements")
+            raise SchemaError(f"there are {len(values)} priorities, expected {len(numbers)}: one for each element")
         if not len(numbers):
             return
         low, high = bounds(numbers)

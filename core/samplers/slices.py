@@ -59,7 +59,7 @@ class SliceMeasure:
         _check_count("num_slices", self.num_slices)
         _check_count("slice_len", self.slice_len)
         if self.pad_output and self.strict_length:
-            raise UsageError("pad_output=True was given with strict_length=True, which leaves nothing to pad")
+            raise UsageError("pad_output is True, expected False with strict_length=True, which leaves nothing to pad")
 
     def of(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
@@ -137,9 +137,7 @@ class SliceSampler(Sampler):
     ) -> None:
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         if weight not in get_args(Weight) or anchor not in get_args(Anchor):
-            raise UsageError(
-                f"weight is {weight!r} and anchor {anchor!r}, expected are episode or step, any, start or end"
-            )
+            raise UsageError(f"weight is {weight!r} and anchor {anchor!r}, expected episode or step, any, start or end")
         self.num_slices = num_slices
         self.slice_len = slice_len
         self.span = _checked_span(span)
@@ -217,7 +215,7 @@ class SliceSampler(Sampler):
         found = []
         for span in self.span:
             if span is not True and span >= slice_len:
-                raise UsageError(f"a span of {int(span)} was asked for, slices have {slice_len} steps")
+                raise UsageError(f"span is {int(span)}, expected below {slice_len}, the steps of a slice")
             found.append(slice_len - 1 if span is True else int(span))
         return found[0], found[1]
 

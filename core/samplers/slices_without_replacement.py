@@ -324,8 +324,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         if not found:
             self._refuse_short(table, slice_len)
         raise UsageError(
-            f"a batch of {count} slices was asked for, there are {found} trajectories and incomplete batches are left "
-            "out",
+            f"a batch is {count} slices, expected at most {found}, the number of trajectories, with drop_last=True",
             hint="ask for fewer, or take drop_last=False",
         )
 

@@ -74,7 +74,7 @@ class StreamSampler(Sampler):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}, expected a number from {least}")
         if not 0 <= part[0] < part[1]:
-            raise UsageError(f"part {part[0]} of {part[1]} was asked for, they are numbered from 0")
+            raise UsageError(f"part is {part[0]} of {part[1]}, expected a number from 0")
         self.shuffle = shuffle
         self.window = window if shuffle else 1
         self.drop_last = drop_last
@@ -166,7 +166,7 @@ class StreamSampler(Sampler):
     def _refuse(self, stream: StreamStorage, there: int, count: int) -> NoReturn:
         if there:
             raise UsageError(
-                f"a batch of {count} elements was asked for, an epoch has {there} and incomplete batches are left out",
+                f"a batch is {count} elements, expected at most the {there} of an epoch with drop_last=True",
                 hint="ask for fewer, or take drop_last=False",
             )
         raise EmptyPartError(f"there is nothing to draw in part {self.part.number} of {stream.shards.address}")
@@ -296,7 +296,7 @@ class StreamSliceSampler(StreamSampler):
         """Draw slices with `batch_size` steps in total, or the remaining ones."""
         count, slice_len = self.measure.of(batch_size)
         if self._started and self._slice_len != slice_len:
-            raise SchemaError(f"slices of {slice_len} steps were asked for in an epoch of slices of {self._slice_len}")
+            raise SchemaError(f"slices are {slice_len} steps, expected {self._slice_len} as before in this epoch")
         if self._slice_len != slice_len:
             self._start(self.epoch)  # what was prepared for a batch that was refused has slices of another length
         self._slice_len = slice_len

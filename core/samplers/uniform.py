@@ -144,8 +144,7 @@ class SamplerWithoutReplacement(EpochSampler):
         length = len(storage)
         if self.drop_last and batch_size > length:
             raise UsageError(
-                f"a batch of {batch_size} elements was asked for, the storage has {length} and incomplete batches "
-                "are left out",
+                f"batch_size is {batch_size}, expected at most {length}, the storage's length, with drop_last=True",
                 hint="ask for fewer, or take drop_last=False",
             )
         order = self._order_of(length)

@@ -41,7 +41,7 @@ def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Ten
 def expect_stackable(specs: Sequence[TensorSpec]) -> None:
     """Raise SchemaError for specs that differ in class, element type, device or number of dimensions."""
     if not specs:
-        raise UsageError("no specs were given to stack, expected at least one")
+        raise UsageError("there are no specs to stack, expected at least one")
     first = specs[0]
     for spec in specs:
         if not isinstance(spec, TensorSpec):
@@ -84,7 +84,7 @@ def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any =
 
 def _expect_no_out(out: Any) -> None:
     if out is not None:
-        raise UndefinedForSpecError("out= was given, but a spec is not written into another")
+        raise UndefinedForSpecError("out is set, expected None: a spec is not written into another")
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -122,7 +122,7 @@ class Bounded(BoxSpec):
             shape = _broadcast(least, largest)
         super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
         if not isinstance(self, _bounded_class(self._dtype, domain or _class_domain(self))):
-            raise UsageError(f"{type(self).__name__} was asked for with {self._dtype}, domain {domain}")
+            raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}")
         self._low, self._high = self._fitted(least, upper=False), self._fitted(largest, upper=True)
         low, high = self._low, self._high
         if not self._dtype.is_floating_point:
@@ -141,7 +141,7 @@ class Bounded(BoxSpec):
         if wide.device.type == "meta":
             return torch.empty(wide.shape, dtype=self._dtype, device=self._device)
         if wide.is_floating_point() and bool(wide.isnan().any() | (wide == (-math.inf if upper else math.inf)).any()):
-            raise UsageError(f"the {'upper' if upper else 'lower'} bound is {bound.tolist()}, expected are numbers")
+            raise UsageError(f"the {'upper' if upper else 'lower'} bound is {bound.tolist()}, expected numbers")
         if self.domain == "discrete" and wide.is_floating_point():
             wide = wide.floor() if upper else wide.ceil()
         if not self._dtype.is_floating_point:
@@ -285,9 +285,9 @@ def _class_domain(spec: Bounded) -> Any:
 
 def _bounded_class(dtype: torch.dtype, domain: Domain | None) -> type[Bounded]:
     if domain not in (None, "continuous", "discrete"):
-        raise UsageError(f"domain is {domain!r}, expected is 'continuous' or 'discrete'")
+        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
     if dtype.is_complex or dtype is torch.uint64:
-        raise SpecTypeError(f"Bounded was asked for with {dtype}, whose values cannot be compared with bounds")
+        raise SpecTypeError(f"dtype is {dtype}, expected one whose values can be compared with bounds")
     if domain == "continuous" and not dtype.is_floating_point:
         raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
     return BoundedDiscrete if domain == "discrete" or not dtype.is_floating_point else BoundedContinuous

@@ -214,9 +214,9 @@ _WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def expect_countable(n: int, dtype: torch.dtype) -> int:
     """Return a number of categories, or raise UsageError if an element type cannot number them."""
     if n < 1:
-        raise UsageError(f"{n} categories were asked for; expected is 1 or more, or -1 to leave it open")
+        raise UsageError(f"n is {n}, expected 1 or more categories, or -1 to leave it open")
     if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
-        raise UsageError(f"{n} categories were asked for, more than {dtype} can number")
+        raise UsageError(f"n is {n}, expected no more categories than {dtype} can number")
     return n
 
 
@@ -252,7 +252,7 @@ class Binary(Categorical):
             shape = (n,)
         sizes = as_shape(shape)
         if n is not None and (not sizes or sizes[-1] != n):
-            raise UsageError(f"Binary of {n} bits was asked for in the shape {list(sizes)}, whose last size is another")
+            raise UsageError(f"the shape is {list(sizes)}, expected the last size {n}: the bits of a Binary")
         super().__init__(2, sizes, device, torch.int8 if dtype is None else dtype)
 
     @property

@@ -94,9 +94,9 @@ class SpecEntries(TensorSpec):
         **kwargs: Any,
     ) -> None:
         if len(args) > 1:
-            raise SchemaError(f"{len(args)} positional arguments were given to Composite, expected one dict")
+            raise SchemaError(f"Composite has {len(args)} positional arguments, expected one dict")
         if shape is not None and batch_size is not None:
-            raise UsageError("shape and batch_size were both given; they are two names of one thing")
+            raise UsageError("shape and batch_size are both set, expected one: they are two names of one thing")
         size = batch_size if shape is None else shape
         if isinstance(size, TensorSpec):
             raise UsageError("an entry cannot be named 'shape': that is a property of the spec")
@@ -111,7 +111,7 @@ class SpecEntries(TensorSpec):
             self.names = names
         for entries in (*args, kwargs):
             if entries is not None and not isinstance(entries, Mapping | SpecEntries):
-                raise SchemaError(f"a {type(entries).__name__} was given to Composite, expected a dict of specs")
+                raise SchemaError(f"the argument of Composite is a {type(entries).__name__}, expected a dict of specs")
             for key, spec in entries.items() if entries else ():
                 self.set(key, spec)
 
@@ -165,7 +165,7 @@ class SpecEntries(TensorSpec):
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
         if names is not None and len(names) != self.ndim:
-            raise UsageError(f"{len(names)} names were given for {self.ndim} dimensions")
+            raise UsageError(f"names has {len(names)}, expected one for each of {self.ndim} dimensions")
         self._names = None if names is None or not any(names) else list(names)
 
     # Entries ---------------------------------------------------------------------------------------

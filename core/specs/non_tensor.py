@@ -40,7 +40,7 @@ class NonTensor(TensorSpec):
         feature_dims: int | None = None,
     ) -> None:
         if batched and feature_dims is not None:
-            raise UsageError("batched and feature_dims were both given, expected at most one of them")
+            raise UsageError("batched and feature_dims are both set, expected at most one of them")
         self._shape = as_shape(shape)
         self._device = None if device is None else as_device(device)
         self._dtype = None if dtype is None else as_dtype(dtype, torch.float32)

@@ -76,7 +76,7 @@ class _OneHotSpec(LeafSpec):
     ) -> None:
         self._counts = tuple(int(count) for count in counts)
         if not self._counts or min(self._counts) < 1:
-            raise UsageError(f"{list(self._counts)} categories were asked for; expected is 1 or more in each column")
+            raise UsageError(f"the categories are {list(self._counts)}, expected 1 or more in each column")
         total = sum(self._counts)
         sizes = as_shape((total,) if shape is None else shape)
         if sizes[-1:] != (total,):

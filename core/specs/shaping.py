@@ -223,7 +223,7 @@ def _change_of_part(change: ShapeChange, dim: int, count: int, picked: tuple[int
 def normal_dim(dim: int, count: int) -> int:
     """Return a dimension counted from the front, or raise IndexError."""
     if not -count <= dim < count:
-        raise IndexError(f"dimension {dim} was asked for, of {count}")
+        raise IndexError(f"dimension is {dim}, expected one of {count}")
     return dim % count
 
 

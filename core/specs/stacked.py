@@ -25,7 +25,7 @@ class LazyStack(TensorSpec):
 
     def __init__(self, *specs: TensorSpec, dim: int) -> None:
         if not specs:
-            raise UsageError("no specs were given to stack, expected at least one")
+            raise UsageError("there are no specs to stack, expected at least one")
         for spec in specs:
             if not isinstance(spec, TensorSpec):
                 raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")

@@ -90,7 +90,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
     def names(self, names: Sequence[str | None] | None) -> None:
         given = [None] * self.ndim if names is None else list(names)
         if len(given) != self.ndim:
-            raise UsageError(f"{len(given)} names were given for {self.ndim} dimensions")
+            raise UsageError(f"names has {len(given)}, expected one for each of {self.ndim} dimensions")
         self._dim_name = given.pop(self._dim)
         for spec in self._members:
             spec.names = given

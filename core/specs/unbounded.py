@@ -51,7 +51,7 @@ class Unbounded(BoxSpec):
         own: Any = "discrete" if isinstance(self, UnboundedDiscrete) else None
         if not isinstance(self, _unbounded_class(self._dtype, domain or own)):
             hint = "Unbounded takes any type"
-            raise UsageError(f"{type(self).__name__} was asked for with {self._dtype}, domain {domain}", hint=hint)
+            raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}", hint=hint)
         self._is_real = self.domain == "continuous"
         self._is_whole = self._dtype.is_floating_point and not self._is_real
 
@@ -124,7 +124,7 @@ class UnboundedDiscrete(Unbounded):
 
 def _unbounded_class(dtype: torch.dtype, domain: Domain | None) -> type[Unbounded]:
     if domain not in (None, "continuous", "discrete"):
-        raise UsageError(f"domain is {domain!r}, expected is 'continuous' or 'discrete'")
+        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
     real = dtype.is_floating_point or dtype.is_complex
     if domain == "continuous" and not real:
         raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")

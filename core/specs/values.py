@@ -45,7 +45,7 @@ def as_shape(shape: ShapeLike) -> torch.Size:
     except TypeError:
         sizes = torch.Size([int(size) for size in shape])  # type: ignore[union-attr]
     if min(sizes, default=0) < -1:
-        raise UsageError(f"a shape has the sizes {list(sizes)}, expected are sizes from 0, or -1 for any")
+        raise UsageError(f"a shape has the sizes {list(sizes)}, expected sizes from 0, or -1 for any")
     return sizes
 
 
@@ -325,7 +325,7 @@ def mask_over(
     try:
         wide = found.expand(*shape)
     except RuntimeError:
-        raise UsageError(f"the mask has the shape {list(found.shape)}, expected is {list(shape)}") from None
+        raise UsageError(f"the mask has the shape {list(found.shape)}, expected {list(shape)}") from None
     if not all(bool(column.any(-1).all()) for column in wide.split(list(counts), -1)):
         raise UsageError("the mask leaves an element without a legal category")
     return wide.clone(memory_format=torch.contiguous_format)

@@ -181,7 +181,7 @@ class Storage(Entries, Saving, ABC):
         if isinstance(max_size, bool) or not isinstance(max_size, int):
             raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
         if max_size < 1:
-            raise UsageError(f"a storage of {max_size} elements was asked for; at least 1 is needed")
+            raise UsageError(f"max_size is {max_size}, expected a number from 1")
         Entries.__init__(self)
         Saving.__init__(self, checkpointer)
         self.max_size = max_size

@@ -138,7 +138,7 @@ class Columns:
             found = self._elements._gather(flat, rows * math.prod(self.lead[1:]))
             return _shaped(found, index[0].shape), index[0].shape
         if isinstance(index, int) and not -rows <= index < rows:
-            raise IndexError(f"row {index} was asked for, there are {rows}")
+            raise IndexError(f"row is {index}, expected one of {rows} rows")
         found = [column[index] for column in self._of(rows)] if _forwards(index) else self._backwards(index, rows)
         batch = found[0].shape[: found[0].dim() - self.plain[0].dim() + self.ndim]
         return self._typed(found), batch
@@ -169,7 +169,7 @@ class Columns:
                 pass
         elif index.numel() and not -rows <= int(index.min()) <= int(index.max()) < rows:
             # Indexing there would stop the device for the rest of the process.
-            raise IndexError(f"rows {int(index.min())} to {int(index.max())} were asked for, there are {rows}")
+            raise IndexError(f"rows are {int(index.min())} to {int(index.max())}, expected within {rows} rows")
         return self._typed([column[index] for column in self._of(rows)])
 
     @property

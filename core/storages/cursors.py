@@ -61,7 +61,7 @@ def _tensor(item: Any) -> torch.Tensor:
 
 def _in_range(row: int) -> int:
     if not -_FAR <= row < _FAR:
-        raise IndexError(f"row {row} was asked for, which no storage has")
+        raise IndexError(f"row is {row}, expected a row that a storage can have")
     return row
 
 
@@ -75,11 +75,11 @@ def row_numbers(index: Index, length: int) -> NDArray[np.int64]:
     numbers = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
     if numbers.dtype == bool:
         if numbers.shape != (length,):
-            raise IndexError(f"a mask of shape {list(numbers.shape)} given for {length} rows")
+            raise IndexError(f"the mask is {list(numbers.shape)}, expected [{length}]: one for each row")
         return np.flatnonzero(numbers)
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
-        raise IndexError(f"row {numbers[outside].flat[0]} was asked for, there are {length}")
+        raise IndexError(f"row is {numbers[outside].flat[0]}, expected one of {length} rows")
     return np.where(numbers < 0, numbers + length, numbers).astype(np.int64)
 
 
@@ -148,7 +148,7 @@ def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
 
 def _refuse_outside(low: int, high: int, valid: int, capacity: int) -> None:
     if low < 0:
-        raise IndexError(f"row {low - valid} was asked for, there are {valid}")
+        raise IndexError(f"row is {low - valid}, expected one of {valid} rows")
     if high >= capacity:
         raise SchemaError(f"row {high} cannot be written: the capacity is {capacity} rows")
 
@@ -253,7 +253,7 @@ def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.
     for dimension, size in enumerate(lanes, start=1):
         part = coordinates[:, dimension]
         if bool((part >= size).any()):
-            raise IndexError(f"coordinate {int(part.max())} was given where the storage has a dimension of {size}")
+            raise IndexError(f"coordinate is {int(part.max())}, expected below {size}, the size of its dimension")
         numbers = numbers * size + part
     return torch.where((coordinates < 0).any(-1), -1, numbers)
 

@@ -145,7 +145,7 @@ class Entries(Reports):
         parts = rows if isinstance(rows, list) else [rows]
         if not all(is_tensor_collection(part) for part in parts):
             kind = next(type(part).__name__ for part in parts if not is_tensor_collection(part))
-            raise SchemaError(f"an entry of tensordicts was asked for, the storage holds a {kind}")
+            raise SchemaError(f"the storage holds a {kind}, expected tensordicts with the entry")
         found = [part.get(key, None) for part in parts]
         if not found or not all(isinstance(part, torch.Tensor) for part in found):
             return None
@@ -184,7 +184,7 @@ class Entries(Reports):
     def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
         """Add entries, values of all valid elements, or raise MissingKeyError."""
         name = ".".join(next(iter(values)))
-        raise MissingKeyError(f"{name!r} was asked for, and a {type(self).__name__} takes no new entries here")
+        raise MissingKeyError(f"{name!r} is a new entry, expected one that this {type(self).__name__} has")
 
     @final
     def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:

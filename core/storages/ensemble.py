@@ -45,7 +45,7 @@ def refuse_write(ensemble: Any) -> NoReturn:
 def checked_members(name: str, members: Sequence[Any], kind: type[Any]) -> tuple[Any, ...]:
     """Return the members; UsageError if there are none, EnsembleKindError (a TypeError) for another type."""
     if not members:
-        raise UsageError(f"a {name} without members was asked for, at least one is needed")
+        raise UsageError(f"a {name} has no members, expected at least one")
     for number, member in enumerate(members):
         if not isinstance(member, kind):
             raise EnsembleKindError(f"member {number} is a {type(member).__name__}, expected a {kind.__name__}")
@@ -73,7 +73,7 @@ def chosen_members(index: Any, count: int) -> int | list[int]:
         found = list(index)
         if found and all(isinstance(one, bool) for one in found):
             if len(found) != count:
-                raise IndexError(f"a mask of {len(found)} members was given, there are {count}")
+                raise IndexError(f"the mask is for {len(found)} members, expected {count}")
             return [number for number, chosen in enumerate(found) if chosen]
         return [_one(number, count) for number in found]
     return _one(index, count)
@@ -85,7 +85,7 @@ def _one(index: Any, count: int) -> int:
     if isinstance(index, bool) or not isinstance(index, int):
         raise EnsembleKindError(f"members are named by ints, found a {type(index).__name__}: {index!r}")
     if not -count <= index < count:
-        raise IndexError(f"member {index} was asked for, there are {count}")
+        raise IndexError(f"member is {index}, expected one of {count} members")
     return index % count
 
 
@@ -117,7 +117,9 @@ class StorageEnsemble(Storage):
     def __init__(self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None) -> None:
         members = checked_members("StorageEnsemble", storages, Storage)
         if transforms is not None and len(transforms) != len(members):
-            raise EnsembleKindError(f"{len(transforms)} transforms were given for {len(members)} storages")
+            raise EnsembleKindError(
+                f"there are {len(transforms)} transforms, expected {len(members)}: one for each storage"
+            )
         super().__init__(min(sum(member.max_size for member in members), sys.maxsize))
         self.members: tuple[Storage, ...] = members
         self._known: _Nesting | None = None

@@ -105,14 +105,14 @@ class LazyTensorStorage(TensorStorage):
         rows = not isinstance(index, int)
         if rows and isinstance(data, list | LazyStackedTensorDict):
             if not len(data):
-                raise SchemaError("no rows were given: the first write must show what a row is")
+                raise SchemaError("the first write has no rows, expected one at least, which shows what a row is")
             data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
         if isinstance(data, LazyStackedTensorDict):
             data = data.contiguous()
         structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
         leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
-            raise SchemaError("a tensor without dimensions was given as rows; its first dimension must count them")
+            raise SchemaError("the rows are a tensor without dimensions, expected a first one that counts them")
         if self.device == "auto" and leaves:
             self.device = leaves[0].device
         self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
@@ -284,7 +284,7 @@ def available_device(device: torch.device | str | int) -> torch.device:
     """Return a device; UsageError (a ValueError) for CUDA where there is none."""
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={str(device)!r} was asked for, but PyTorch finds no such device here")
+        raise UsageError(f"device is {str(device)!r}, expected one that PyTorch finds here")
     return found
 
 
@@ -335,7 +335,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         checkpointer: Any = None,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
-            raise UsageError(f"memory maps are on the CPU, device={str(device)!r} was asked for")
+            raise UsageError(f"device is {str(device)!r}, expected 'cpu' for a memory map")
         super().__init__(
             max_size, device="cpu", ndim=ndim, compilable=compilable, schema=schema, checkpointer=checkpointer
         )

@@ -65,14 +65,14 @@ class ListStorage(IndexedStorage):
         try:
             return self._items[row]
         except IndexError:
-            raise IndexError(f"row {row} was asked for, there are {len(self._items)}") from None
+            raise IndexError(f"row is {row}, expected one of {len(self._items)} rows") from None
 
     def _rows(self, index: torch.Tensor) -> list[int]:
         if index.dtype != torch.bool:
             rows: list[int] = index.tolist()
             return rows
         if len(index) != len(self._items):
-            raise IndexError(f"a mask of {len(index)} rows was given, there are {len(self._items)}")
+            raise IndexError(f"the mask is for {len(index)} rows, expected {len(self._items)}")
         return self._rows(index.nonzero().squeeze(1))
 
     def _shown(self, item: Any) -> Any:
@@ -274,7 +274,7 @@ class LazyStackStorage(ListStorage):
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
         missing = next((row for row, part in enumerate(parts) if part is None), None)
         if missing is not None:
-            raise MissingKeyError(f"{'.'.join(key)!r} was asked for, which element {missing} does not have")
+            raise MissingKeyError(f"{'.'.join(key)!r} is not in element {missing}, expected in all")
         if not all(isinstance(part, torch.Tensor) for part in parts):
             raise SchemaError(f"{'.'.join(key)!r} is no tensor, expected the key of a tensor")
         if len({(part.shape, part.dtype) for part in parts}) > 1:
@@ -303,7 +303,7 @@ class LazyStackStorage(ListStorage):
         for path, value in values.items():
             if list(value.shape[: len(expected)]) != expected:
                 raise SchemaError(
-                    f"{'.'.join(path)!r} is {list(value.shape)}, expected is {expected} in front: "
+                    f"{'.'.join(path)!r} is {list(value.shape)}, expected {expected} in front: "
                     "a new entry is one of all elements"
                 )
         items = [item.copy() for item in self._items]

@@ -104,7 +104,7 @@ class PackedRecording(IndexedStorage):
         rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None
         if rows != slice(len(self), len(self) + count):
             raise SchemaError(
-                f"rows are added at the end, which is row {len(self)}; a write at {_shown(cursor)} was asked for"
+                f"the write is at {_shown(cursor)}, expected at the end, row {len(self)}: rows are only added"
             )
         if self._recorder is None:
             self._begin(columns, data)

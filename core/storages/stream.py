@@ -191,9 +191,7 @@ class StreamStorage(Storage):
         limit = len(self.shards) << _SHARD if self._starts is None else len(self)
         outside = np.flatnonzero((numbers < 0) | (numbers >= limit))
         if len(outside):
-            raise IndexError(
-                f"element {numbers[outside[0]]:,} was asked for, which {self.shards.address} does not have"
-            )
+            raise IndexError(f"element is {numbers[outside[0]]:,}, expected one that {self.shards.address} has")
         return numbers
 
     def _gathered(self, shards: Numbers, rows: Numbers) -> TensorDictBase:
@@ -202,7 +200,7 @@ class StreamStorage(Storage):
             places = np.flatnonzero(shards == shard)
             found, wanted = self.take(int(shard)), rows[places]
             if len(wanted) and wanted.max() >= found.rows:
-                raise IndexError(f"row {wanted.max():,} of shard {shard} was asked for, which has {found.rows:,}")
+                raise IndexError(f"row is {wanted.max():,}, expected one of the {found.rows:,} rows of shard {shard}")
             parts.append((places, _read(found, wanted)))
         if len(parts) == 1:
             only: TensorDictBase = parts[0][1]

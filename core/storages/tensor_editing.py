@@ -232,7 +232,7 @@ class TensorEditing(IndexedStorage):
         for path, value in values.items():
             if value.shape[: self.ndim] != self.shape:
                 raise SchemaError(
-                    f"{'.'.join(path)!r} is {list(value.shape)}, expected is {list(self.shape)} in front: "
+                    f"{'.'.join(path)!r} is {list(value.shape)}, expected {list(self.shape)} in front: "
                     "a new entry is one of all elements"
                 )
         self._begin_entries(tree_spec_of(_nested(values, self.shape, self.structure), self.ndim), values)

@@ -118,7 +118,7 @@ class Generations:
     def __init__(self, rows: int, *, shared: bool) -> None:
         if rows > _MOST:
             raise UsageError(
-                f"generations of {rows} rows were asked for, {_MOST} is the most", hint="give the storage a max_size"
+                f"max_size is {rows}, expected at most {_MOST} with generations", hint="give the storage a max_size"
             )
         self.rows = torch.full((rows,), _NEVER)
         if shared:
@@ -146,7 +146,7 @@ class Generations:
     def fitting(self, saved: torch.Tensor) -> torch.Tensor:
         """Return saved numbers with as many rows as there are here; SchemaError if that would lose one."""
         if saved.dtype != torch.int64 or saved.dim() != 1:
-            raise SchemaError(f"generations are {saved.dtype} {list(saved.shape)}, expected are torch.int64 [rows]")
+            raise SchemaError(f"generations are {saved.dtype} {list(saved.shape)}, expected torch.int64 [rows]")
         if bool((saved[len(self.rows) :] != _NEVER).any()):
             raise SchemaError(f"generations of {len(saved)} rows were saved; this storage has {len(self.rows)} rows")
         fitted = torch.full_like(self.rows, _NEVER)

@@ -52,7 +52,7 @@ class ConstantKLController(KLControllerBase):
     def __init__(self, *, kl_coef: float | None = None, model: Any = None) -> None:
         super().__init__(model)
         if kl_coef is None and model is None:
-            raise UsageError("neither kl_coef nor model was given, and one of them has the coefficient")
+            raise UsageError("kl_coef and model are None, expected one that has the coefficient")
         self._set(_number("kl_coef", model.kl_coef if kl_coef is None else kl_coef, zero=True))
 
     def update(self, kl_values: Any = None) -> float:
@@ -93,8 +93,8 @@ class AdaptiveKLController(KLControllerBase):
             )
         if _LARGEST_ERROR * len(values) >= self.horizon:
             raise UsageError(
-                f"{len(values):,} values were given for a horizon of {self.horizon:g}, fewer than 5 times as many are "
-                "expected: the coefficient could be 0 or below"
+                f"kl_values has {len(values):,} values, expected fewer than 5 times the horizon, {self.horizon:g}: "
+                "the coefficient could be 0 or below"
             )
         divergence = -math.fsum(values) / len(values) / self.coef
         error = min(max(divergence / self.target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)

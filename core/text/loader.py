@@ -72,7 +72,7 @@ class TokenizedDatasetLoader:
         tokenizer: Any = None,
     ) -> None:
         if tokenizer is not None and (tokenizer_class is not None or tokenizer_model_name is not None):
-            raise UsageError("a tokenizer was given, and a name or class to make one, expected one of them")
+            raise UsageError("tokenizer is set, and a name or class to make one, expected one of them")
         self.split = split
         self.max_length = max_length
         self.dataset_name = dataset_name

@@ -256,7 +256,7 @@ class Compose(Transform):
         ValueError) if there is no such place.
         """
         if not -len(self) <= index <= len(self):
-            raise UsageError(f"place {index} was asked for, there are {len(self)} transforms")
+            raise UsageError(f"place is {index}, expected one of {len(self)} transforms")
         there = list(self.transforms)
         there[index:index] = self._added(transform)
         self.transforms = nn.ModuleList(there)

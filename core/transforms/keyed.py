@@ -25,7 +25,7 @@ def as_key(key: Any) -> Path:
     """Bring a key into the form of a tuple of names; UsageError (a ValueError) for what is none."""
     path = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not path or not all(isinstance(part, str) for part in path):
-        raise UsageError(f"{key!r} was given for a key, expected a name or a tuple of names")
+        raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
     return path
 
 
@@ -34,7 +34,7 @@ def as_keys(keys: Any) -> list[Path]:
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(part, str) for part in keys)):
         return [as_key(keys)]
     if not isinstance(keys, Iterable):
-        raise UsageError(f"{keys!r} was given for keys, expected a sequence of them")
+        raise UsageError(f"keys is {keys!r}, expected a sequence of them")
     return [as_key(key) for key in keys]
 
 
@@ -101,7 +101,7 @@ class KeyedTransform(Transform):
         self.out_keys = list(self.in_keys) if out_keys is None else as_keys(out_keys)
         if len(self.in_keys) != len(self.out_keys):
             raise UsageError(
-                f"{type(self).__name__} was given {len(self.in_keys)} in_keys and {len(self.out_keys)} out_keys"
+                f"{type(self).__name__} has {len(self.in_keys)} in_keys, expected {len(self.out_keys)}: the out_keys"
             )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -243,7 +243,7 @@ class RenameTransform(Transform):
         super().__init__()
         self.in_keys, self.out_keys = _renaming(in_keys, out_keys, "in_keys", "out_keys")
         if (in_keys_inv is None) != (out_keys_inv is None):
-            raise UsageError("one of in_keys_inv and out_keys_inv was given, expected both or none")
+            raise UsageError("one of in_keys_inv and out_keys_inv is set, expected both or none")
         self.in_keys_inv, self.out_keys_inv = _renaming(
             in_keys_inv or [], out_keys_inv or [], "in_keys_inv", "out_keys_inv"
         )
@@ -367,7 +367,7 @@ class CatTensors(Transform):
 def _renaming(old: Any, new: Any, old_name: str, new_name: str) -> tuple[list[Path], list[Path]]:
     before, after = as_keys(old), as_keys(new)
     if len(before) != len(after):
-        raise UsageError(f"{len(before)} {old_name} and {len(after)} {new_name} were given, expected as many of each")
+        raise UsageError(f"there are {len(before)} {old_name} and {len(after)} {new_name}, expected as many of each")
     both = sorted({*before} & {*after})
     if both:
         raise UsageError(f"{'.'.join(both[0])} is in {old_name} and in {new_name}, it can only be in one of them")

@@ -85,7 +85,7 @@ class Resize(KeyedTransform):
         super().__init__(_PIXELS if in_keys is None else in_keys, out_keys)
         sizes = (w, w if h is None else h) if isinstance(w, int) else tuple(w)
         if not isinstance(w, int) and (h is not None or len(sizes) not in (1, 2)):
-            raise UsageError(f"the size {w!r} and h={h!r} were given, expected one number or two")
+            raise UsageError(f"the size is {w!r} with h={h!r}, expected one number or two")
         sizes = sizes * 2 if len(sizes) == 1 else sizes
         self.w, self.h = (require_count("the size", size, "pixels") for size in sizes)
         self.interpolation = str(getattr(interpolation, "value", interpolation))

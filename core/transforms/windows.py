@@ -49,7 +49,7 @@ class RandomCropTensorDict(Transform):
         legal = self._lengths(batch, dim) - self.sub_seq_len + 1
         if legal.numel() and int(legal.min()) < 1:
             shortest = int(legal.min()) + self.sub_seq_len - 1
-            raise SchemaError(f"windows of {self.sub_seq_len} steps were asked for, a row has {shortest}")
+            raise SchemaError(f"sub_seq_len is {self.sub_seq_len}, expected at most the steps of a row, {shortest}")
         generator, device = self.generator, self.generator.device if self.generator is not None else None
         chances = torch.rand(legal.shape, generator=generator, device=device, dtype=torch.float64).to(legal.device)
         starts = (chances * legal).long().minimum(legal - 1).unsqueeze(dim)

@@ -68,9 +68,9 @@ class MCTSForest:
         if data_map is not None and max_size not in (None, known):
             raise UsageError(f"max_size is {max_size}, that of the data map is {known}")
         if node_map is not None and len(node_map):
-            raise UsageError(f"the node map has {len(node_map)} entries; it must be empty")
+            raise UsageError(f"the node map has {len(node_map)} entries, expected none")
         if data_map is not None and len(data_map):
-            raise UsageError(f"the data map has {len(data_map)} entries; it must be empty")
+            raise UsageError(f"the data map has {len(data_map)} entries, expected none")
         self.data_map = data_map
         self.node_map = NodeMap(node_map.query_module) if isinstance(node_map, TensorDictMap) else node_map
         self.max_size = known if max_size is None else max_size
@@ -262,5 +262,5 @@ class MCTSForest:
 
 def _listed(keys: Sequence[Key] | None) -> list[Key] | None:
     if isinstance(keys, str):
-        raise UsageError(f"keys are given as a list, found {keys!r}")
+        raise UsageError(f"keys is {keys!r}, expected a list")
     return None if keys is None else [unravel_key(key) for key in keys]

@@ -219,7 +219,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         for number in path:
             if not -vertex.num_children <= number < vertex.num_children:
                 raise IndexError(
-                    f"child {number} was asked for in the path {tuple(path)}, there are {vertex.num_children}"
+                    f"child {number} is in the path {tuple(path)}, expected one of {vertex.num_children} children there"
                 )
             vertex = vertex.subtree[number]
             parts.append(vertex.rollout)

@@ -89,7 +89,7 @@ def frames(
     suffix = require_suffix(destination, FRAME_SUFFIXES)
     rate = _rate(fps)
     if not 1 <= scale <= _MOST_SCALE:
-        raise UsageError(f"--scale is {scale}, a number from 1 to {_MOST_SCALE} is expected")
+        raise UsageError(f"--scale is {scale}, expected a number from 1 to {_MOST_SCALE}")
     staging = FileStaging(destination, replace=force)
     staging.refuse_if_taken()
     if suffix == ".mp4":
@@ -127,7 +127,7 @@ def _rate(fps: float | None) -> Fraction | None:
     if fps is None:
         return None
     if not 0 < fps <= 1000:
-        raise UsageError(f"--fps is {fps:g}, a number above 0 and up to 1,000 is expected")
+        raise UsageError(f"--fps is {fps:g}, expected a number above 0 and up to 1,000")
     return Fraction(fps).limit_denominator(1001)
 
 

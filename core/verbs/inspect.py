@@ -266,7 +266,7 @@ def inspect(
     without steps.
     """
     if head is not None and head < 1:
-        raise UsageError(f"--head is {head}, it must be 1 or more")
+        raise UsageError(f"--head is {head}, expected 1 or more")
     if head is not None and episode is None:
         raise UsageError("--head needs --episode K", hint="it limits the steps of one episode that are shown")
     path, given = find_dataset(dataset, root), given_options("inspect", options)

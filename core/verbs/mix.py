@@ -136,7 +136,7 @@ def _require_weights(p: Sequence[float] | str | None, temperature: float, count:
     if isinstance(p, str):
         raise UsageError(f"the weights are {p!r}, expected numbers or {BY_SIZE!r}")
     if len(p) != count:
-        raise UsageError(f"{len(p)} weights were given for {count} datasets, expected one for each")
+        raise UsageError(f"p has {len(p)} weights, expected one for each of {count} datasets")
     for weight in p:
         if not 0 <= weight < float("inf"):
             raise UsageError(f"a weight is {weight:g}, expected a number from 0")

@@ -162,14 +162,14 @@ def _processor(
     given = [name for name, value in ways.items() if value is not None]
     if hindsight is not None:
         if given:
-            raise UsageError(f"hindsight and {given[0]} were given: relabel first, then preprocess the result")
+            raise UsageError(f"hindsight and {given[0]} are both set, expected one: relabel first, then preprocess")
         if unit != "step" or vmap is not None:
             raise UsageError("hindsight works on whole episodes: unit and vmap are for functions without it")
         from ..preprocess.units.hindsight import HindsightProcessor
 
         return HindsightProcessor.of(fn, hindsight, reader.fields)
     if (fn is None) != bool(given):
-        found = f"a function was given, and {' and '.join(given)} too" if given else "nothing was given to run"
+        found = f"there are a function and {' and '.join(given)}" if given else "there is nothing to run"
         raise UsageError(
             f"{found}, expected a function or operations",
             hint="add --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
@@ -179,7 +179,7 @@ def _processor(
 
         return FunctionProcessor(find_function(fn), unit, vmap)
     if unit != "step" or vmap is not None or seed:
-        raise UsageError(f"unit, vmap and seed are for functions, and {given[0]} was given")
+        raise UsageError(f"unit, vmap and seed are for functions, found {given[0]}")
     program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     remarks = different_past(replay, reader.manifest) if replay is not None else ()
     if replay is not None and not replay_filters:

@@ -89,7 +89,7 @@ def report(
     places = _distinct([place for one in given for place in _places(find_dataset(one, root), os.fspath(one), root)])
     if not 1 <= len(places) <= MOST_DATASETS:
         raise UsageError(
-            f"{len(places)} datasets are given, a report has from 1 to {MOST_DATASETS}", hint="make several reports"
+            f"there are {len(places)} datasets, expected from 1 to {MOST_DATASETS}", hint="make several reports"
         )
     command = shlex.join(["rbtool", "report", *(os.fspath(one) for one in given), "-o", os.fspath(output)])
     with staging:  # a folder that cannot be written is found before the work

@@ -65,7 +65,7 @@ class SamplerOptions:
             if name not in SAMPLERS[self.sampler]:
                 others = [sampler for sampler, known in SAMPLERS.items() if name in known]
                 raise UsageError(
-                    f"{_flag(name, value)} was given, which the sampler {self.sampler} does not take",
+                    f"{_flag(name, value)} is no option of the sampler {self.sampler}",
                     hint=f"it is for {', '.join(others)}",
                 )
         self._check_values()
@@ -79,7 +79,7 @@ class SamplerOptions:
         for name in ("slice_len", "num_slices"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise UsageError(f"{_flag(name)} is {number}, it must be 1 or more")
+                raise UsageError(f"{_flag(name)} is {number}, expected 1 or more")
         for name in ("alpha", "beta"):
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number >= 0):
@@ -90,11 +90,11 @@ class SamplerOptions:
                 raise UsageError(f"{_flag(name)} is {word!r}, expected one of {', '.join(words)}")
         if self.strict and self.pad:
             raise UsageError(
-                "--strict and --pad were given: the first leaves short episodes out, the second takes and fills them up"
+                "--strict and --pad are both set, expected one: --strict leaves short episodes out, --pad fills them up"
             )
         if self.in_slices and self.slice_len is None and self.num_slices is None:
             raise UsageError(
-                f"the sampler {self.sampler} needs the length or the number of slices, neither was given",
+                f"the sampler {self.sampler} needs --slice-len or --num-slices",
                 hint="add --slice-len L or --num-slices K",
             )
 
@@ -123,7 +123,7 @@ class SamplerOptions:
         part, what = (length, "the length of a slice") if length else (count, "the number of slices")
         if part and n % part:
             raise UsageError(
-                f"a batch of {n} steps was asked for, which {what}, {part}, does not divide",
+                f"a batch is {n} steps, expected a multiple of {what}, {part}",
                 hint=f"-n {max(1, round(n / part)) * part}",
             )
         return n
@@ -138,7 +138,7 @@ class SamplerOptions:
         if not self.in_slices or not self.strict_length or wanted <= lengths.max():
             return
         raise UsageError(
-            f"slices of {wanted} steps were asked for, the longest of {len(lengths):,} episodes has {lengths.max():,}",
+            f"slices are {wanted} steps, expected at most {lengths.max():,}: the longest of {len(lengths):,} episodes",
             hint="--pad takes shorter ones and fills them up, --no-strict takes them whole",
         )
 

@@ -32,7 +32,7 @@ def require_shares(train: float | None, val: float | None, test: float | None) -
                 hint=f"leave --{name} out for a split without that part" if share == 0 else "",
             )
     if len(given) < 2:
-        found = f"only --{next(iter(given))} is given" if given else "no fraction is given"
+        found = f"--{next(iter(given))} is the only fraction" if given else "there is no fraction"
         raise UsageError(
             f"{found}, expected two parts or more", hint="write: rbtool split DATASET --train 0.8 --val 0.2"
         )

@@ -25,7 +25,7 @@ def require_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
     """Return the suffix of a path in lower case; UsageError unless it is one of `suffixes`."""
     suffix = path.suffix.lower()
     if suffix not in suffixes:
-        raise UsageError(f"{path} ends in {suffix or 'no suffix'}, one of {', '.join(suffixes)} is expected")
+        raise UsageError(f"{path} ends in {suffix or 'no suffix'}, expected {' or '.join(suffixes)}")
     return suffix
 
 

@@ -341,7 +341,7 @@ class Writer(Counting, ABC):
 def _refuse_rows(writer: Writer, index: torch.Tensor, count: int) -> None:
     raise SchemaError(
         f"place() of a {type(writer).__name__} named the rows {index.tolist()[:8]} of type {index.dtype} for {count} "
-        "elements, expected is a row of the storage or -1 for each, int64"
+        "elements, expected a row of the storage or -1 for each, int64"
     )
 
 

@@ -93,14 +93,14 @@ class Ranking:
     def of_state(cls, state: torch.Tensor) -> Ranking:
         """Restore a ranking from its state; SchemaError for ranks that are nan, and for places with gaps."""
         if state.dim() != 2 or state.shape[1] != 2:
-            raise SchemaError(f"the ranking has the shape {list(state.shape)}, expected is [n, 2]")
+            raise SchemaError(f"the ranking has the shape {list(state.shape)}, expected [n, 2]")
         ranks, slots = state[:, 0], state[:, 1]
         if not state.is_floating_point():
             ranks = ranks.long()
         elif bool(ranks.isnan().any()):
             raise SchemaError("the ranking holds nan where a rank should be")
         if sorted(slots.tolist()) != list(range(len(slots))):
-            raise SchemaError(f"the ranking gives the places {slots.tolist()[:8]}, expected is each from 0 on, once")
+            raise SchemaError(f"the ranking gives the places {slots.tolist()[:8]}, expected each from 0 on, once")
         return cls(zip(ranks.tolist(), slots.long().tolist(), strict=True))
 
 
@@ -242,7 +242,7 @@ class TensorDictMaxValueWriter(Writer):
         ranks = (values[:, 0] if values.shape[1] == 1 else _REDUCTIONS[self.reduction](values)).numpy()
         if np.isnan(ranks).any():
             where = f"of element {int(np.isnan(ranks).argmax())} " if count > 1 else ""
-            raise SchemaError(f"the rank {where}is nan, expected is a number")
+            raise SchemaError(f"the rank {where}is nan, expected a number")
         return ranks
 
     def reset(self) -> None:
@@ -323,4 +323,4 @@ def _key(key: Any) -> Key:
         return key
     if isinstance(key, Sequence) and key and all(isinstance(part, str) for part in key):
         return key[0] if len(key) == 1 else tuple(key)
-    raise UsageError(f"the rank key is {key!r}, expected is a key or a tuple of keys")
+    raise UsageError(f"the rank key is {key!r}, expected a key or a tuple of keys")

@@ -161,7 +161,7 @@ def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if not _is_count(value):
-            raise SchemaError(f"{name} is {value!r} in the state, expected is a count")
+            raise SchemaError(f"{name} is {value!r} in the state, expected a count")
         counts.append(value)
     return counts[0], counts[1]
 
@@ -210,7 +210,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         raise DatasetNotFoundError(f"{folder} holds no writer's state: it has no {METADATA}")
     metadata = load_json(path)
     if not isinstance(metadata, dict):
-        raise FormatError(f"{path} is a {type(metadata).__name__}, expected is an object")
+        raise FormatError(f"{path} is a {type(metadata).__name__}, expected an object")
     return metadata
 
 
@@ -220,7 +220,7 @@ def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
     for name, absent in (("cursor", None), ("write_count", 0)):
         value = metadata.get(name, absent)
         if not _is_count(value):
-            raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected is a count")
+            raise FormatError(f"{folder / METADATA} has {value!r} for {name}, expected a count")
         counts[f"_{name}"] = value
     return counts
 

@@ -54,7 +54,7 @@ def test_operations_file_and_replay_make_the_same(shell, folder):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("--fn prep.py:normalise --select action --dest x", 2, "a function was given, and operations too"),
+        ("--fn prep.py:normalise --select action --dest x", 2, "there are a function and operations"),
         ("--fn prep.py:normalise --show-pipeline", 2, "--show-pipeline needs operations, not --fn"),
         ("--dest x", 2, "--fn FILE.py:NAME, operations like --select"),
         ("--return-to-go --gamma 0 --dest x", 2, "0.0"),

@@ -79,6 +79,14 @@ def test_operations_that_another_tool_recorded_do_not_stop_the_summary(operation
     assert len(_made({"operations": operations, "constants": 5})) == 1
 
 
+def test_the_spec_of_an_environment_is_shown_in_brief() -> None:
+    spec = {"id": "CartPole-v1", "entry_point": "a.b:C", "max_episode_steps": 9, "kwargs": {"sutton": True}}
+    [line] = _made({"env": "CartPole-v1", "env_spec": spec, "seed": 0})
+    assert "env=CartPole-v1 seed=0 max_episode_steps=9 kwargs=sutton=True ·" in line
+    [line] = _made({"env": "CartPole-v1", "env_spec": spec | {"kwargs": {}}})
+    assert "kwargs" not in line
+
+
 def test_no_line_is_wider_than_the_screen() -> None:
     operations = [{"name": "where", "condition": "reward > 0 and not truncated and observation[3] < 0.5 or done"}]
     lines = _made({"operations": operations, "chunk_size": 4096, "num_frames": 1_000_000}, 60)

@@ -38,7 +38,7 @@ def test_json_counts_what_check_finds(shell, folder):
     ("words", "code", "sentence"),
     [
         ("cartpole", 2, "--output is missing"),
-        ("cartpole -o page.txt", 2, "one of .html is expected"),
+        ("cartpole -o page.txt", 2, "expected .html"),
         ("cartpole -o cartpole/page.html", 2, "is inside the dataset"),
         ("cartpole -o prep.py/page.html", 2, "is a file"),
         ("nothing -o page.html", 4, "there is nothing at nothing"),

@@ -171,7 +171,7 @@ def test_the_documented_class(server: StaticServer) -> None:
     assert data.metadata["total_steps"] == len(steps)
     with pytest.raises(RuntimeError):
         data.extend(batch)
-    with pytest.raises(UsageError, match="sampler was given"):
+    with pytest.raises(UsageError, match="sampler is set"):
         rbtool.AtariDQNExperienceReplay(ID, 6, slice_len=2, sampler=rbtool.RandomSampler())
 
 

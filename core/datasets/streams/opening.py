@@ -63,11 +63,11 @@ def _limit(given: int | str | None) -> int:
 def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
     """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
     if refused := [name for name, value in others.items() if value not in (False, "c")]:
-        raise UsageError(f"{refused[0]} was given with streaming=True, which has no whole dataset on this disk")
+        raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
     if sampler is not None and not isinstance(sampler, StreamSampler):
         kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
         raise UsageError(
-            f"a {kind} was given with streaming=True, which needs the order of shards",
+            f"the sampler is a {kind}, expected a StreamSampler with streaming=True: it follows the order of shards",
             hint="take a StreamSampler or a StreamSliceSampler",
         )
     return sampler or StreamSampler()

@@ -246,7 +246,7 @@ class PackedRowBuilder:
             raise SchemaError(f"rows have other leaves than the dataset: {', '.join(odd)}")
         counts = {len(array) for array in columns.values()}
         if len(counts) > 1:
-            raise SchemaError(f"leaves of {min(counts)} to {max(counts)} rows were given together")
+            raise SchemaError(f"the leaves have {min(counts)} to {max(counts)} rows, expected one number")
         for field in self._fields:
             found = columns[field.key]
             if found.shape[1:] != field.shape or found.dtype != field.numpy:

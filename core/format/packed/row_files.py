@@ -147,7 +147,7 @@ def named_codecs(asked: Sequence[str]) -> Mapping[str, RowCodec]:
 def pread_bytes(descriptor: int, path: Path, offset: int, size: int) -> Array:
     """Read bytes into a fresh array; CorruptDataError where the file ends before."""
     found = np.empty(size, np.uint8)
-    pread_into(found, descriptor, path, offset, "the rows that are asked for")
+    pread_into(found, descriptor, path, offset, "the rows to read")
     return found
 
 

@@ -52,7 +52,7 @@ def program_of(
     ]
     if len(ways) > 1:
         hint = "of the operations, only --episodes can be combined with them"
-        raise UsageError(f"{' and '.join(ways)} were given, one of them says what is done", hint=hint)
+        raise UsageError(f"{' and '.join(ways)} are set, expected one of them", hint=hint)
     if written:
         program = (
             pipeline_program(Path(pipeline))
@@ -71,7 +71,7 @@ def program_of(
     program = Program(tuple(operation for operations in asked for operation in operations))
     if not discount.used:
         *first, last = (option.name for option in OPERATION_OPTIONS if option.discounted)
-        raise UsageError(f"gamma was given, but nothing discounts: {', '.join(first)} and {last} do")
+        raise UsageError(f"gamma is set, expected with an operation that discounts: {', '.join(first)} or {last}")
     return program
 
 

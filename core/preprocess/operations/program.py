@@ -66,7 +66,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if not self.operations:
-            raise UsageError("no operation was asked for, expected one at least")
+            raise UsageError("there is no operation, expected one at least")
         for before, after in zip(self.operations, self.operations[1:], strict=False):
             if isinstance(after, EpisodeChoice) and not isinstance(before, EpisodeChoice):
                 raise UsageError(
@@ -160,7 +160,7 @@ class BoundProgram:
     def _refuse_twice(self, step: BoundNormalize) -> None:
         if twice := self._seen & step.looks_at:
             first = min(twice, key=lambda key: (key[0] == NEXT, key))
-            raise UsageError(f"normalize is asked for twice for {key_name(first)!r}")
+            raise UsageError(f"normalize has {key_name(first)!r} twice, expected once")
         self._seen |= step.looks_at
 
     @property

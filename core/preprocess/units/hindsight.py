@@ -30,7 +30,7 @@ class Hindsight:
 
     def __post_init__(self) -> None:
         if self.strategy not in _STRATEGIES:
-            raise UsageError(f"hindsight is {self.strategy!r}, expected is one of {', '.join(_STRATEGIES)}")
+            raise UsageError(f"hindsight is {self.strategy!r}, expected one of {', '.join(_STRATEGIES)}")
         ratio = self.her_ratio
         if not _is_share(ratio):
             raise UsageError(f"the share of relabelled steps is {ratio!r}, expected a number from 0 to 1")

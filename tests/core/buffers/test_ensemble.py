@@ -309,7 +309,7 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ReplayBufferEnsemble(*members, storages=storages, samplers=samplers, writers=writers)
     with pytest.raises(RuntimeError, match="writers"):
         ReplayBufferEnsemble(storages=storages, samplers=samplers)
-    with pytest.raises(RuntimeError, match="takes it"):
+    with pytest.raises(RuntimeError, match="expected in the SamplerEnsemble"):
         ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, p=[1, 2])
     with pytest.raises(RuntimeError, match="one number"):
         ReplayBufferEnsemble(storages=storages, samplers=SamplerEnsemble(RandomSampler()), writers=writers)
@@ -336,7 +336,7 @@ def test_a_batch_that_the_draws_do_not_divide_is_refused() -> None:
         buffer.sample(10)
     with pytest.raises(ValueError, match="multiple of 2"):
         ReplayBufferEnsemble(*rings(5, 5, 5), num_buffer_sampled=2).sample(5)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="batch_size is 0"):
         buffer.sample(0)
 
 

@@ -143,7 +143,7 @@ def test_td_errors_of_new_data_are_left_alone() -> None:
         buffer.extend(rows, update_priority=told)
     buffer.add(rows[2])
     assert priorities(buffer) == [1] * 7
-    with pytest.raises(RuntimeError, match="update_priority=True") as refused:
+    with pytest.raises(RuntimeError, match="update_priority is True") as refused:
         buffer.extend(rows, update_priority=True)
     assert isinstance(refused.value, RbtoolError)
     assert buffer.write_count == 7
@@ -154,7 +154,7 @@ def test_td_errors_of_new_data_are_left_alone() -> None:
 
 
 def test_the_same_call_on_a_plain_buffer() -> None:
-    with pytest.raises(RuntimeError, match="update_priority=True"):
+    with pytest.raises(RuntimeError, match="update_priority is True"):
         made().extend(torch.arange(3), update_priority=True)
 
 

@@ -114,7 +114,7 @@ def test_names_of_entries() -> None:
 @pytest.mark.parametrize("key", ["c", ("_data", "a"), ("a", "c"), ("next", "a")])
 def test_entries_that_are_not_there_are_named(key: str | tuple[str, ...]) -> None:
     data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3)}}, [3])
-    with pytest.raises(MissingKeyError, match="was asked for"):
+    with pytest.raises(MissingKeyError, match="there is no"):
         ReplayBuffer(storage=TensorStorage(data))[key]
 
 

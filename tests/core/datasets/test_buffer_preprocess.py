@@ -119,8 +119,8 @@ def test_a_bar_on_stderr(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "error", "message"),
     [
         ({"dim": 1}, RuntimeError, "dim is 1, expected 0"),
-        ({"pool": object()}, ValueError, "a pool was given"),
-        ({"chunksize": 2, "num_chunks": 2}, ValueError, "both given"),
+        ({"pool": object()}, ValueError, "pool is set"),
+        ({"chunksize": 2, "num_chunks": 2}, ValueError, "both set"),
         ({"chunksize": -1}, ValueError, "chunksize is -1, expected a number from 0"),
         ({"num_chunks": 0}, ValueError, "num_chunks is 0, expected a number from 1"),
         ({"worker_threads": 0}, ValueError, "worker_threads is 0"),

@@ -81,7 +81,7 @@ def test_what_chooses_a_wrong_behaviour_is_refused(
 
 
 def test_what_is_not_there(server: StaticServer) -> None:
-    with pytest.raises(FileNotFoundError, match="download=False was given"):
+    with pytest.raises(FileNotFoundError, match="download is False"):
         D4RLExperienceReplay(ID, 4, download=False)
     with pytest.raises(DatasetNotFoundError, match="among 179"):
         D4RLExperienceReplay("maze2d-umaze-v9", 4)

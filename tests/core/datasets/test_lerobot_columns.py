@@ -104,7 +104,7 @@ def test_clips_of_several_files_and_bins(video: Path) -> None:
             clip.rebin(bins, count)
     with pytest.raises(UsageError, match="expected one"):
         clip.source  # noqa: B018
-    with pytest.raises(UsageError, match="one for each"):
+    with pytest.raises(UsageError, match="a number for each"):
         VideoClipRef.from_files([video], [1, 2])
 
 

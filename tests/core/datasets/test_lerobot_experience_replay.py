@@ -78,5 +78,5 @@ except FileNotFoundError as error:
     )
     assert "expected one of them" in lines[0]
     assert "expected True, False or 'force'" in lines[1]
-    assert "a sampler was given" in lines[2]
+    assert "sampler is set" in lines[2]
     assert "someone/else is not in" in lines[3]

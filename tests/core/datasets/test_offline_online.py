@@ -86,7 +86,7 @@ def test_arguments_that_make_no_sense_are_refused(walks: Path, arguments: dict[s
 def test_a_batch_without_a_size_is_refused(walks: Path) -> None:
     with pytest.raises(ValueError, match="batch size"):
         mixed(walks, batch_size=None).sample()
-    with pytest.raises(ValueError, match="without batch_size"):
+    with pytest.raises(ValueError, match="batch_size is None"):
         OfflineToOnlineReplayBuffer(walks, online_capacity=5)
     with pytest.raises(ValueError, match="total"):
         mixed(walks).anneal(1, 0)

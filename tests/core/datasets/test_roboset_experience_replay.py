@@ -106,5 +106,5 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, object], sentence: 
 
 
 def test_nothing_is_there_without_a_download(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="download=False was given"):
+    with pytest.raises(FileNotFoundError, match="download is False"):
         RobosetExperienceReplay(DOOR, 4, download=False, root=tmp_path)

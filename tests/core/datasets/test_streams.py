@@ -377,10 +377,10 @@ def test_a_process_that_ends_does_not_wait_for_what_is_on_its_way(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "r+"}, "mode was given with streaming=True"),
-        ({"split_trajs": True}, "split_trajs was given"),
-        ({"verify": True}, "verify was given"),
-        ({"sampler": rbtool.RandomSampler()}, "a RandomSampler was given"),
+        ({"mode": "r+"}, "mode is set, expected only without streaming=True"),
+        ({"split_trajs": True}, "split_trajs is set"),
+        ({"verify": True}, "verify is set"),
+        ({"sampler": rbtool.RandomSampler()}, "the sampler is a RandomSampler"),
         ({"cache_size": "many"}, "is no size"),
         ({"cache_size": 0}, "is no size"),
     ],
@@ -391,7 +391,7 @@ def test_what_a_stream_does_not_have_is_refused(datasets: Path, options: Any, me
 
 
 def test_a_cache_size_without_a_stream_is_refused(datasets: Path) -> None:
-    with pytest.raises(rbtool.UsageError, match="without streaming=True"):
+    with pytest.raises(rbtool.UsageError, match="expected with streaming=True only"):
         rbtool.load_dataset(datasets / "org" / "ted", cache_size="1GB")
 
 

@@ -126,7 +126,7 @@ def test_what_is_asked_for_has_to_be_there(tmp_path: Path) -> None:
     with NpzFile(tmp_path / "a.npz") as file:
         with pytest.raises(MissingKeyError, match="did you mean 'rewards'"):
             file.form("reward")
-        with pytest.raises(SchemaError, match=r"rows 2:4 of .*'rewards' asked for, there are 3"):
+        with pytest.raises(SchemaError, match=r"rows of .*'rewards' are 2:4, expected within 3"):
             file.read("rewards", 2, 4)
         with pytest.raises(FormatError, match="single value"):
             file.read("one", 0, 1)

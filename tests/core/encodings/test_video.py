@@ -79,7 +79,7 @@ def test_an_index_is_read_again_and_nothing_else_is_taken_for_one(path: Path) ->
 def test_frames_that_are_not_there_are_refused(path: Path) -> None:
     with VideoFile(path) as video:
         for number in (-1, 12):
-            with pytest.raises(UsageError, match="has 12 frames"):
+            with pytest.raises(UsageError, match="below 12 in"):
                 video.read(np.array([0, number]))
         assert video.read(np.array([], np.int64)).shape == (0, 32, 48, 3)
 

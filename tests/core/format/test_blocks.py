@@ -157,7 +157,7 @@ def with_column(key: tuple[str, ...], rows: Callable[[Any], Any]) -> Callable[[E
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[EpisodeBlock], Any], str]] = {
-    "other episodes": (lambda block: replace(block, episodes=block.episodes + 1), "other episodes than those"),
+    "other episodes": (lambda block: replace(block, episodes=block.episodes + 1), "other episodes, expected those"),
     "a column too short": (with_column(ACTION, lambda rows: rows[:-1]), r"is int16 \[3\], expected int16 \[4\]"),
     "another type": (with_column(REWARD, lambda rows: rows.astype(np.float32)), "'reward' is float32"),
     "another shape": (with_column(OBSERVATION, lambda rows: rows[:, :1]), "'observation' is float32"),
@@ -199,7 +199,7 @@ def test_blocks_that_leave_episodes_out_are_refused(tmp_path: Path) -> None:
                 yield from self.read_episode(number)
 
     (tmp_path / "source").touch()
-    for kind, message in ((Half, "episode 12 has no steps"), (Twice, "a piece of episode 13, which was not asked")):
+    for kind, message in ((Half, "episode 12 has no steps"), (Twice, "a piece of episode 13, expected another")):
         with kind(tmp_path / "source") as reader, pytest.raises(FormatError, match=message):
             list(reader.blocks())
 

@@ -242,11 +242,11 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
         storage[0]
     storage.set(range(2), rows(0, 2, done=True))
     for cursor, data, match in (
-        (range(2), rows(0, 2, done=True), "added at the end, which is row 2"),
+        (range(2), rows(0, 2, done=True), "expected at the end, row 2"),
         (range(2, 4), rows(0, 2, done=True).exclude("action"), "differ from the first ones in the keys action"),
         (range(2, 4), rows(0, 2, done=True).set("action", torch.zeros(2).double()), "action is float64"),
         (range(2, 9), rows(0, 7, done=True), r"7 rows do not fit: .* holds 2 of 6 \(max_size\) already"),
-        (torch.arange(5) % 3, rows(0, 2, done=True), "which is row 2; a write at rows 0, …, 1 was asked for"),
+        (torch.arange(5) % 3, rows(0, 2, done=True), "at rows 0, …, 1, expected at the end, row 2"),
     ):
         with pytest.raises(SchemaError, match=match):
             storage.set(cursor, data)

@@ -72,5 +72,5 @@ def test_how_many_are_expected_while_numbers_are_unknown(text: str, expected: in
 
 @pytest.mark.parametrize(("text", "count"), [("7,8,9", 2), ("0:", 0)])
 def test_what_no_numbers_can_hold_is_refused(text: str, count: int) -> None:
-    with pytest.raises(UsageError, match=f"asked for, and there are {count} in all"):
+    with pytest.raises(UsageError, match=f"expected a choice of the {count} that there are"):
         expected_episodes(parse_episodes(text), count)

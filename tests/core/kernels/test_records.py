@@ -63,7 +63,7 @@ def expected(places: RecordPlaces, column: RecordColumn, step: int) -> bytes:
 def test_steps_that_are_not_there_are_named(make: type[PlainRecords], number: int) -> None:
     gatherer = make(made([2, 3], [True, False]), COLUMNS, AFTER)
     for read in (gatherer.gather, gatherer.spans):
-        with pytest.raises(IndexError, match=rf"row {number} was asked for, there are 5"):
+        with pytest.raises(IndexError, match=rf"row is {number}, expected one of 5"):
             read(np.array([0, number]))
 
 

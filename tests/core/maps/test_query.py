@@ -122,7 +122,10 @@ def test_keys_that_cannot_be_hashed(keys: Any, kind: type[Exception], message: s
     [
         ({"in_keys": []}, "expected a list of one key or more"),
         ({"in_keys": "state"}, "expected a list of one key or more"),
-        ({"in_keys": ["a", "b"], "hash_module": [SipHash()]}, "1 hash modules were given for 2 keys"),
+        (
+            {"in_keys": ["a", "b"], "hash_module": [SipHash()]},
+            "there are 1 hash modules, expected one for each",
+        ),
         ({"in_keys": ["a"], "hash_to_int": hash}, "expected a HashToInt"),
     ],
 )

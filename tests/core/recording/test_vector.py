@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,21 @@ def test_an_error_of_one_environment_leaves_no_gap_in_the_others(tmp_path: Path)
     assert set(recorded.table.end_reason.tolist()) == {3}
     for row in range(6):
         assert np.diff(recorded.episode(row)["observation"][:, 2]).tolist() in ([1], [])
+
+
+def test_a_process_that_dies_leaves_nothing_to_close(tmp_path: Path) -> None:
+    class Dying(CountingEnv):
+        def step(self, action: Any) -> Any:
+            return os._exit(3) if action == 2 else super().step(action)
+
+    makers = [functools.partial(Dying, number, (9,)) for number in range(2)]
+    vector = AsyncVectorEnv(makers)  # type: ignore[arg-type]
+    with pytest.raises(EOFError), rbtool.RecordVectorEpisodes(vector, tmp_path / "d") as env:
+        drive(env, AutoresetMode.NEXT_STEP, 3)
+    assert vector.closed
+    assert not any(process.is_alive() for process in vector.processes)
+    del vector, env  # what its __del__ raises is a warning
+    assert rbtool.repair(tmp_path / "d").steps == 4
 
 
 def test_single_environments_have_their_own_wrapper(tmp_path: Path) -> None:

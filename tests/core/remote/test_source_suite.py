@@ -205,7 +205,7 @@ def test_the_public_methods_are_final(name: str) -> None:
 def test_what_a_source_says_is_validated() -> None:
     with pytest.raises(FormatError, match="lists 'a-v0' twice"):
         ListsTwice().ids()
-    with DescribesAnother() as source, pytest.raises(FormatError, match="answered with 'b-v0', 'a-v0' was asked for"):
+    with DescribesAnother() as source, pytest.raises(FormatError, match="answered with 'b-v0', expected 'a-v0'"):
         source.describe("a-v0")
     with SoundSource() as source, pytest.raises(DatasetNotFoundError, match="has no dataset c-v0"):
         source.describe("c-v0")

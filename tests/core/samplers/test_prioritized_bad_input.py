@@ -106,8 +106,8 @@ def test_there_is_no_sibling_without_replacement() -> None:
 @pytest.mark.parametrize(
     ("index", "priority", "kind", "message"),
     [
-        ([0, 1, 2], [1.0, 2.0], RuntimeError, "2 priorities were given for 3 elements"),
-        ([0, 1], [[1.0, 2.0], [3.0, 4.0]], RuntimeError, "4 priorities were given for 2 elements"),
+        ([0, 1, 2], [1.0, 2.0], RuntimeError, "there are 2 priorities, expected 3"),
+        ([0, 1], [[1.0, 2.0], [3.0, 4.0]], RuntimeError, "there are 4 priorities, expected 2"),
         ([0, 1], [], RuntimeError, "0 priorities"),
         ([0, 10], 1.0, IndexError, "element 10 .* max_capacity is 10"),
         ([[0, 1]], 1.0, RuntimeError, "2 coordinates"),
@@ -136,7 +136,7 @@ def test_updates_that_cannot_be_change_nothing(index: Any, priority: Any, kind: 
 
 @pytest.mark.parametrize(
     ("index", "kind", "message"),
-    [([[0, 3]], IndexError, "coordinate 3"), ([[0, 0, 0]], RuntimeError, "3 coordinates, .* 2 dimensions")],
+    [([[0, 3]], IndexError, "coordinate is 3"), ([[0, 0, 0]], RuntimeError, "3 coordinates, .* 2 dimensions")],
 )
 def test_coordinates_that_are_not_there_are_refused(index: Any, kind: Any, message: str) -> None:
     sampler = filled([1] * 6)

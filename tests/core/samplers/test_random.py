@@ -55,7 +55,7 @@ def test_indices_have_64_bits() -> None:
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_a_batch_has_elements(batch_size: int) -> None:
-    with pytest.raises(UsageError, match=f"a batch of {batch_size} elements"):
+    with pytest.raises(UsageError, match=f"batch_size is {batch_size}"):
         RandomSampler().sample(TensorStorage(torch.arange(3)), batch_size)
 
 

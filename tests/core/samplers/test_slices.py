@@ -76,15 +76,15 @@ def test_arguments_that_contradict_each_other_are_refused(options: Any, error: t
     [
         ({"slice_len": 3}, 4, RuntimeError, "4 is not divisible by slice_len=3"),
         ({"num_slices": 3}, 4, RuntimeError, "4 is not divisible by num_slices=3"),
-        ({"slice_len": 3}, 0, ValueError, "batch of 0"),
+        ({"slice_len": 3}, 0, ValueError, "batch_size is 0"),
         ({"slice_len": 4}, 4, RuntimeError, "slices of 4 steps: the 2 that there are have 3 to 3"),
-        ({"num_slices": 2, "span": 2}, 4, ValueError, "span of 2 was asked for, slices have 2"),
+        ({"num_slices": 2, "span": 2}, 4, ValueError, "span is 2, expected below 2"),
         ({"slice_len": 2, "traj_key": "no", "end_key": "none"}, 4, KeyError, "no"),
         (
             {"slice_len": 2, "ends": VECTOR[:5], "cache_values": True},
             4,
             RuntimeError,
-            r"ends that .* \[5\].*\[6\]",
+            r"ends are \[5\], expected \[6\]",
         ),
         ({"slice_len": 2, "trajectories": VECTOR[:5], "cache_values": True}, 4, RuntimeError, r"trajectories .* \[5\]"),
     ],
@@ -100,7 +100,7 @@ def test_a_signal_of_the_wrong_rank_is_refused() -> None:
         SliceSampler(slice_len=2).sample(ids, 4)
     lanes = LazyTensorStorage(12, ndim=2)
     lanes.set(range(6), TensorDict({"x": torch.zeros(6, 2)}, [6, 2]))
-    with pytest.raises(RuntimeError, match=r"are \[6\], the storage holds \[6, 2\]"):
+    with pytest.raises(RuntimeError, match=r"are \[6\], expected \[6, 2\]"):
         SliceSampler(slice_len=2, ends=VECTOR, cache_values=True).sample(lanes, 4)
 
 

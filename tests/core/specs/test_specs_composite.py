@@ -334,7 +334,7 @@ def test_names_of_dimensions_follow_the_shape() -> None:
         spec.refine_names("other", ...)
     with pytest.raises(ValueError, match="2 dimensions"):
         spec.refine_names("time")
-    with pytest.raises(ValueError, match="1 names"):
+    with pytest.raises(ValueError, match="names has 1"):
         spec.names = ["time"]
 
 

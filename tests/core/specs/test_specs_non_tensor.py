@@ -68,7 +68,7 @@ def test_differing_examples_are_stacked_into_a_batch() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="both given"):
+    with pytest.raises(ValueError, match="both set"):
         NonTensor((2,), batched=True, feature_dims=1)
     with pytest.raises(ValueError, match="feature_dims is 2"):
         NonTensor((2,), feature_dims=2)

@@ -292,7 +292,7 @@ def test_names_and_devices_of_a_stack() -> None:
     assert spec["a"].device == torch.device("meta")
     with pytest.raises(ValueError, match="that of its members"):
         spec.shape = (3,)
-    with pytest.raises(ValueError, match="names were given"):
+    with pytest.raises(ValueError, match="names has"):
         spec.names = ["a"]
 
 

@@ -73,7 +73,7 @@ def test_a_constant_that_is_no_coefficient_is_refused(coef: Any) -> None:
 
 
 def test_neither_coefficient_nor_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="neither kl_coef nor model"):
+    with pytest.raises(UsageError, match="kl_coef and model are None"):
         ConstantKLController()
 
 
@@ -81,7 +81,7 @@ def test_neither_coefficient_nor_model_is_refused() -> None:
     ("values", "message"),
     [
         (None, "kl_values is None"), ([], "kl_values is empty"), ([0.1, NAN], "kl_values has nan"),
-        (["much"], "one of them is none"), (0.5, "is a float"), ([0.0] * 50, "50 values were given"),
+        (["much"], "one of them is none"), (0.5, "is a float"), ([0.0] * 50, "kl_values has 50 values"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense_change_nothing(values: Any, message: str) -> None:

@@ -91,7 +91,7 @@ def test_callables_are_appended_and_inserted() -> None:
     buffer = ReplayBuffer(storage=TensorStorage(torch.tensor([1.0, 2.0])))
     buffer.append_transform(lambda rows: rows + 1).insert_transform(0, lambda rows: rows * 10)
     assert buffer[:].tolist() == [11.0, 21.0]
-    with pytest.raises(ValueError, match="place 5"):
+    with pytest.raises(ValueError, match="place is 5"):
         buffer.insert_transform(5, len)
 
 
@@ -134,7 +134,7 @@ def test_transforms_are_inserted_as_into_a_list(index: int, order: list[int]) ->
 
 @pytest.mark.parametrize("index", [3, -3, 9, -9])
 def test_there_is_no_place_outside(index: int) -> None:
-    with pytest.raises(ValueError, match=f"place {index} was asked for, there are 2 transforms"):
+    with pytest.raises(ValueError, match=f"place is {index}, expected one of 2 transforms"):
         Compose(Add(1.0), Add(2.0)).insert(index, Add(9.0))
 
 

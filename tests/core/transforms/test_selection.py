@@ -120,7 +120,7 @@ def test_explicit_names_under_next_are_renamed_once() -> None:
         ((["a", "b"], ["b", "c"]), ValueError, "b is in in_keys and in out_keys"),
         ((["a", "b"], ["x", "x"]), ValueError, "twice"),
         ((["a"], ["x"], ["y"]), ValueError, "both or none"),
-        (([7], ["x"]), ValueError, "7 was given for a key"),
+        (([7], ["x"]), ValueError, "the key is 7"),
     ],
 )
 def test_a_renaming_that_makes_no_sense_is_refused(arguments: Any, error: type[Exception], words: str) -> None:

@@ -226,7 +226,7 @@ def test_maps_of_your_own() -> None:
     assert forest.max_size == 3
     forest.extend(rollout([(0, 1, 1), (1, 1, 2)]))
     assert (len(data_map), len(forest.node_map)) == (2, 3)
-    with pytest.raises(rbtool.SchemaError, match="4 different keys were given; the map has room for 3"):
+    with pytest.raises(rbtool.SchemaError, match="there are 4 different keys, expected at most 3"):
         forest.extend(rollout([(2, 1, 3), (3, 1, 4)]))
     assert (len(forest), len(forest.node_map)) == (2, 3)
     data_map[rollout([(7, 7, 7)])] = rollout([(7, 7, 7)])
@@ -289,7 +289,7 @@ def test_rollouts_that_cannot_be_added(given_rollout: TensorDict, kind: type[Exc
     ("options", "message"),
     [
         ({"max_size": 5}, "max_size is 5, that of the data map is 3"),
-        ({"observation_keys": "pixels"}, "keys are given as a list"),
+        ({"observation_keys": "pixels"}, "keys is 'pixels', expected a list"),
     ],
 )
 def test_forests_of_nonsense(options: dict[str, Any], message: str) -> None:

@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_length(tmp_path: Path, write) -> None:
         ({"steps": "x"}, "is not understood"),
         ({"fps": 0}, "--fps is 0"),
         ({"fps": float("nan")}, "--fps is nan"),
-        ({"fps": 60}, "a GIF has at most 50"),
+        ({"fps": 60}, "expected at most 50 for a GIF"),
         ({"scale": 0}, "--scale is 0"),
         ({"output": "a.avi"}, r"ends in \.avi"),
     ],

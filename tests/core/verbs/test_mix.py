@@ -102,7 +102,12 @@ def test_a_dry_run_writes_nothing(work):
         ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
         ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
         ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
-        ((["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "1 weights were given for 2 datasets"),
+        (
+            (["data/a", "data/b"], "m.toml"),
+            {"p": [1]},
+            UsageError,
+            "p has 1 weights, expected one for each of 2",
+        ),
         (
             (["data/a", "data/b"], "m.toml"),
             {"p": "sise"},

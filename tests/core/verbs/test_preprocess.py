@@ -132,8 +132,8 @@ def test_an_interrupt_leaves_what_can_be_resumed_and_nothing_else(walks: Path, t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": -1}, "-1 workers asked for"),
-        ({"chunk_size": 0}, "chunks of 0 steps"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
         ({"num_frames": 21}, "num_frames is 21, expected 1 to 20"),
         ({"num_frames": 0}, "num_frames is 0, expected 1 to 20"),
     ],

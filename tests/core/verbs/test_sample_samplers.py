@@ -211,5 +211,5 @@ def test_a_priority_that_is_not_there(walks: Path, key: str, near: str) -> None:
 
 
 def test_no_episode_is_as_long_as_a_slice(walks: Path) -> None:
-    with pytest.raises(rbtool.UsageError, match="slices of 13 steps were asked for, the longest of 5 episodes has 12"):
+    with pytest.raises(rbtool.UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
         rbtool.sample(walks, sampler="slice", slice_len=13)

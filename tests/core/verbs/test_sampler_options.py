@@ -41,9 +41,9 @@ def test_the_batch_of_steps(sampler, n, size) -> None:
 @pytest.mark.parametrize(
     ("n", "slices", "message", "hint"),
     [
-        (10, {"slice_len": 3}, "10 steps was asked for, which the length of a slice, 3, does not divide", "-n 9"),
-        (1, {"slice_len": 3}, "1 steps was asked for, which the length of a slice, 3,", "-n 3"),
-        (11, {"num_slices": 4}, "11 steps was asked for, which the number of slices, 4,", "-n 12"),
+        (10, {"slice_len": 3}, "10 steps, expected a multiple of the length of a slice, 3", "-n 9"),
+        (1, {"slice_len": 3}, "1 steps, expected a multiple of the length of a slice, 3", "-n 3"),
+        (11, {"num_slices": 4}, "11 steps, expected a multiple of the number of slices, 4", "-n 12"),
         (10, {"slice_len": 3, "num_slices": 4}, "-n 10: 4 slices of 3 steps are 12", "-n 12"),
         (0, {"slice_len": 3}, "-n is 0, expected at least 1", ""),
     ],
@@ -78,7 +78,7 @@ def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
     flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
     with pytest.raises(UsageError) as raised:
         options(sampler, **given)
-    assert str(raised.value) == f"{flag} was given, which the sampler {sampler} does not take"
+    assert str(raised.value) == f"{flag} is no option of the sampler {sampler}"
     takers = raised.value.hint.removeprefix("it is for ").split(", ")
     assert takers == [other for other, known in SAMPLERS.items() if name in known]
 
@@ -86,13 +86,13 @@ def test_an_option_is_taken_or_refused(sampler, name, value) -> None:
 @pytest.mark.parametrize(
     ("sampler", "given", "message"),
     [
-        ("slice", {"slice_len": 0}, "--slice-len is 0, it must be 1 or more"),
-        ("slice", {"num_slices": -1}, "--num-slices is -1, it must be 1 or more"),
+        ("slice", {"slice_len": 0}, "--slice-len is 0, expected 1 or more"),
+        ("slice", {"num_slices": -1}, "--num-slices is -1, expected 1 or more"),
         ("slice", {**LENGTH, "weight": "row"}, "--weight is 'row', expected one of episode, step"),
         ("slice", {**LENGTH, "anchor": "mid"}, "--anchor is 'mid', expected one of any, start, end"),
-        ("slice", {**LENGTH, "strict": True, "pad": True}, "--strict and --pad were given"),
-        ("slice", {}, "the sampler slice needs the length or the number of slices"),
-        ("prioritized-slice", {}, "the sampler prioritized-slice needs the length or the number of slices"),
+        ("slice", {**LENGTH, "strict": True, "pad": True}, "--strict and --pad are both set"),
+        ("slice", {}, "the sampler slice needs --slice-len or --num-slices"),
+        ("prioritized-slice", {}, "the sampler prioritized-slice needs --slice-len or --num-slices"),
         ("prioritized", {"alpha": -0.1}, "--alpha is -0.1, expected a finite number from 0"),
         ("prioritized", {"alpha": float("nan")}, "--alpha is nan"),
         ("prioritized", {"beta": float("inf")}, "--beta is inf"),
@@ -110,7 +110,7 @@ def test_no_episode_is_long_enough(sampler) -> None:
     options(sampler, slice_len=10, strict=False).check_lengths(lengths, 10)
     options("random").check_lengths(lengths, 10)
     with pytest.raises(
-        UsageError, match="slices of 10 steps were asked for, the longest of 3 episodes has 9"
+        UsageError, match="slices are 10 steps, expected at most 9: the longest of 3 episodes"
     ) as raised:
         options(sampler, slice_len=10).check_lengths(lengths, 10)
     assert "--pad" in raised.value.hint

@@ -154,7 +154,7 @@ def test_ranks_that_are_no_numbers_are_refused(values: list) -> None:
     writer = top()
     writer.extend(scored([3.0, 1.0]) if not isinstance(values[0], list) else scored([[3.0, 1.0]]))
     before = state(writer)
-    with pytest.raises(RuntimeError, match=r"the rank (of element [01] )?is nan, expected is a number"):
+    with pytest.raises(RuntimeError, match=r"the rank (of element [01] )?is nan, expected a number"):
         writer.extend(scored(values))
     with pytest.raises(SchemaError, match="the rank is nan"):
         writer.add(TensorDict({"s": torch.tensor(math.nan)}, []))

@@ -156,7 +156,7 @@ def test_generations_are_kept_only_when_asked_for() -> None:
         True,
     )
     assert ring(LazyTensorStorage(3)).generations_of(torch.arange(2)).tolist() == [-1, -1]
-    with pytest.raises(UsageError, match="is the most"):
+    with pytest.raises(UsageError, match="expected at most"):
         ring(ListStorage(), track_generations=True)
 
 

@@ -128,9 +128,9 @@ def test_files_that_are_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (({},), "no operation was asked for"),
-        (({"select": "a"}, "p.toml"), "operations and pipeline were given"),
-        ((None, "p.toml", "m.json"), "pipeline and replay were given"),
+        (({},), "there is no operation"),
+        (({"select": "a"}, "p.toml"), "operations and pipeline are set"),
+        ((None, "p.toml", "m.json"), "pipeline and replay are set"),
         (({"sellect": "a"},), "no operation 'sellect'; did you mean 'select'"),
         (({"select": 3},), "expected a text or a list of them"),
         (({"rename": "ab"},), "it is written old=new"),

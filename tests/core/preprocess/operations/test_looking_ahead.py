@@ -131,7 +131,7 @@ def test_every_reward_under_next_is_summed(rows, do):
         ({"n_step": 2, "gamma": 1.5}, "the discount of n-step is 1.5"),
         ({"return_to_go": True, "gamma": 0}, "the discount of return-to-go is 0.0"),
         ({"return_to_go": True, "gamma": "x"}, "gamma is 'x'"),
-        ({"select": "action", "gamma": 0.9}, "nothing discounts"),
+        ({"select": "action", "gamma": 0.9}, "with an operation that discounts"),
     ],
 )
 def test_arguments_that_make_no_sense(rows, do, operations, words):

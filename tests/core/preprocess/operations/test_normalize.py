@@ -161,7 +161,7 @@ def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
         ({"normalize": "done"}, "done of bool"),
         ({"normalize": "episode"}, "id of int64"),
         ({"normalize": "next.observation"}, "has to stay like it"),
-        ({"normalize": ["observation", "observation.count"]}, "asked for twice for 'observation.count'"),
+        ({"normalize": ["observation", "observation.count"]}, "normalize has 'observation.count' twice"),
         ({"normalize": ","}, "empty name"),
     ],
 )
