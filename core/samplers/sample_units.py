@@ -224,7 +224,7 @@ class Sequence(SampleUnit):
             raise MissingKeyError(f'the batch has no "{ANCHOR if anchor is None else VALID}", which sequences have')
         valid, priority = valid.reshape(-1), priority.detach().reshape(-1)
         if len(priority) != len(valid):
-            raise SchemaError(f"{len(priority)} priorities were given for {len(valid)} rows")
+            raise SchemaError(f"there are {len(priority)} priorities, expected {len(valid)}: one for each row")
         anchor = anchor.reshape(len(valid), -1).squeeze(-1)
         anchors, number = torch.unique(anchor[valid.to(anchor.device)], dim=0, return_inverse=True)
         priority = priority if priority.is_floating_point() else priority.float()

@@ -207,7 +207,7 @@ def test_priorities_of_anchors() -> None:
     assert index.tolist() == [[2, 1], [5, 0], [5, 2]]
     assert priority[1:].tolist() == [1.0, 4.0]
     assert priority[0].isnan()
-    with pytest.raises(SchemaError, match="2 priorities were given for 6 rows"):
+    with pytest.raises(SchemaError, match="there are 2 priorities, expected 6"):
         Sequence(2).by_anchor(info, torch.ones(2))
     with pytest.raises(MissingKeyError, match="validity_mask"):
         Sequence(2).by_anchor({"anchor_index": index}, torch.ones(3))
