@@ -39,6 +39,7 @@ _NO_MEMORY = re.compile(
 )
 _AMOUNT = re.compile(r"\b\d[\d.,]*\s?(?:[KMGTPE]?i?B|bytes)\b")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_STAGED = re.compile(r"(?<![^/\s])\.(?P<name>[^/]+?)\.rbtool-(?:new|old)-[0-9a-f]{8}(?P<inside>/[^/\s:]+(?![^\s:]))?")
 
 
 class Stopped(BaseException):
@@ -82,7 +83,7 @@ def _trace(error: BaseException) -> str:
 def _failure(error: BaseException) -> Failure:
     kind = type(error).__name__
     if isinstance(error, RbtoolError):
-        message = _final_names(str(error)) if isinstance(error, OutOfSpaceError) else str(error)
+        message = final_names(str(error)) if isinstance(error, OutOfSpaceError) else str(error)
         return Failure(kind, message, error.hint, error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         return Failure("Interrupted", "interrupted", _noted(error), 130)
@@ -128,17 +129,22 @@ def _of_system(error: OSError) -> Failure:
     code = OutOfSpaceError.exit_code if no_space else 1
     if error.filename == STDOUT:
         return Failure(known.__name__, f"{STDOUT} cannot be written: {message}", "", code)
-    where = _final_names(f"{error.filename}: ") if error.filename else ""
+    where = final_names(f"{error.filename}: ") if error.filename else ""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return Failure(known.__name__, f"{where}too many open files (limit {limit})", _RAISE, code)
     return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
 
 
-def _final_names(message: str) -> str:
-    from ..core.format.staging import final_names  # only errors need it
+def final_names(message: str) -> str:
+    """Write the places at which results will be in the place of the hidden ones where `Staging` builds them."""
 
-    return final_names(message)
+    def final(found: re.Match[str]) -> str:
+        name, inside = found["name"], found["inside"] or ""
+        is_file = "." in name and name.rpartition(".")[2] == inside.rpartition(".")[2]
+        return name if is_file else name + inside
+
+    return _STAGED.sub(final, message)
 
 
 def _usage(error: Any) -> Failure:

@@ -55,9 +55,6 @@ _ASIDE = "rbtool-old"
 PARTS_FILE = "split.json"
 """The file in a folder of datasets that one run of `split` wrote; it lists them."""
 _LEFTOVER = re.compile(rf"\.(?P<name>.+)\.(?P<mark>{_MARK}|{_ASIDE})-[0-9a-f]{{8}}")
-_STAGED = re.compile(
-    rf"(?<![^/\s])\.(?P<name>[^/]+?)\.(?:{_MARK}|{_ASIDE})-[0-9a-f]{{8}}(?P<inside>/[^/\s:]+(?![^\s:]))?"
-)
 
 
 class Staging:
@@ -243,17 +240,6 @@ class Staging:
 def new_sibling(destination: Path, *, aside: bool = False) -> Path:
     """Return a new hidden path next to a destination, for what will be put there or, `aside`, what was there."""
     return _sibling(destination, _ASIDE if aside else _MARK)
-
-
-def final_names(text: str) -> str:
-    """Write the places at which things will be in the place of those where they are built, in a message."""
-
-    def final(found: re.Match[str]) -> str:
-        name, inside = found["name"], found["inside"] or ""
-        is_file = "." in name and name.rpartition(".")[2] == inside.rpartition(".")[2]
-        return name if is_file else name + inside
-
-    return _STAGED.sub(final, text)
 
 
 def is_ours(path: Path) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import rbtool
-from rbtool.cli.failures import Stopped, report
+from rbtool.cli.failures import Stopped, final_names, report
 from rbtool.cli.output import Output
 from rbtool.core import errors
+from rbtool.core.format.staging import new_sibling
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +228,21 @@ def test_what_is_written_is_told_though_stdout_is_full(folder, shell):
     assert done.returncode == 6
     assert "there is complete" in done.stderr
     assert rbtool.inspect(folder / "there").steps == 48
+
+
+@pytest.mark.parametrize(
+    ("built", "final"),
+    [
+        ("no room for /a/.r.html.rbtool-new-27b362da/report.html: 0 bytes", "no room for /a/r.html: 0 bytes"),
+        (".r.html.rbtool-new-0ad7f929: read-only", "r.html: read-only"),
+        ("x/.my data.rbtool-old-0ad7f929/next/reward.memmap: full", "x/my data/next/reward.memmap: full"),
+        ("a/.d.rbtool-new-0ad7f929/.rbtool/a.json and .hidden/b", "a/d/.rbtool/a.json and .hidden/b"),
+    ],
+)
+def test_messages_name_the_place_where_a_result_will_be(built: str, final: str) -> None:
+    assert final_names(built) == final
+
+
+def test_the_hidden_place_of_a_result_is_known(tmp_path: Path) -> None:
+    for aside in (False, True):
+        assert final_names(str(new_sibling(tmp_path / "my data", aside=aside))) == f"{tmp_path}/my data"

@@ -7,7 +7,7 @@ import pytest
 from rbtool import UsageError
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.staging import Staging, final_names, mend
+from rbtool.core.format.staging import Staging, mend
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
@@ -34,19 +34,6 @@ def test_a_result_appears_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> 
     assert _publish(tmp_path / "deep" / "er" / "data", FIRST)
     assert _steps(tmp_path / "deep" / "er" / "data") == 4
     assert _names(tmp_path / "deep" / "er") == ["data"]
-
-
-@pytest.mark.parametrize(
-    ("built", "final"),
-    [
-        ("no room for /a/.r.html.rbtool-new-27b362da/report.html: 0 bytes", "no room for /a/r.html: 0 bytes"),
-        (".r.html.rbtool-new-0ad7f929: read-only", "r.html: read-only"),
-        ("x/.my data.rbtool-old-0ad7f929/next/reward.memmap: full", "x/my data/next/reward.memmap: full"),
-        ("a/.d.rbtool-new-0ad7f929/.rbtool/a.json and .hidden/b", "a/d/.rbtool/a.json and .hidden/b"),
-    ],
-)
-def test_messages_name_the_place_where_a_result_will_be(built: str, final: str) -> None:
-    assert final_names(built) == final
 
 
 def test_an_older_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
