@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError
 from ..storages.cursors import as_index, rows_named
@@ -53,7 +53,7 @@ class Writing(BufferParts):
                 if is_tensor_collection(data):
                     return self._add_transformed(data.unsqueeze(-1))
                 return self._add_unless_none(self._transform.inv(data))
-        if storage.ndim == 1 and type(data) is not dict and is_tensor_collection(data) and data.ndim and not quiet():
+        if storage.ndim == 1 and _has_batch(data) and not quiet():
             warnings.warn(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
                 "extend() writes its rows one by one",
@@ -331,6 +331,13 @@ class Writing(BufferParts):
         """Return an editable tensor of an entry of all elements, in the user's layout."""
         leaf = self._storage.editable(_path(key))
         return leaf.transpose(0, self._dim_extend) if self._dim_extend else leaf
+
+
+def _has_batch(data: Any) -> bool:
+    """Whether data is a tensordict or a tensorclass with a batch size."""
+    if type(data) is TensorDict:
+        return bool(data.batch_size)
+    return type(data) is not dict and is_tensor_collection(data) and data.ndim > 0
 
 
 def _path(key: Key) -> tuple[str, ...]:
