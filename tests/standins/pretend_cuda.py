@@ -47,6 +47,8 @@ class PretendTensor(torch.Tensor):
             return function(_held(tensor), *args[1:])
         if name == "as_subclass":
             return tensor
+        if name == "__invert__":
+            return torch.bitwise_not(*args)
         if name == "pin_memory":
             raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
         if name == "numpy":
