@@ -152,6 +152,47 @@ def test_what_is_on_the_gpu_is_not_pinned(device: torch.device | None) -> None:
     assert made.sample()["obs"].device == GPU
 
 
+@pytest.mark.parametrize("sampler", ["random", "slices", "prioritized"])
+def test_a_batch_on_the_gpu_is_filled_again(sampler: str) -> None:
+    made, other = buffer(GPU, sampler), buffer(GPU, sampler)
+    for one in (made, other):
+        one.extend(steps(40, GPU))
+    batch, first = made.sample(), other.sample()
+    assert made.sample(out=batch) is batch
+    again = other.sample()
+    assert torch.equal(batch["obs"].cpu(), again["obs"].cpu())
+    assert not torch.equal(first["obs"].cpu(), again["obs"].cpu())
+    with pytest.raises(RuntimeError, match="on cuda:0"):
+        made.sample(out=first.cpu())
+
+
+TRANSFORMS: dict[str, Callable[[], Any]] = {
+    "multi step": lambda: rbtool.MultiStep(0.9, 3),
+    "return to go": lambda: rbtool.ReturnToGo(gamma=0.9),
+    "normalize": lambda: rbtool.Normalize(loc=torch.ones(3), scale=torch.ones(3) * 2, in_keys=["obs"]),
+    "frames": lambda: rbtool.StoredFrameStack(3, in_keys=["frame"]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_compute_on_the_gpu(transform: str) -> None:
+    found = []
+    for device in (GPU, CPU):
+        data = steps(70, device)
+        data["frame"] = data["obs"].view(70, 1, 3, 1)
+        data["next", "reward"] = data["obs"][:, :1]
+        for name in ("terminated", "truncated"):
+            data["next", name] = data["next", "done"]
+        made = buffer(device, "slices", transform=TRANSFORMS[transform]())
+        made.extend(data)
+        batch = made.sample()
+        assert {leaf.device for leaf in batch.values(True, True)} == {device}
+        found.append(batch.cpu())
+    there, here = found
+    assert set(there.keys(True, True)) == set(here.keys(True, True))
+    assert all(torch.allclose(there[key].double(), here[key].double()) for key in here.keys(True, True))
+
+
 class Stream:
     """Stands in for a CUDA stream, where nothing is asynchronous."""
 
