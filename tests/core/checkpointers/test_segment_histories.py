@@ -1,0 +1,163 @@
+"""Random histories of writes, dumps, kills and loads: what is loaded is what the buffer held at that dump."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.checkpointers import segment_layout, segment_reader
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+
+PER_TEST = 50
+State = list[tuple[int, float]]
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have segments of few rows, all of them mapped, without waiting for the disk: no test pulls the plug."""
+    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 24)
+    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class History:
+    """A buffer with edits at random, and a model of it: the rows in their order, and those at the last dump."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = random.Random(seed)
+        self.kind: Any = self.random.choice([LazyTensorStorage, LazyMemmapStorage])
+        self.capacity = self.random.randint(1, 40)
+        self.buffer = self.empty()
+        self.model: State = []
+        self.next = 0
+        self.number = 0
+        self.folder = folder
+        self.saved: dict[str, State] = {}
+        self.held: list[Any] = []
+
+    def empty(self) -> ReplayBuffer:
+        return ReplayBuffer(storage=self.kind(self.capacity))
+
+    def rows(self, count: int) -> tuple[TensorDict, State]:
+        numbers = torch.arange(self.number, self.number + count)
+        self.number += count
+        return TensorDict({"a": numbers, "b": numbers / 4}, [count]), [(int(n), n.item() / 4) for n in numbers]
+
+    def extend(self) -> None:
+        data, rows = self.rows(self.random.randint(1, self.capacity))
+        self.buffer.extend(data)
+        for row in rows:
+            self.model[self.next : self.next + 1] = [row]
+            self.next = (self.next + 1) % self.capacity
+
+    def edit(self) -> None:
+        if self.model:
+            data, rows = self.rows(1)
+            place = self.random.randrange(len(self.model))
+            self.buffer.storage[place] = data[0]
+            self.model[place] = rows[0]
+
+    def lend(self) -> None:
+        if self.model:
+            self.held = [self.buffer.storage[: len(self.model)]]
+
+    def edit_in_place(self) -> None:
+        if self.held:
+            data, rows = self.rows(1)
+            place = self.random.randrange(len(self.held[0]))
+            self.held[0]["a"][place], self.held[0]["b"][place] = data[0]["a"], data[0]["b"]
+            if place < len(self.model):
+                self.model[place] = rows[0]
+
+    def clear(self) -> None:
+        self.buffer.empty()
+        self.model, self.next = [], 0
+
+    def dump(self) -> None:
+        name = self.random.choice(["one", "one", "two"])
+        self.buffer.dumps(self.folder / name)
+        self.saved[name] = list(self.model)
+
+    def killed_dump(self) -> None:
+        name, step = self.random.choice(["one", "two"]), self.random.randint(1, 60)
+        child = os.fork()
+        if not child:
+            left = iter(range(step))
+            sys.addaudithook(lambda event, _: os._exit(9) if event == "rbtool.fs" and next(left, -1) < 0 else None)
+            try:
+                self.buffer.dumps(self.folder / name)
+            finally:
+                os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if (self.folder / name).exists():
+            found = state_of(self.loaded(name))
+            assert found in ([self.model] if not ended else [self.model, self.saved.get(name)])
+            self.saved[name] = found
+        else:
+            assert ended == 9
+            assert name not in self.saved
+
+    def load(self) -> None:
+        """Go on with what was saved, in this buffer or in a new one."""
+        if self.saved:
+            name = self.random.choice(list(self.saved))
+            if self.random.random() < 0.5:
+                self.buffer, self.held = self.empty(), []
+            self.buffer.loads(self.folder / name)
+            self.model = list(self.saved[name])
+            self.next = self.buffer.writer.cursor
+
+    def restore(self) -> None:
+        """Put an older copy of a checkpoint in its place, as from a backup."""
+        kept = self.folder / "backup"
+        if kept.exists() and self.random.random() < 0.5:
+            shutil.rmtree(self.folder / "one", ignore_errors=True)
+            kept.rename(self.folder / "one")
+            self.saved["one"] = self.saved.pop("backup")
+        elif "one" in self.saved and not kept.exists():
+            shutil.copytree(self.folder / "one", kept)
+            self.saved["backup"] = list(self.saved["one"])
+
+    def loaded(self, name: str) -> ReplayBuffer:
+        other = ReplayBuffer(storage=LazyTensorStorage(self.capacity))
+        other.loads(self.folder / name, verify=True)
+        return other
+
+    def run(self, steps: int) -> None:
+        deeds = [self.extend, self.edit, self.lend, self.edit_in_place, self.load, self.restore]
+        for _ in range(steps):
+            self.random.choice(
+                [*deeds, *[self.extend, self.edit_in_place, self.dump] * 2, self.clear, self.killed_dump]
+            )()
+            assert state_of(self.buffer) == self.model
+        for name, expected in self.saved.items():
+            assert state_of(self.loaded(name)) == expected
+
+
+def state_of(buffer: ReplayBuffer) -> State:
+    if not len(buffer):
+        return []
+    rows = buffer.storage[torch.arange(len(buffer))]
+    return list(zip(rows["a"].tolist(), rows["b"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("group", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 200))])
+def test_what_is_loaded_is_what_was_dumped(tmp_path: Path, group: int) -> None:
+    for seed in range(group * PER_TEST, (group + 1) * PER_TEST):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            History(seed, folder).run(12)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        shutil.rmtree(folder)
