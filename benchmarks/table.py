@@ -3,14 +3,15 @@
     python benchmarks/table.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu] [--json build/bench.json]
 
 TorchRL has to be installed in the same environment; without it only our own times are shown. The parts are those of
-storages.py, samplers.py, checkpointers.py and preprocess.py. All takes turns in one process with one torch thread on
-rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the table of the
-README from the JSON.
+storages.py, samplers.py, checkpointers.py, incremental.py and preprocess.py. All takes turns in one process with one
+torch thread on rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the
+table of the README from the JSON.
 """
 
 from __future__ import annotations
 
 import checkpointers
+import incremental
 import preprocess
 import samplers
 import storages
@@ -18,7 +19,7 @@ from shared.claims import main
 
 PARTS = (
     storages.random, storages.images, storages.writes, samplers.slices, samplers.prioritized_slices,
-    samplers.priorities, *checkpointers.PARTS, preprocess.chunk,
+    samplers.priorities, *checkpointers.PARTS, incremental.incremental, preprocess.chunk,
 )  # fmt: skip
 
 if __name__ == "__main__":

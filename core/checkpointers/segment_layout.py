@@ -10,6 +10,7 @@ the same place, and processes that mapped it, share it.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from ..storages.item_documents import read_shape
 
 BLOCK = 4096
 """Blocks of leaves in a segment start at multiples of this."""
-_MOST, _FEWEST_BYTES = 256, 1 << 20
+_MOST, _FEWEST_BYTES = 128, 1 << 20
 _VERSION = 1
 _HINT = "if TorchRL wrote over this checkpoint, remove segments.json and .rbtool in it; else save it again"
 
@@ -46,7 +47,12 @@ class SegmentLeaf:
     @property
     def width(self) -> int:
         """Bytes of a row."""
-        return byte_count(dtype_named(self.dtype), read_shape(self.shape))
+        return _width(self.dtype, self.shape)
+
+
+@functools.lru_cache(256)
+def _width(dtype: str, shape: tuple[int, ...]) -> int:
+    return byte_count(dtype_named(dtype), read_shape(shape))
 
 
 def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor]) -> tuple[SegmentLeaf, ...]:
@@ -56,7 +62,7 @@ def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor])
 
 
 def segment_rows(capacity: int, filled: int, row_bytes: int) -> int:
-    """Return how many rows a segment has: a power of two, such that there are at most 256 for twice the filled rows.
+    """Return how many rows a segment has: a power of two, such that there are at most 128 for twice the filled rows.
 
     Segments have at least 1 MiB. So a few per cent of the rows are in a few segments, and the size changes no more
     than once each time that the rows double.
@@ -113,9 +119,12 @@ class SegmentManifest:
             starts.append(starts[-1] + -(-rows * leaf.width // BLOCK) * BLOCK)
         return starts
 
-    def size(self, number: int) -> int:
-        """Return the bytes of a segment's file."""
-        return self.blocks(len(self.rows_of(number)))[-1]
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each segment's file."""
+        whole, rest = divmod(self.rows, self.segment_rows)
+        full, last = self.blocks(self.segment_rows)[-1], self.blocks(rest)[-1]
+        return [full] * whole + [last] * (rest > 0)
 
     # The document ----------------------------------------------------------------------------------
 

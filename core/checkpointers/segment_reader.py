@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array
-from ..format.digest import bytes_of, digest_descriptor, open_regular
+from ..format.digest import digest_descriptor, open_regular
 from ..format.private_memory import PrivateMemory, can_map
 from ..storages.codec import dtype_named
 from ..storages.item_documents import read_shape
@@ -74,22 +74,28 @@ class SegmentFolder:
         for the disk when they were saved. CorruptDataError for what is not as it was saved.
         """
         leaves = self.manifest.leaves
-        total = sum(self.manifest.size(number) for number in range(len(self.manifest.digests)))
-        verify = verify or not self.manifest.synced or total <= _ALWAYS_VERIFIED
-        memories = [PrivateMemory(rows * leaf.width) for leaf in leaves]
+        verify = verify or not self.manifest.synced or sum(self.manifest.sizes) <= _ALWAYS_VERIFIED
+        widths = [leaf.width for leaf in leaves]
+        memories = [PrivateMemory(rows * width) for width in widths]
+        whole, maps = self.manifest.blocks(self.manifest.segment_rows), can_map(self._descriptor)
         for number, descriptor in self._files(verify=verify):
-            self._fill(memories, number, descriptor)
+            part = self.manifest.rows_of(number)
+            starts = whole if len(part) == self.manifest.segment_rows else self.manifest.blocks(len(part))
+            for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
+                place, size = part.start * width, len(part) * width
+                if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
+                    _read(descriptor, start, memory.array[place : place + size])
         found = []
         for leaf, memory in zip(leaves, memories, strict=True):
             dtype, shape = dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape))
-            whole = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
-            found.append(whole.view(shape))
+            tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
+            found.append(tensor.view(shape))
         return found
 
     def _files(self, *, verify: bool) -> Iterator[tuple[int, int]]:
         """Open one segment after the other; yield numbers and descriptors."""
-        for number, digest in enumerate(self.manifest.digests):
-            path, size = self.path / self.manifest.file(number), self.manifest.size(number)
+        for number, (digest, size) in enumerate(zip(self.manifest.digests, self.manifest.sizes, strict=True)):
+            path = self.path / self.manifest.file(number)
             try:
                 descriptor = open_regular(path, within=self._descriptor)
             except FileNotFoundError:
@@ -104,21 +110,14 @@ class SegmentFolder:
             finally:
                 os.close(descriptor)
 
-    def _fill(self, memories: Sequence[PrivateMemory], number: int, descriptor: int) -> None:
-        rows = self.manifest.rows_of(number)
-        starts, maps = self.manifest.blocks(len(rows)), can_map(descriptor)
-        for leaf, memory, start, stop in zip(self.manifest.leaves, memories, starts[:-1], starts[1:], strict=True):
-            place, size = rows.start * leaf.width, len(rows) * leaf.width
-            if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
-                _read(descriptor, start, memory.array[place : place + size], self.path / self.manifest.file(number))
 
-
-def _read(descriptor: int, start: int, into: Array, path: Path) -> None:
-    room = bytes_of(into)
+def _read(descriptor: int, start: int, into: Array) -> None:
+    """Fill memory from a file that is long enough."""
+    room = into.data
     while room:
         got = os.preadv(descriptor, [room], start)
         if not got:
-            raise CorruptDataError(f"{path} ends in the middle of a leaf: it was cut")
+            raise CorruptDataError("a segment ends in the middle of a leaf: it was cut meanwhile")
         room, start = room[got:], start + got
 
 

@@ -51,6 +51,7 @@ class _Earlier:
 
     def __init__(self, manifest: SegmentManifest, descriptor: int) -> None:
         self.manifest = manifest
+        self._sizes = manifest.sizes
         self._descriptor = descriptor
 
     def share(self, number: int, path: Path) -> bool:
@@ -58,7 +59,7 @@ class _Earlier:
         name = self.manifest.file(number)
         try:
             found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            whole = stat.S_ISREG(found.st_mode) and found.st_size == self.manifest.size(number)
+            whole = stat.S_ISREG(found.st_mode) and found.st_size == self._sizes[number]
             if not whole or found.st_mode & 0o222:
                 return False
             fs.link_to(Path(name), path, among=self._descriptor)
@@ -114,10 +115,10 @@ class _Dump:
     def write(self, folder: Path, *, synced: bool) -> SegmentManifest:
         """Write or share all segments, then the manifest, into an empty folder; `synced` is noted in it."""
         manifest, digests = replace(self._manifest, synced=synced), dict(self._unchanged())
-        count = -(-manifest.rows // manifest.segment_rows)
-        fs.require_space(folder, sum(manifest.size(number) for number in range(count) if number not in digests))
+        sizes = manifest.sizes
+        fs.require_space(folder, sum(size for number, size in enumerate(sizes) if number not in digests))
         noted = []
-        for number in range(count):
+        for number in range(len(sizes)):
             path = folder / manifest.file(number)
             if number in digests and self._earlier is not None and self._earlier.share(number, path):
                 noted.append(digests[number])

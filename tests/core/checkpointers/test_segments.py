@@ -73,8 +73,8 @@ def content(path: Path) -> list[Any]:
 
 def test_segments_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 1 << 20)
-    assert segment_rows(1_000_000, 1_000_000, 758) == 4096
-    assert segment_rows(10_000_000, 10_000_000, 758) == 65_536
+    assert segment_rows(1_000_000, 1_000_000, 758) == 8192
+    assert segment_rows(10_000_000, 10_000_000, 758) == 131_072
     assert segment_rows(10_000_000, 1_000, 758) == 2048
     assert segment_rows(8, 8, 1 << 30) == 1
 
