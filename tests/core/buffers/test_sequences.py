@@ -165,26 +165,27 @@ def test_batches_made_ahead_are_windows_of_their_moment() -> None:
 def test_rows_are_written_meanwhile(prefetch: int | None) -> None:
     unit = Sequence(4, burn_in=2)
     buffer = ring(unit, sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), prefetch=prefetch)
-    steps, over = rows(400), threading.Event()
+    batches: list[TensorDict] = []
 
     def write_on() -> None:
-        while not over.is_set():
-            write(buffer, steps)
+        while len(batches) < 200:
+            write(buffer, rows(400))
 
-    writer = threading.Thread(target=write_on, daemon=True)
-    writer.start()
-    seen = set()
-    for _ in range(200):
-        batch = buffer.sample()
+    def read_on() -> None:
+        batches.extend(buffer.sample() for _ in range(200))
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (write_on, read_on)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(batches) == 200  # neither waits for the other
+    for batch in batches:
         windows = batch.reshape(-1, unit.width)
         for number, episode, valid in zip(windows["number"], windows["episode"], windows["validity_mask"], strict=True):
             assert number[valid].diff().eq(1).all()
             assert len(episode.unique()) == 1
-        seen.update(batch["number"].tolist())
-    over.set()
-    writer.join(60)
-    assert not writer.is_alive()
-    assert len(seen) > 2 * CAPACITY
+    assert len({number for batch in batches for number in batch["number"].tolist()}) > 2 * CAPACITY
 
 
 def test_equal_generators_draw_equal_batches() -> None:
