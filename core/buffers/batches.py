@@ -238,8 +238,7 @@ class Batches(BufferParts):
         The caller excludes writers, or reads again if there was one.
         """
         rows = self._storage.get(index) if rows is None else rows
-        transforms = self._looking_back
-        if not transforms:
+        if self._transform.is_empty or not (transforms := self._looking_back):
             return rows
         return self._history.complete(transforms, self._storage, index, rows, dim_extend)
 

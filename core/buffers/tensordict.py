@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers.sample_units import Sequence
 from ..storages.list_storage import ListStorage
-from ..storages.pytree import added_at_root
+from ..storages.pytree import added
 from ..writers.base import Writer
 from ..writers.batches import INDEX
 from ..writers.round_robin import TensorDictRoundRobinWriter
@@ -232,16 +232,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return (batch, info) if return_info else batch
 
     def _completed(self, batch: Any, draw: Draw) -> Any:
-        if added_at_root(batch, draw.info):
+        entries = {key: _joined(value) if type(value) is tuple else value for key, value in draw.info.items()}
+        if added(batch, entries):
             return batch
         if not is_tensor_collection(batch):
             raise SchemaError(
                 f"expected a tensordict to sample, found a {type(batch).__name__}", hint="take a ReplayBuffer"
             )
         elements = ragged_elements(batch)
-        for key, value in draw.info.items():
-            if isinstance(value, tuple):
-                value = torch.stack(value, -1) if len(value) > 1 else value[0].unsqueeze(-1)
+        for key, value in entries.items():
             try:
                 if elements is not None:
                     for element, part in zip(elements, value, strict=True):
@@ -254,6 +253,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     hint="keep the leading dimensions in transforms, or take a ReplayBuffer with return_info=True",
                 ) from error
         return batch
+
+
+def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return coordinates, one tensor a dimension, with a last dimension for these."""
+    return torch.stack(parts, -1) if len(parts) > 1 else parts[0].unsqueeze(-1)
 
 
 def _of_every_step(value: Any, batch: torch.Size) -> Any:
