@@ -10,6 +10,7 @@ from .converters.openx.replay import OpenXExperienceReplay as OpenXExperienceRep
 from .converters.roboset.replay import RobosetExperienceReplay as RobosetExperienceReplay
 from .converters.vd4rl.replay import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .core import __version__ as __version__
+from .core.buffers.background import BackgroundDump as BackgroundDump
 from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.conditional import ConditionalUpdateResult as ConditionalUpdateResult
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils.data import IterableDataset
@@ -21,7 +21,8 @@ from ..ray_session import imported_ray
 from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import ANCHOR
 from ..writers.base import Writer
-from .checkpoint import BufferFolder, SavedParts, write_buffer
+from .background import BackgroundDump, claimed, in_background
+from .checkpoint import BufferFolder, SavedParts, staged_buffer
 from .concurrency import Draw
 from .conditional import ConditionalUpdates
 from .expansion import ExpandedDraws
@@ -126,7 +127,19 @@ class ReplayBuffer(Queries, ConditionalUpdates):
             self._writer.sync_cursor()
             self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
 
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
+    ) -> BackgroundDump: ...
+
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
+    ) -> None: ...
+
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
+    ) -> BackgroundDump | None:
         """Write a checkpoint to the folder `path`; replaces an older checkpoint atomically.
 
         Of a storage of tensors that saved or loaded the older one, only the segments with changed rows are written.
@@ -141,11 +154,29 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         - "none": nothing is waited for. After a power cut within about a minute, neither may be whole; `loads` reports
           that, too.
 
+        With `background`, this returns as soon as all files are written and before the disk has them, most of the time
+        of a dump; a thread waits for the disk and puts the checkpoint in place. It holds what the buffer held at the
+        call, while writers go on. `result()` of the `BackgroundDump` that is returned raises what went wrong since. A
+        dump to a destination waits for an earlier one to it.
+
         UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
         `durable`.
         """
-        with self.paused():
-            write_buffer(self, self._rng, Path(path), self._waiting(), self.batches_ahead, durable)
+        place = Path(path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(claimed(place))
+            with self.paused():
+                staging = staged_buffer(stack, self, self._rng, place, self._waiting(), self.batches_ahead, durable)
+            if not background:
+                staging.publish()
+                return None
+            rest = stack.pop_all()
+
+        def finish() -> None:
+            with rest:
+                staging.publish()
+
+        return in_background(place, finish)
 
     def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.

@@ -16,6 +16,7 @@ TorchRL writes the same, except the last two, and reads the storage where its ch
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,39 +73,40 @@ class _BufferStaging(Staging):
             )
 
 
-def write_buffer(
+def staged_buffer(
+    stack: contextlib.ExitStack,
     buffer: BufferParts,
     generator: torch.Generator | None,
     path: Path,
     draws: list[Draw],
     capacity: int,
     durable: Durable,
-) -> None:
-    """Save a buffer and its generator to a folder, whole or not at all."""
+) -> Staging:
+    """Write a buffer and its generator to a folder that `publish` puts at `path`; leaving `stack` removes the rest."""
     refuse_home_of(buffer.storage, path)
-    with _BufferStaging(path, durable) as staging:
-        folder = staging.path
-        if getattr(buffer.storage, "initialized", True):
-            buffer.storage.dumps(folder / "storage")
-        fs.make_folder(folder / "writer")  # also for a writer without state: it shows that the checkpoint is complete
-        buffer.writer.dumps(folder / "writer")
-        buffer.sampler.dumps(folder / "sampler")
-        metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
-        metadata["consume_after_n_samples"] = getattr(buffer.sampler, "max_sample_count", None)
-        metadata |= buffer.folder_notes()
-        if not any((folder / "writer").iterdir()):
-            metadata[_WRITER] = False
-        if generator is not None:
-            metadata["generator_device"] = str(generator.device)
-            _write_generator(folder / _GENERATOR, generator.get_state())
-        if state := buffer.transform.state_dict():
-            write_file(folder / _TRANSFORMS, module_state_bytes(state))
-        if draws:
-            ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
-            write_file(folder / _AHEAD, dump_json(ahead).encode())
-        write_file(folder / BUFFER, dump_json(metadata).encode())
-        write_digests(folder)
-        staging.publish()
+    staging = stack.enter_context(_BufferStaging(path, durable))
+    folder = staging.path
+    if getattr(buffer.storage, "initialized", True):
+        buffer.storage.dumps(folder / "storage")
+    fs.make_folder(folder / "writer")  # also for a writer without state: it shows that the checkpoint is complete
+    buffer.writer.dumps(folder / "writer")
+    buffer.sampler.dumps(folder / "sampler")
+    metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
+    metadata["consume_after_n_samples"] = getattr(buffer.sampler, "max_sample_count", None)
+    metadata |= buffer.folder_notes()
+    if not any((folder / "writer").iterdir()):
+        metadata[_WRITER] = False
+    if generator is not None:
+        metadata["generator_device"] = str(generator.device)
+        _write_generator(folder / _GENERATOR, generator.get_state())
+    if state := buffer.transform.state_dict():
+        write_file(folder / _TRANSFORMS, module_state_bytes(state))
+    if draws:
+        ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
+        write_file(folder / _AHEAD, dump_json(ahead).encode())
+    write_file(folder / BUFFER, dump_json(metadata).encode())
+    write_digests(folder)
+    return staging
 
 
 def refuse_home_of(storage: Any, path: Path) -> None:

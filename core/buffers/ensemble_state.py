@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import torch
 
@@ -19,6 +19,7 @@ from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import compose
 from ..state_folder import load_module_state
 from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, held_state, require_members
+from .background import BackgroundDump
 from .base import ReplayBuffer, as_draw
 from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
 from .concurrency import Draw, Place
@@ -170,16 +171,30 @@ class EnsembleState(ReplayBuffer):
             self._batch_size = batch_size
             self._restore_ahead([as_draw(item) for item in ahead["queue"]])
 
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
+    ) -> BackgroundDump: ...
+
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
+    ) -> None: ...
+
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
+    ) -> BackgroundDump | None:
         """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically.
 
-        `durable` is that of `ReplayBuffer.dumps`.
+        `durable` and `background` are those of `ReplayBuffer.dumps`.
         """
         self._refresh()
         for leaf in self._storage.leaves:
             refuse_home_of(leaf, Path(path))
-        with self.paused():
-            super().dumps(path, durable=durable)
+        if background:
+            return super().dumps(path, durable=durable, background=True)
+        super().dumps(path, durable=durable)
+        return None
 
     dump = save = dumps
 

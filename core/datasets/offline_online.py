@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
+from ..buffers.background import BackgroundDump
 from ..buffers.base import ReplayBuffer
 from ..buffers.checkpoint import SavedParts
 from ..buffers.ensemble import ReplayBufferEnsemble
@@ -168,9 +169,24 @@ class OfflineToOnlineReplayBuffer:
         self._mixture.load_state_dict(state["mixture"])
         self._mixture.fraction, self._mixture.base = fractions
 
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
+    ) -> BackgroundDump: ...
+
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
+    ) -> None: ...
+
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
+    ) -> BackgroundDump | None:
         """Write a checkpoint of both sides and the fraction to the folder `path`; see `ReplayBuffer.dumps`."""
+        if background:
+            return self._mixture.dumps(path, durable=durable, background=True)
         self._mixture.dumps(path, durable=durable)
+        return None
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load what `dumps` wrote; see `ReplayBuffer.loads`. FormatError for the checkpoint of another buffer."""

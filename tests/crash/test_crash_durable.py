@@ -61,7 +61,7 @@ def folder() -> Iterator[Path]:
         yield Path(place)
 
 
-@pytest.mark.parametrize("durable", ["none", "data", "full"])
+@pytest.mark.parametrize("durable", ["none", "data", "full", "in the background"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strikes", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_killed_anywhere_the_checkpoint_is_old_or_new(
@@ -72,7 +72,10 @@ def test_killed_anywhere_the_checkpoint_is_old_or_new(
     shutil.copytree(folder / "older", folder / "whole" / "saved")
 
     def job(dest: Path) -> None:
-        new.dumps(dest, durable=durable)  # type: ignore[arg-type]
+        if durable == "in the background":
+            new.dumps(dest, background=True).result()
+        else:
+            new.dumps(dest, durable=durable)  # type: ignore[arg-type]
 
     status, operations = _forked(job, folder / "whole", folder / "whole" / "saved", None, 0)
     assert status == 0
