@@ -40,7 +40,8 @@ class BackgroundDump:
     def result(self, timeout: float | None = None) -> None:
         """Wait until it is in place, for at most `timeout` seconds; raise what went wrong.
 
-        TimeoutError if it is not in place by then: it continues. UsageError in a forked process, which has no part in it.
+        TimeoutError if it is not in place by then: it continues. UsageError in a forked process, which has no part in
+        it.
         """
         if self._process != os.getpid():
             raise UsageError(

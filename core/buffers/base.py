@@ -156,8 +156,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
 
         With `background`, this returns as soon as all files are written and before the disk has them, most of the time
         of a dump; a thread waits for the disk and puts the checkpoint in place. It holds what the buffer held at the
-        call, while writers continue. `result()` of the `BackgroundDump` that is returned raises what went wrong since. A
-        dump to a destination waits for an earlier one to it.
+        call, while writers continue. `result()` of the `BackgroundDump` that is returned raises what went wrong since.
+        A dump to a destination waits for an earlier one to it.
 
         UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
         `durable`.
