@@ -195,6 +195,14 @@ from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.verbs.upload import upload as upload
+from .core.vla.metadata import RobotDatasetMetadata as RobotDatasetMetadata
+from .core.vla.schema import VLAAction as VLAAction
+from .core.vla.schema import VLAImages as VLAImages
+from .core.vla.schema import VLAObservation as VLAObservation
+from .core.vla.schema import validate_vla_tensordict as validate_vla_tensordict
+from .core.vla.tokenizers import ActionTokenizerBase as ActionTokenizerBase
+from .core.vla.tokenizers import UniformActionTokenizer as UniformActionTokenizer
+from .core.vla.tokenizers import VocabTailActionTokenizer as VocabTailActionTokenizer
 from .core.writers.base import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .core.writers.base import Writer as Writer
 from .core.writers.ensemble import WriterEnsemble as WriterEnsemble

@@ -21,7 +21,7 @@ FLOORS = (
     {"report"},
     {"preprocess"},
     {"buffers", "trees"},
-    {"transforms", "checkpointers", "maps", "recording", "samplers", "writers"},
+    {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
     {"opening", "state_folder"},
