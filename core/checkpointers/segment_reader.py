@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array
-from ..format.digest import digest_descriptor, open_regular
+from ..format.digest import digest_descriptor, open_folder, open_regular
 from ..format.private_memory import PrivateMemory, can_map
 from ..storages.codec import dtype_named
 from ..storages.item_documents import read_shape
@@ -25,7 +25,6 @@ _MAPPED_FROM = 1 << 15
 """Bytes of a block from which on mapping it costs less than reading it."""
 _ALWAYS_VERIFIED = 64 << 20
 """Bytes of all segments up to which they are compared with their digests in any case: it takes some milliseconds."""
-_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 
 
 class SegmentFolder:
@@ -40,7 +39,7 @@ class SegmentFolder:
     @contextlib.contextmanager
     def opened(cls, path: Path) -> Iterator[SegmentFolder]:
         """Open a folder; CorruptDataError and FormatError as for `SegmentManifest.load`."""
-        descriptor = os.open(path, _FOLDER_FLAGS)
+        descriptor = open_folder(path)
         try:
             yield cls(path, descriptor)
         finally:

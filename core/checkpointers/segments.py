@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..encodings.streams import LeafFile
 from ..errors import OutOfSpaceError, RbtoolError
 from ..format import fs
-from ..format.digest import Hasher
+from ..format.digest import Hasher, open_folder
 from ..format.syncing import Durable, published_place, skip_sync, unsynced_around
 from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
@@ -29,7 +29,6 @@ _PART = 1 << 20
 """Bytes that are written at once: what was just hashed is still in the processor's cache."""
 _THREADS = 4
 _READ_ONLY = 0o444
-_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable: Durable = "full") -> None:
@@ -77,7 +76,7 @@ def _opened(place: Path) -> Iterator[_Earlier | None]:
     descriptor, earlier = -1, None
     try:
         with contextlib.suppress(RbtoolError, OSError):  # nothing there, another form, or damaged: nothing is shared
-            descriptor = os.open(place, _FOLDER_FLAGS)
+            descriptor = open_folder(place, follow_links=False)
             earlier = _Earlier(SegmentManifest.load(place, descriptor), descriptor)
         yield earlier
     finally:

@@ -44,6 +44,12 @@ def open_regular(path: str | os.PathLike[str], *, within: int | None = None, rel
     return descriptor
 
 
+def open_folder(path: str | os.PathLike[str], *, follow_links: bool = True) -> int:
+    """Open a folder and return its descriptor, by which its files are found also where another takes its place."""
+    flags = _FLAGS | getattr(os, "O_DIRECTORY", 0)
+    return os.open(path, flags if follow_links else flags | getattr(os, "O_NOFOLLOW", 0))
+
+
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Read all bytes of a file that is opened as `open_regular` does."""
     with os.fdopen(open_regular(path), "rb") as file:

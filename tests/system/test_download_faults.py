@@ -196,7 +196,11 @@ def test_without_the_network_what_needs_it_says_so_at_once(machine, hub, variabl
         (["download", "minari", SMALL, "--frozen", "--force"], 2, "leave one out"),
         (["download", "minari", SMALL, "--episodes", "7:3"], 2, "holds no episode"),
         (["download", "minari", SMALL, "--episodes", "100000"], 2, "100000"),
-        (["download", "minari", SMALL, "--episodes", ",".join(map(str, range(100)))], 2, "100 single episodes asked"),
+        (
+            ["download", "minari", SMALL, "--episodes", ",".join(map(str, range(100)))],
+            2,
+            "100 single episodes, expected",
+        ),
         (["download", "minari", "door*"], 2, "is a pattern"),
         (["download", SMALL], 2, "no source named"),
         (["download", "minari"], 2, "no dataset named"),

@@ -187,7 +187,7 @@ def test_a_member_that_refuses_its_rows_is_named_and_all_stay_as_they_were(tmp_p
 def test_a_changed_byte_of_a_member_is_found_and_all_stay_as_they_were(tmp_path: Path) -> None:
     saved, other = make(True), make(True, generator=seeded(7))
     saved.dumps(tmp_path / "saved")
-    spoil(tmp_path / "saved" / "storage" / "4" / "a.memmap")
+    spoil(tmp_path / "saved" / "storage" / "4" / "segment-00000.memmap")
     other.sample()
     other[0].extend(numbers(4, 90))
     unharmed = copy.deepcopy(other)
@@ -201,6 +201,7 @@ def spoil(file: Path) -> None:
     """Change a byte."""
     data = bytearray(file.read_bytes())
     data[0] ^= 1
+    file.chmod(0o644)
     file.write_bytes(data)
 
 
@@ -232,7 +233,7 @@ def test_a_storage_ensemble_is_loaded_whole_or_not_at_all(tmp_path: Path) -> Non
     state = storage.state_dict() | {"2": ListStorage(3).state_dict()}
     other = StorageEnsemble(*(one.storage for one in rings(3, 0, 2)))
     before = copy.deepcopy([leaf[:]["a"] if len(leaf) else None for leaf in other.leaves])
-    spoil(tmp_path / "saved" / "2" / "a.memmap")
+    spoil(tmp_path / "saved" / "2" / "segment-00000.memmap")
     for load in (lambda: other.loads(tmp_path / "saved"), lambda: other.load_state_dict(state)):
         with pytest.raises((rbtool.RbtoolError, KeyError)):
             load()
