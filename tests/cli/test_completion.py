@@ -144,10 +144,11 @@ def home(template, tmp_path):
     ("typed", "line"),
     [
         ("rbtool insp\tx", "rbtool inspect x"),
-        ("rbtool inspect min\t", f"rbtool inspect {STORED}"),
+        pytest.param("rbtool inspect min\t", f"rbtool inspect {STORED}", marks=pytest.mark.slow),
         ("rbtool inspect minari:car\t", f"rbtool inspect {STORED}"),
         (f"rbtool stats {STORED} --field next.re\t", f"rbtool stats {STORED} --field next.reward"),
-        ("rbtool convert kit\t", "rbtool convert kitchen.hdf5"),  # files, where no name fits
+        # Files, where no name fits.
+        pytest.param("rbtool convert kit\t", "rbtool convert kitchen.hdf5", marks=pytest.mark.slow),
     ],
 )
 def test_a_shell_completes_the_line(shell, typed, line, home, template):

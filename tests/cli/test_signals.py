@@ -28,7 +28,7 @@ SAID = {
     ("number", "workers"),
     [
         (signal.SIGINT, 2),
-        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGTERM, 0, marks=SLOW),
         pytest.param(signal.SIGINT, 0, marks=SLOW),
         pytest.param(signal.SIGTERM, 2, marks=SLOW),
         pytest.param(signal.SIGHUP, 0, marks=SLOW),

@@ -58,6 +58,7 @@ def test_persistent_workers_go_on_with_the_next_epoch(stream: Any) -> None:
     assert [steps(kept) for _ in range(3)] == [steps(fresh) for _ in range(3)]
 
 
+@pytest.mark.slow
 def test_spawned_workers_have_the_same_batches(stream: Any) -> None:
     assert steps(loader(stream(), 1, multiprocessing_context="spawn")) == steps(stream())
 

@@ -21,7 +21,7 @@ def walks(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("where", ["early", "late"])
+@pytest.mark.parametrize("where", [pytest.param("early", marks=pytest.mark.slow), "late"])
 def test_a_source_that_changes_meanwhile_is_not_published(
     walks: Path, tmp_path: Path, workers: int, where: str
 ) -> None:

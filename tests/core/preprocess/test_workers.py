@@ -156,7 +156,9 @@ rbtool.preprocess(source, function, dest, num_workers=1, chunk_size=50)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL], ids=lambda number: number.name
+)
 def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: signal.Signals) -> None:
     fifo = tmp_path / "wait.fifo"
     os.mkfifo(fifo)

@@ -320,6 +320,7 @@ def test_a_child_extends_what_is_shared(method: str, consolidated: bool) -> None
     assert same(storage[torch.arange(17)], steps(17))
 
 
+@pytest.mark.slow
 def test_passing_a_storage_to_a_spawned_child_shares_it() -> None:
     storage = filled(LazyTensorStorage(20))
     assert run("spawn", storage) == 0

@@ -41,7 +41,7 @@ def extended_elsewhere(context: BaseContext, writer: Writer, value: int) -> int 
         pytest.param(FORK, RoundRobinWriter, id="fork-plain"),
         pytest.param(FORK, TensorDictRoundRobinWriter, id="fork-tensordict"),
         pytest.param(SPAWN, RoundRobinWriter, id="spawn-plain", marks=pytest.mark.slow),
-        pytest.param(SPAWN, TensorDictRoundRobinWriter, id="spawn-tensordict"),
+        pytest.param(SPAWN, TensorDictRoundRobinWriter, id="spawn-tensordict", marks=pytest.mark.slow),
     ],
 )
 def test_a_child_goes_on_in_the_same_ring(context: BaseContext, kind: type[RoundRobinWriter]) -> None:
