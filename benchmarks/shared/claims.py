@@ -21,6 +21,8 @@ Job = Callable[[], object]
 LIBRARIES = ("torch", "tensordict", "torchrl", "cpprb")
 PATIENCE = 10_000.0
 """Microseconds that one turn of a job takes, or a single call."""
+LONG, FEW = 2e6, 3
+"""Where a call takes more microseconds than this, there are so many rounds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,18 @@ class Watch:
 
         A turn is several calls of a short job. `before` is called before every turn, and is not measured.
         """
-        calls = {}
+        calls, rounds = {}, self.rounds
         for name, job in jobs.items():
             before()
             first = self._time_of(job, 1)  # warms it up too
             calls[name] = 1
+            if first > LONG:
+                rounds = min(rounds, FEW)
             if first < PATIENCE:
                 before()
                 calls[name] = max(1, int(PATIENCE / max(self._time_of(job, 2), 1.0)))
         taken: dict[str, list[float]] = {name: [] for name in jobs}
-        for _ in range(self.rounds):
+        for _ in range(rounds):
             for name, job in jobs.items():
                 before()
                 taken[name].append(self._time_of(job, calls[name]))
