@@ -22,7 +22,7 @@ from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import ANCHOR
 from ..writers.base import Writer
 from .background import BackgroundDump, claimed, in_background
-from .checkpoint import BufferFolder, SavedParts, staged_buffer
+from .checkpoint import BufferFolder, SavedParts, refuse_home_of, staged_buffer
 from .concurrency import Draw
 from .conditional import ConditionalUpdates
 from .expansion import ExpandedDraws
@@ -163,6 +163,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         `durable`.
         """
         place = Path(path)
+        self._prepare_dump(place)
         with contextlib.ExitStack() as stack:
             stack.enter_context(claimed(place))
             with self.paused():
@@ -177,6 +178,10 @@ class ReplayBuffer(Queries, ConditionalUpdates):
                 staging.publish()
 
         return in_background(place, finish)
+
+    def _prepare_dump(self, path: Path) -> None:
+        """Refuse a destination in which rows are that are to be saved."""
+        refuse_home_of(self._storage, path)
 
     def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
         """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
@@ -222,7 +227,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         self._batch_size = saved.batch_size
         with self._loading_ring(None if saved.writer is None else self._writer):
             if saved.storage is not None:
-                self._storage.loads(saved.storage, **({"verify": True} if saved.verify else {}))
+                self._storage.loads(saved.storage, verify=saved.verify)
             else:
                 self._storage.empty()
         if saved.writer is None:

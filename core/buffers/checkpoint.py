@@ -83,7 +83,6 @@ def staged_buffer(
     durable: Durable,
 ) -> Staging:
     """Write a buffer and its generator to a folder that `publish` puts at `path`; leaving `stack` removes the rest."""
-    refuse_home_of(buffer.storage, path)
     staging = stack.enter_context(_BufferStaging(path, durable))
     folder = staging.path
     if getattr(buffer.storage, "initialized", True):

@@ -8,18 +8,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 import torch
 
 from ..checkpointers.ensemble import saved_members, transform_file
 from ..errors import FormatError, RbtoolError, SchemaError
-from ..format.syncing import Durable
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import compose
 from ..state_folder import load_module_state
 from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, held_state, require_members
-from .background import BackgroundDump
 from .base import ReplayBuffer, as_draw
 from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
 from .concurrency import Draw, Place
@@ -171,32 +169,10 @@ class EnsembleState(ReplayBuffer):
             self._batch_size = batch_size
             self._restore_ahead([as_draw(item) for item in ahead["queue"]])
 
-    @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
-    ) -> BackgroundDump: ...
-
-    @overload
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
-    ) -> None: ...
-
-    def dumps(
-        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
-    ) -> BackgroundDump | None:
-        """Write a checkpoint of all members to the folder `path`; replaces an older checkpoint atomically.
-
-        `durable` and `background` are those of `ReplayBuffer.dumps`.
-        """
+    def _prepare_dump(self, path: Path) -> None:
         self._refresh()
         for leaf in self._storage.leaves:
-            refuse_home_of(leaf, Path(path))
-        if background:
-            return super().dumps(path, durable=durable, background=True)
-        super().dumps(path, durable=durable)
-        return None
-
-    dump = save = dumps
+            refuse_home_of(leaf, path)
 
     def folder_notes(self) -> dict[str, Any]:
         """Return batch size and generator of each member."""
