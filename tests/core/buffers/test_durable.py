@@ -40,7 +40,7 @@ def buffer_of(kind: str, size: int = 25) -> TensorDictReplayBuffer:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was waited for, and what the disk was asked to begin with: `file`, `folder`, `begun`."""
+    """What was waited for, and what the disk was asked to start with: `file`, `folder`, `started`."""
     found: list[str] = []
     sync, begin = os.fsync, fs.start_syncing
 
@@ -49,7 +49,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sync(descriptor)
 
     def beginning(*arguments: Any) -> None:
-        found.append("begun")
+        found.append("started")
         begin(*arguments)
 
     monkeypatch.setattr(os, "fsync", noting)
