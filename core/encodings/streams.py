@@ -45,12 +45,9 @@ class LeafFile(NewFile, Stream):
     """
 
     def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True, mode: int = 0o666) -> None:
-        super().__init__(path, mode=mode)
+        super().__init__(path, expected=expected, mode=mode)
         self._hashed = hashed
         self._skipped = False
-        self._reserved = expected > _BLOCK
-        if self._reserved:
-            fs.reserve(self.descriptor, expected)
 
     def write(self, parts: list[memoryview]) -> None:
         start = self.size
@@ -68,10 +65,9 @@ class LeafFile(NewFile, Stream):
 
     def finish(self) -> None:
         """Give the file its size, sync it and close it."""
-        if self._skipped or self._reserved:
+        if self._skipped:
             fs.truncate(self.descriptor, self.size, self.path)
-        self.sync()
-        self.close()
+        self.complete()
 
 
 class Blocks:

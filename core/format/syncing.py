@@ -23,6 +23,8 @@ _MOST_HELD = 128
 _AT_ONCE = 16
 """Syncs that wait at a time: each has the disk empty its cache, and the system joins those that come together."""
 _CHUNK = 1 << 20
+_RESERVED_FROM = 1 << 19
+"""Bytes from which on the system finds room for a file at once: for small ones the call costs more than it saves."""
 _staged: list[Unsynced] = []
 
 Durable: TypeAlias = Literal["none", "data", "full"]
@@ -94,23 +96,27 @@ def write_file(path: Path, data: bytes) -> None:
 class NewFile:
     """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written.
 
-    `mode` are its permissions. With `resumed`, the file is there, and its first bytes are those of the record: writing
-    continues after them. CorruptDataError where they are not.
+    `mode` are its permissions. With `expected` bytes, if that is known, the system finds room for all of them at once.
+    With `resumed`, the file is there, and its first bytes are those of the record: writing continues after them.
+    CorruptDataError where they are not.
     """
 
-    def __init__(self, path: Path, resumed: FileRecord | None = None, *, mode: int = 0o666) -> None:
+    def __init__(self, path: Path, resumed: FileRecord | None = None, *, expected: int = 0, mode: int = 0o666) -> None:
         fs.make_folder(path.parent)
         self.path = path
         self.size = 0
         self._started = 0  # up to which byte the disk was asked to begin
         self._hasher = Hasher()
+        self._reserved = expected if expected > _RESERVED_FROM else 0
         self.descriptor = fs.create(path, mode=mode) if resumed is None else fs.open_to_change(path)
-        if resumed is not None:
-            try:
+        try:
+            if resumed is not None:
                 self._continue(resumed)
-            except BaseException:
-                self.close()
-                raise
+            if self._reserved:
+                fs.reserve(self.descriptor, self._reserved)
+        except BaseException:
+            self.close()
+            raise
 
     def _continue(self, resumed: FileRecord) -> None:
         if os.fstat(self.descriptor).st_size < resumed.size:
@@ -145,6 +151,13 @@ class NewFile:
     def sync(self) -> None:
         """Bring all of it to the disk, as `sync_file` does."""
         sync_file(self.descriptor, self.path)
+
+    def complete(self) -> None:
+        """Give back room that was not needed, sync the file and close it."""
+        if self._reserved > self.size:
+            fs.truncate(self.descriptor, self.size, self.path)
+        self.sync()
+        self.close()
 
     def close(self) -> None:
         """Close the descriptor; harmless when closed already."""
@@ -202,9 +215,10 @@ class Unsynced:
             files = [Path(folder, name) for folder, _, names in found for name in names]
         else:
             found, files = [], [built]
-        files = [path for path in files if _identity_at(path) not in self._done]
+        found_at = {path: _identity_at(path) for path in files}
+        files = [path for path in files if found_at[path] not in self._done]
         # Descriptors that are held make room for those of the other files.
-        files.sort(key=lambda path: _identity_at(path) not in self._held)
+        files.sort(key=lambda path: found_at[path] not in self._held)
         together = _most_held()
         for start in range(0, len(files), together):
             self._sync_together(files[start : start + together])

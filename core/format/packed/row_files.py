@@ -195,8 +195,7 @@ class AppendedFile(NewFile):
 
     def finish(self) -> FileRecord:
         """Sync and close; return the file as a manifest lists it."""
-        self.sync()
-        self.close()
+        self.complete()
         return self.record
 
 

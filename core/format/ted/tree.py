@@ -227,10 +227,7 @@ class LeafWriter:
         self.rows = 0
         self.range: FieldRange = None
         self._dtype = field.numpy
-        self.file = NewFile(path)
-        self._reserved = rows * field.row_bytes if rows * field.row_bytes > _PIECE else 0
-        if self._reserved:
-            fs.reserve(self.file.descriptor, self._reserved)
+        self.file = NewFile(path, expected=rows * field.row_bytes)
         expected = min(_PIECE, rows * field.row_bytes) if rows else _PIECE
         self._buffer = np.empty(max(1, expected // self._dtype.itemsize), self._dtype)
         self._used = 0
@@ -279,10 +276,7 @@ class LeafWriter:
     def finish(self) -> None:
         """Write what is gathered, sync, close."""
         self._flush()
-        if self._reserved > self.file.size:
-            fs.truncate(self.file.descriptor, self.file.size, self.file.path)
-        self.file.sync()
-        self.file.close()
+        self.file.complete()
 
 
 class TreeWriter:
