@@ -126,6 +126,11 @@ class SegmentManifest:
         full, last = self.blocks(self.segment_rows)[-1], self.blocks(rest)[-1]
         return [full] * whole + [last] * (rest > 0)
 
+    def resembles(self, other: SegmentManifest) -> bool:
+        """Whether segments of the other one's size do for this storage, and its leaves are the same."""
+        wanted = self.segment_rows
+        return self.leaves == other.leaves and wanted // 2 <= other.segment_rows <= 2 * wanted
+
     # The document ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> SegmentManifest:

@@ -6,18 +6,19 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..encodings.streams import LeafFile
+from ..encodings.streams import Blocks, LeafFile
 from ..errors import OutOfSpaceError, RbtoolError
 from ..format import fs
 from ..format.digest import Hasher, open_folder
 from ..format.syncing import Durable, published_place, skip_sync, unsynced_around
+from ..format.together import run_together, usable_cores
 from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
@@ -25,8 +26,6 @@ from ..storages.tree_files import spec_to_json
 from .folders import CheckpointStaging
 from .segment_layout import SegmentManifest, leaves_of, segment_rows
 
-_PART = 1 << 20
-"""Bytes that are written at once: what was just hashed is still in the processor's cache."""
 _THREADS = 4
 _READ_ONLY = 0o444
 
@@ -90,40 +89,35 @@ class _Dump:
     def __init__(self, storage: TensorStorage, earlier: _Earlier | None) -> None:
         self._tensors = storage.columns.leaves if storage.initialized else []
         self._manifest = _described(storage)
-        self._earlier = earlier if earlier is not None and self._is_own(earlier.manifest, storage) else None
-        self._changed: NDArray[np.bool_] | None = None
-        if self._earlier is not None:
-            self._changed = self._changes(self._earlier.manifest, storage)
         self._lent = storage.log.lent
-
-    def _is_own(self, earlier: SegmentManifest, storage: TensorStorage) -> bool:
-        """Whether this storage wrote or loaded the checkpoint; takes over its size of segments."""
-        wanted = self._manifest.segment_rows
-        if storage.log.position_of(earlier.digest) is None or earlier.leaves != self._manifest.leaves:
-            return False
-        if not wanted // 2 <= earlier.segment_rows <= 2 * wanted:
-            return False
-        self._manifest = replace(self._manifest, segment_rows=earlier.segment_rows)
-        return True
-
-    def _changes(self, earlier: SegmentManifest, storage: TensorStorage) -> NDArray[np.bool_] | None:
-        position = storage.log.position_of(earlier.digest)
-        capacity = self._manifest.capacity
-        return None if position is None else storage.log.blocks_changed(position, capacity, earlier.segment_rows)
+        self._earlier: _Earlier | None = None
+        self._changed: NDArray[np.bool_] | None = None
+        position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
+        if earlier is None or position is None or not self._manifest.resembles(earlier.manifest):
+            return  # the storage neither wrote nor loaded it
+        capacity, rows = self._manifest.capacity, earlier.manifest.segment_rows
+        self._earlier = earlier
+        self._manifest = replace(self._manifest, segment_rows=rows)
+        self._changed = storage.log.blocks_changed(position, capacity, rows)
 
     def write(self, folder: Path, *, synced: bool) -> SegmentManifest:
         """Write or share all segments, then the manifest, into an empty folder; `synced` is noted in it."""
         manifest, digests = replace(self._manifest, synced=synced), dict(self._unchanged())
-        sizes = manifest.sizes
+        sizes, written = manifest.sizes, dict[int, LeafFile]()
         fs.require_space(folder, sum(size for number, size in enumerate(sizes) if number not in digests))
-        noted = []
-        for number in range(len(sizes)):
-            path = folder / manifest.file(number)
-            if number in digests and self._earlier is not None and self._earlier.share(number, path):
-                noted.append(digests[number])
-            else:
-                noted.append(_write(path, self._parts(number)))
-        return replace(manifest, digests=tuple(noted)).save(folder)
+        with contextlib.ExitStack() as files, Blocks() as blocks:
+            for number in range(len(sizes)):
+                path = folder / manifest.file(number)
+                if number in digests and self._earlier is not None and self._earlier.share(number, path):
+                    continue
+                file = written[number] = LeafFile(path, mode=_READ_ONLY)
+                files.callback(file.close)
+                blocks.begin(file)
+                for part in self._parts(number):
+                    blocks.append_bytes(part)
+            blocks.finish()
+        digests |= {number: file.digest for number, file in written.items()}
+        return replace(manifest, digests=tuple(digests[number] for number in range(len(sizes)))).save(folder)
 
     def _unchanged(self) -> Iterable[tuple[int, str]]:
         """Return the numbers and digests of segments whose rows are those of the earlier checkpoint.
@@ -142,9 +136,13 @@ class _Dump:
         if self._changed is not None and not self._lent:
             return known
         asked = same if self._changed is None else known
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "rbtool-digests") as threads:
-            found = list(threads.map(lambda pair: _digest(self._parts(pair[0])), asked))
-        return [pair for pair, digest in zip(asked, found, strict=True) if pair[1] == digest]
+        found = dict[int, str]()
+
+        def look(number: int) -> None:
+            found[number] = _digest(self._parts(number))
+
+        run_together([partial(look, number) for number, _ in asked], min(_THREADS, usable_cores()))
+        return [(number, digest) for number, digest in asked if found[number] == digest]
 
     def _parts(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a segment's file."""
@@ -174,31 +172,3 @@ def _digest(parts: Iterable[memoryview]) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.digest
-
-
-def _write(path: Path, parts: Iterable[memoryview]) -> str:
-    """Write a file that nobody changes any more; return its digest."""
-    file = LeafFile(path, mode=_READ_ONLY)
-    try:
-        for group in _groups(parts):
-            file.write(group)
-        file.finish()
-    finally:
-        file.close()
-    return file.digest
-
-
-def _groups(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Put bytes together, or cut them, so that about a megabyte is written at once."""
-    group: list[memoryview] = []
-    size = 0
-    for part in parts:
-        for start in range(0, len(part), _PART):
-            piece = part[start : start + _PART]
-            group.append(piece)
-            size += len(piece)
-            if size >= _PART:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group

@@ -96,7 +96,7 @@ class Blocks:
     def append(self, rows: Array) -> None:
         """Append the bytes of rows."""
         if rows.size:
-            self._append(bytes_of(rows))
+            self.append_bytes(bytes_of(rows))
 
     def append_joined(self, pieces: Iterable[tuple[int, int, int]], sources: Sequence[Array]) -> None:
         """Append rows of several arrays alike by turns: of the array `sources[n]` those from `start` to `stop`.
@@ -112,9 +112,10 @@ class Blocks:
                 self._parts.append(part)
                 self._used += len(part)
             else:
-                self._append(part)
+                self.append_bytes(part)
 
-    def _append(self, data: memoryview) -> None:
+    def append_bytes(self, data: memoryview) -> None:
+        """Append bytes."""
         while data:
             part = data[: _BLOCK - self._used]
             self._parts.append(part)
