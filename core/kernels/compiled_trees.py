@@ -33,11 +33,17 @@ _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, h
 
 
 @numba.njit(inline="always")
+def _four(place: int) -> float:
+    """Add four weights from an address on: always in this order, so that all sums of them are the same number."""
+    return ((float_at(place) + float_at(place + 8)) + float_at(place + 16)) + float_at(place + 24)
+
+
+@numba.njit(inline="always")
 def _sum_of(place: int) -> float:
     """Add the weights of the children at an address, in the order in which `_chosen` does: its last sum is this one."""
     total = 0.0
     for quarter in range(place, place + _BYTES, _QUARTER):
-        total += ((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24)
+        total += _four(quarter)
     return total
 
 
@@ -146,12 +152,9 @@ def _chosen(place: int, mass: float) -> tuple[int, float]:
     First which four of them, then which of these. There is no branch: the processor could not foresee where it leads,
     and would start each draw only after the one before.
     """
-    quarter = place
-    first = ((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24)
-    quarter += _QUARTER
-    second = first + (((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24))
-    quarter += _QUARTER
-    third = second + (((float_at(quarter) + float_at(quarter + 8)) + float_at(quarter + 16)) + float_at(quarter + 24))
+    first = _four(place)
+    second = first + _four(place + _QUARTER)
+    third = second + _four(place + 2 * _QUARTER)
     chosen = int(first <= mass) + int(second <= mass) + int(third <= mass)
     begin = first if first <= mass else 0.0
     begin = second if second <= mass else begin
