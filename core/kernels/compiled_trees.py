@@ -35,7 +35,8 @@ _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, h
 @numba.njit(inline="always")
 def _four(place: int) -> float:
     """Add four weights from an address on: always in this order, so that all sums of them are the same number."""
-    return ((float_at(place) + float_at(place + 8)) + float_at(place + 16)) + float_at(place + 24)
+    total: float = ((float_at(place) + float_at(place + 8)) + float_at(place + 16)) + float_at(place + 24)
+    return total
 
 
 @numba.njit(inline="always")
