@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from .options import FromFormat, RawOptions, Root, ends, not_following, verb, wi
 from .output import Output
 from .provenance import step_lines
 from .several import Datasets, of_each
+from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
 from .text import Cell, Line, Styled, Table, folded, number, sparkline, vector
 
 if TYPE_CHECKING:
@@ -283,6 +285,7 @@ EXAMPLES = (
     ),
     Example("rbtool inspect ./cartpole.h5 --json", "a checkpoint, as JSON"),
     Example(f"rbtool inspect ./cartpole '{SOURCE}:*'", "several: each one after the other"),
+    Example("rbtool inspect hf://me/cartpole --streaming", "a dataset on a hub, of which one shard is fetched"),
     Example("rbtool inspect ./log.csv", "a table: its columns, and a command that converts it"),
 )
 
@@ -304,14 +307,22 @@ def inspect(
     ] = None,
     root: Root = None,
     source_format: FromFormat = None,
+    streaming: Streaming = False,
+    cache_size: CacheSize = None,
     raw: RawOptions,
 ) -> int:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
     Reads metadata only, so the time does not depend on the size of the dataset. Of a table in no known format (HDF5,
-    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it.
+    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it. Of a stream one shard is
+    fetched.
     """
     from ..core.verbs.inspect import inspect as run
+
+    if streaming:
+        refuse_without_stream({"from": source_format, "episode": episode, "head": head})
+        return of_each("inspect", datasets, root, out, functools.partial(inspect_stream, root, cache_size, raw))
+    refuse_stream_options(cache_size, {})
 
     def inspect_one(dataset: str, out: Output) -> int:
         result = run(dataset, episode=episode, head=head, format=source_format, root=root, **raw)

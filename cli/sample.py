@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .help import STORED, Example
-from .options import Dataset, Root, verb
+from .options import Dataset, RawOptions, Root, verb
 from .output import Output
+from .streams import CacheSize, Streaming, refuse_stream_options, stream_opener
 from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ EXAMPLES = (
     Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "steps of high reward more often"),
     Example("rbtool sample ./cartpole --frame-stack 4", "each observation with the three before it in its episode"),
     Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
+    Example("rbtool sample hf://me/cartpole --streaming --cache-size 2GB", "of a dataset on a hub, without a download"),
 )
 
 _SHOWN = 6
@@ -67,13 +69,27 @@ Alpha = Annotated[float | None, typer.Option("--alpha", metavar="A", help="By pr
 Beta = Annotated[
     float | None, typer.Option("--beta", metavar="B", help="By priority: exponent of the weights. Default: 0.4.")
 ]
+Anchor = Annotated[
+    AnchorName | None, typer.Option("--anchor", help="For slices: anywhere, or where episodes start or end.")
+]
+Priority = Annotated[
+    str | None, typer.Option("--priority", metavar="KEY", help="By priority: |KEY|. Default: all equal.")
+]
 FrameStack = Annotated[
     int | None,
-    typer.Option("--frame-stack", metavar="N", help="Join each frame with the N - 1 before it, zeros at the start."),
+    typer.Option("--frame-stack", metavar="N", help="Join N frames of an episode, zeros before its start."),
 ]
 FrameKey = Annotated[
     list[str] | None,
-    typer.Option("--frame-key", metavar="KEY", help="For --frame-stack: which leaf. Default: all images."),
+    typer.Option("--frame-key", metavar="KEY", help="For --frame-stack: which frames. Default: all images."),
+]
+Sampler = Annotated[
+    SamplerName | None,
+    typer.Option("--sampler", metavar="NAME", help=f"How to draw: {', '.join(SamplerName)}. Default: random."),
+]
+Weight = Annotated[
+    WeightName | None,
+    typer.Option("--weight", help="For slice: make episodes equally likely, as by default, or steps."),
 ]
 
 
@@ -89,22 +105,15 @@ def sample(
     ] = None,
     *,
     out: Output,
-    sampler: Annotated[
-        SamplerName, typer.Option("--sampler", metavar="NAME", help=f"How to draw: {', '.join(SamplerName)}.")
-    ] = SamplerName.RANDOM,
+    sampler: Sampler = None,
     slice_len: Annotated[
         int | None, typer.Option("--slice-len", metavar="L", help="For slices: how many steps each has.")
     ] = None,
     num_slices: Annotated[
         int | None, typer.Option("--num-slices", metavar="K", help="For slices: how many make a batch.")
     ] = None,
-    weight: Annotated[
-        WeightName | None,
-        typer.Option("--weight", help="For slice: make episodes equally likely, as by default, or steps."),
-    ] = None,
-    anchor: Annotated[
-        AnchorName | None, typer.Option("--anchor", help="For slices: anywhere, or where episodes start or end.")
-    ] = None,
+    weight: Weight = None,
+    anchor: Anchor = None,
     strict: Annotated[
         bool | None, typer.Option("--strict/--no-strict", help="For slices: leave short episodes out, or take them.")
     ] = None,
@@ -118,16 +127,9 @@ def sample(
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Without replacement: in order.")] = False,
     alpha: Alpha = None,
     beta: Beta = None,
-    priority: Annotated[
-        str | None, typer.Option("--priority", metavar="KEY", help="By priority: |KEY|. Default: all equal.")
-    ] = None,
-    frame_stack: Annotated[
-        int | None,
-        typer.Option("--frame-stack", metavar="N", help="Join N frames of an episode, zeros before its start."),
-    ] = None,
-    frame_key: Annotated[
-        list[str] | None, typer.Option("--frame-key", metavar="KEY", help="Which frames. Default: all images.")
-    ] = None,
+    priority: Priority = None,
+    frame_stack: FrameStack = None,
+    frame_key: FrameKey = None,
     time: Annotated[bool, typer.Option("--time", help="Measure how fast batches come.")] = False,
     seconds: Annotated[
         float | None, typer.Option("--seconds", metavar="S", help="For how long to measure. Default: 2.")
@@ -135,21 +137,34 @@ def sample(
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same batch.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their digests first.")] = False,
     root: Root = None,
+    streaming: Streaming = False,
+    cache_size: CacheSize = None,
+    raw: RawOptions,
 ) -> None:
-    """Draw steps or slices of a dataset or a mixture at random, as training would.
+    """Draw steps or slices of a dataset, a mixture or a stream at random, as training would.
 
     The batch is the first one of a buffer with this sampler and seed. With -q, prints the number of each drawn step,
-    one per line, after that of its dataset for a mixture; with --time, the steps per second.
+    one per line, after that of its dataset for a mixture; with --time, the steps per second. Streams are drawn from
+    without replacement, shard by shard.
     """
-    from ..core.verbs.sample import sample as run
+    options: dict[str, Any] = {
+        "slice_len": slice_len, "num_slices": num_slices, "weight": weight and weight.value,
+        "anchor": anchor and anchor.value, "strict": strict, "pad": pad, "batched": batched, "drop_last": drop_last,
+        "shuffle": False if no_shuffle else None, "alpha": alpha, "beta": beta, "priority": priority,
+        "frame_stack": frame_stack, "frame_keys": frame_key or (), "time": time, "seconds": seconds, "seed": seed,
+        "verify": verify,
+    }  # fmt: skip
+    if sampler is not None:
+        options["sampler"] = sampler.value
+    if streaming:
+        from ..core.verbs.streams import sample_stream
 
-    result = run(
-        dataset, n, sampler=sampler.value, slice_len=slice_len, num_slices=num_slices,
-        weight=weight and weight.value, anchor=anchor and anchor.value, strict=strict, pad=pad, batched=batched,
-        drop_last=drop_last, shuffle=False if no_shuffle else None, alpha=alpha, beta=beta, priority=priority,
-        frame_stack=frame_stack, frame_keys=frame_key or (),
-        time=time, seconds=seconds, seed=seed, verify=verify, root=root,
-    )  # fmt: skip
+        result = sample_stream(stream_opener(dataset, root, cache_size, raw), n, **options)
+    else:
+        from ..core.verbs.sample import sample as run
+
+        refuse_stream_options(cache_size, raw)
+        result = run(dataset, n, **options, root=root)
     out.show(result, _names(result), lambda width: lines(result, width))
 
 

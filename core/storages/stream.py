@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from ..errors import NoLengthError, SchemaError
+from ..ted.schema import Field
 from .base import Storage
 from .cursors import as_index
 from .dataset import tensordict_of
@@ -33,7 +34,7 @@ class OpenShard(NamedTuple):
 
     `episode` is added to the numbers of its episodes, where those of several shards are the same. `left_out` has a
     sentence on each part of it that cannot be read, which is left out. `decode` makes the batch of rows, such as the
-    frames of videos that are kept next to them.
+    frames of videos that are kept next to them. `fields` are those of the rows as they are stored.
     """
 
     storage: Storage
@@ -42,6 +43,7 @@ class OpenShard(NamedTuple):
     episode: int = 0
     left_out: tuple[str, ...] = ()
     decode: Callable[[TensorDictBase], TensorDictBase] | None = None
+    fields: Sequence[Field] = ()
 
     @classmethod
     def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:
@@ -58,13 +60,14 @@ class ShardedData(ABC):
     """A dataset in parts of whole episodes.
 
     `address` names the dataset in messages, `identity` is a text that no other data has. `rows` are the numbers of
-    rows of all shards, None where they are known only once a shard is there. `lacking` has a sentence on each part that
-    is in no shard, though it should be.
+    rows of all shards, None where they are known only once a shard is there, and so is `episodes`, how many there are.
+    `lacking` has a sentence on each part that is in no shard, though it should be.
     """
 
     address: str
     identity: str
     rows: Sequence[int] | None = None
+    episodes: int | None = None
     lacking: Sequence[str] = ()
 
     @abstractmethod
@@ -99,6 +102,7 @@ class StreamStorage(Storage):
         rows = shards.rows
         self._starts = None if rows is None else np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
         self._schema: tuple[int, _Schema] | None = None
+        self._fields: Sequence[Field] = ()
         self._compared: set[int] = set()
         self._left_out: dict[int, tuple[str, ...]] = {}
         super().__init__(sys.maxsize if self._starts is None else max(1, int(self._starts[-1])), checkpointer)
@@ -112,6 +116,15 @@ class StreamStorage(Storage):
     def has_rows(self) -> bool:
         """Whether there is a shard."""
         return len(self.shards) > 0 if self._starts is None else len(self) > 0
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The fields of the rows as they are stored; the first shard with rows is brought, unless one was before."""
+        for shard in range(len(self.shards)):
+            if self._schema is not None:
+                break
+            self.take(shard)
+        return self._fields
 
     # Elements ----------------------------------------------------------------------------------------
 
@@ -145,7 +158,7 @@ class StreamStorage(Storage):
             return
         schema = _schema_of(found.storage.get(torch.tensor([found.first])))
         if self._schema is None:
-            self._schema = shard, schema
+            self._schema, self._fields = (shard, schema), found.fields
         elif schema != self._schema[1]:
             self._refuse(shard, schema)
 
@@ -206,6 +219,16 @@ class StreamStorage(Storage):
             only: TensorDictBase = parts[0][1]
             return only
         return _merged(parts, len(rows))
+
+    def steps_before(self, numbers: Numbers) -> Numbers:
+        """Return how many steps of its episode are before each element, int64 `[n]`."""
+        shards, rows = self._places(self._checked(numbers))
+        found = np.zeros_like(rows)
+        for shard in np.unique(shards):
+            here, lengths = shards == shard, self.take(int(shard)).lengths
+            starts = np.cumsum(lengths) - lengths
+            found[here] = rows[here] - starts[np.searchsorted(starts, rows[here], side="right") - 1]
+        return found
 
     # What a storage that cannot be written refuses ----------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,25 +18,14 @@ from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.ted.reader import TedReader
 from ..opening import open_steps
-from ..ted.schema import Field
+from .drawing import Drawing
 from .frame_stacks import FrameStacks
 from .mixtures import open_mixture
-from .sample_result import (
-    DrawnRows,
-    SampledDataset,
-    SampleResult,
-    SampleTiming,
-    checked_seconds,
-    sampled_fields,
-    sampled_slices,
-    timed,
-)
+from .sample_result import DrawnRows, SampledDataset, SampleResult
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
 from .saved_steps import has_steps
 
 if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-
     from ..buffers.base import ReplayBuffer
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..storages.base import Storage
@@ -100,12 +88,8 @@ def sample(
         pad=pad, batched=batched, drop_last=drop_last, shuffle=shuffle, alpha=alpha, beta=beta, priority=priority,
     )  # fmt: skip
     frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
-    size, limit = options.batch_size(n), checked_seconds(seconds, asked=time)
-    seed = secrets.randbits(63) if seed is None else seed
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed is {seed}, expected a number of 64 bits without sign")
+    drawing = _Drawing(Drawing.of(options, frames, n, seed=seed, time=time, seconds=seconds), verify)
     path = find_dataset(dataset, root)
-    drawing = _Drawing(options, frames, size, seed, verify, limit)
     if is_mixture(path):
         return drawing.of_mixture(path, root)
     has_steps(path)
@@ -119,50 +103,45 @@ def sample(
 class _Drawing:
     """One run of `sample`."""
 
-    options: SamplerOptions
-    frames: FrameStacks
-    size: int
-    seed: int
+    drawing: Drawing
     verify: bool
-    limit: float | None
 
     def of_dataset(self, reader: StepReader) -> SampleResult:
+        drawing = self.drawing
         self._require(reader)
-        buffer = _buffer(reader, self.options, self.frames, self.size)
-        self._seed(buffer)
-        batch = buffer.sample()
+        buffer = _buffer(reader, drawing.options, drawing.frames, drawing.size)
+        batch = drawing.batch(buffer)
         rows = np.asarray(batch["index"]).reshape(-1)
-        drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), tables=[reader.episodes])
-        return self._result(reader.path, buffer, batch, reader.fields, drawn)
+        drawn = DrawnRows.of(rows, np.zeros_like(rows), [reader.episodes])
+        return drawing.result(reader.path, buffer, batch, reader.fields, drawn)
 
     def of_mixture(self, path: Path, root: str | os.PathLike[str] | None) -> SampleResult:
         """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
-        options = self._of_exact_length()
+        drawing, options = self.drawing, self._of_exact_length()
 
         def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
             try:
                 self._require(reader)
-                return _buffer(reader, options, self.frames), reader.episodes
+                return _buffer(reader, options, drawing.frames), reader.episodes
             except UsageError as error:
                 raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
 
         opening = open_mixture(path, opened, root)
-        buffer = opening.ensemble(lambda made: made[0], batch_size=self.size)
-        self._seed(buffer)
-        batch = buffer.sample()
+        buffer = opening.ensemble(lambda made: made[0], batch_size=drawing.size)
+        batch = drawing.batch(buffer)
         sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
-        drawn = DrawnRows(rows=rows, sources=sources, tables=[one.made[1] for one in opening.datasets])
+        drawn = DrawnRows.of(rows, sources, [one.made[1] for one in opening.datasets])
         counts = np.bincount(sources, minlength=len(opening.datasets)).tolist()
         datasets = tuple(
             SampledDataset(name=one.member.name, path=one.path, steps=count)
             for one, count in zip(opening.datasets, counts, strict=True)
         )
-        found = self._result(path, buffer, batch, opening.fields, drawn)
+        found = drawing.result(path, buffer, batch, opening.fields, drawn)
         return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
 
     def _of_exact_length(self) -> SamplerOptions:
         """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
-        options = self.options
+        options = self.drawing.options
         if not options.in_slices:
             return options
         if not options.strict_length and not options.pad:
@@ -170,31 +149,12 @@ class _Drawing:
                 "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
                 hint="--pad takes short episodes and fills them up",
             )
-        return replace(options, slice_len=options.steps_of_a_slice(self.size), num_slices=None)
-
-    def _seed(self, buffer: ReplayBuffer) -> None:
-        import torch  # lazy: takes seconds, and an invalid request fails before
-
-        buffer.set_rng(torch.Generator().manual_seed(self.seed))
+        return replace(options, slice_len=options.steps_of_a_slice(self.drawing.size), num_slices=None)
 
     def _require(self, reader: StepReader) -> None:
         if self.verify:
             _verify(reader)
-        self.options.check_lengths(reader.episodes.length, self.size)
-
-    def _result(
-        self, path: Path, buffer: ReplayBuffer, batch: TensorDictBase, fields: Sequence[Field], drawn: DrawnRows
-    ) -> SampleResult:
-        sampled = tuple(sampled_fields(batch, tuple(fields)))
-        episodes, steps = drawn.places()
-        step_bytes = sum(field.bytes for field in sampled) / len(drawn.rows)
-        return SampleResult(
-            path=path, n=len(drawn.rows), seed=self.seed, sampler=self.options.sampler,
-            options=self.options.given() | self.frames.given(),
-            indices=tuple(drawn.rows.tolist()), episodes=tuple(episodes.tolist()), steps=tuple(steps.tolist()),
-            slices=sampled_slices(batch, drawn, self.options, self.size), fields=sampled,
-            timing=None if self.limit is None else _timing(buffer, self.limit, step_bytes),
-        )  # fmt: skip
+        self.drawing.options.check_lengths(reader.episodes.length, self.drawing.size)
 
 
 def _verify(reader: StepReader) -> None:
@@ -202,12 +162,6 @@ def _verify(reader: StepReader) -> None:
         hint = "sample it without verifying, or convert it: a dataset has digests"
         raise UsageError(f"{reader.path} has no digests to compare its files with", hint=hint)
     reader.verify_files()
-
-
-def _timing(buffer: ReplayBuffer, seconds: float, step_bytes: float) -> SampleTiming:
-    import torch
-
-    return timed(lambda: buffer.sample().numel(), seconds, step_bytes=step_bytes, threads=torch.get_num_threads())
 
 
 def _buffer(

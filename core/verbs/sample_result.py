@@ -143,11 +143,11 @@ class SampleResult(Result):
     `options` are the given options of the sampler. `slices` is empty for a sampler that draws single steps, `timing`
     None without `time`. `fields` are the leaves of the batch, with those that the sampler adds. Of a mixture,
     `datasets` are its datasets and `sources` the number of that of each step, whose rows, episodes and steps are named;
-    both are empty for a dataset.
+    both are empty for a dataset. `path` is the address of a stream, and `indices` are the numbers of its elements.
     """
 
     kind: ClassVar[str] = "sample"
-    path: Path
+    path: Path | str
     n: int
     seed: int
     sampler: str
@@ -164,20 +164,22 @@ class SampleResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRows:
-    """The drawn rows, int64 `[n]`, the dataset of each, int64 `[n]`, and the episode tables of the datasets."""
+    """The drawn rows, the dataset of each, the source's number of its episode, and the step in it, all int64 `[n]`."""
 
     rows: Array
     sources: Array
-    tables: Sequence[EpisodeTable]
+    episodes: Array
+    steps: Array
 
-    def places(self) -> tuple[Array, Array]:
-        """The source's number of the episode of each row, and the step in it, both int64 `[n]`."""
-        episodes, steps = np.empty_like(self.rows), np.empty_like(self.rows)
-        for number, table in enumerate(self.tables):
-            here = self.sources == number
-            which = table.index_of_step(self.rows[here])
-            episodes[here], steps[here] = table.episode[which], self.rows[here] - table.start[which]
-        return episodes, steps
+    @classmethod
+    def of(cls, rows: Array, sources: Array, tables: Sequence[EpisodeTable]) -> DrawnRows:
+        """Find the episodes of rows in the tables of the datasets."""
+        episodes, steps = np.empty_like(rows), np.empty_like(rows)
+        for number, table in enumerate(tables):
+            here = sources == number
+            which = table.index_of_step(rows[here])
+            episodes[here], steps[here] = table.episode[which], rows[here] - table.start[which]
+        return cls(rows=rows, sources=sources, episodes=episodes, steps=steps)
 
 
 def sampled_slices(
@@ -201,13 +203,11 @@ def sampled_slices(
 
 
 def _slice(run: Array, padding: int, drawn: DrawnRows) -> SampledSlice:
-    start, source = int(drawn.rows[run[0]]), int(drawn.sources[run[0]])
-    table = drawn.tables[source]
-    which = int(table.index_of_step(np.array([start]))[0])
-    first = start - int(table.start[which])
+    begin = run[0]
+    first = int(drawn.steps[begin])
     return SampledSlice(
-        episode=int(table.episode[which]), first=first, last=first + len(run) - 1, start=start, length=len(run),
-        padding=padding, source=source,
+        episode=int(drawn.episodes[begin]), first=first, last=first + len(run) - 1, start=int(drawn.rows[begin]),
+        length=len(run), padding=padding, source=int(drawn.sources[begin]),
     )  # fmt: skip
 
 

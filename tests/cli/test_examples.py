@@ -34,10 +34,10 @@ def test_the_tables_are_found():
 
 @pytest.fixture
 def uploads(tmp_path, template, request):
-    """The variables of a hub that may be written to, and has the dataset that is downloaded in an example."""
+    """The variables of a hub that may be written to, and has the dataset that examples download and stream."""
     files = (path for path in (template / "cartpole").rglob("*") if path.is_file())
     with UploadHub(tmp_path / "hub") as server:
-        if "download hf://" in request.node.name:
+        if "upload " not in request.node.name:
             server.create("me/cartpole")
             server.push(
                 "me/cartpole", {str(file.relative_to(template / "cartpole")): file.read_bytes() for file in files}

@@ -123,7 +123,7 @@ class CachedShards(StreamShards):
         self.threads = threads
         self.skip_bad = skip_bad
         self.address, self.identity, self.rows = files.address, files.identity, files.rows
-        self.lacking = files.lacking
+        self.episodes, self.lacking = files.episodes, files.lacking
         self._begin()
 
     def _begin(self) -> None:

@@ -120,7 +120,7 @@ class HubShards(ShardFiles):
         self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
         self._shards = EpisodeShards.of(self._reader)
         self.identity = manifest.content_digest
-        self.rows = self._shards.rows
+        self.rows, self.episodes = self._shards.rows, len(self._shards.lengths)
 
     def _hole(self, size: int) -> int:
         """Return the descriptor of a file of this size without bytes or a name."""
@@ -183,7 +183,7 @@ class HubShards(ShardFiles):
     def open(self, number: int, folder: Path) -> OpenShard:
         """Map a shard that is in a folder."""
         with self._opened(lambda name: open_regular(folder / name)) as reader:
-            return self._shards.open(storage_of(reader), number)
+            return self._shards.open(storage_of(reader), number, reader.fields)
 
     def close(self) -> None:
         """Close the connections and the files."""

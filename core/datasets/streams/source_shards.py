@@ -245,7 +245,7 @@ class SourceShards(ShardFiles):
             return OpenShard.nothing(left_out)
         with open_dataset(folder / _DATASET) as reader:
             first, frames = self._first_episode(number, reader), with_frames(reader, None)
-            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out, frames)
+            return OpenShard(storage_of(reader), 0, reader.episodes.length, first, left_out, frames, reader.fields)
 
     def _first_episode(self, number: int, reader: TedReader | PackedReader) -> int:
         """Return what is added to the numbers of episodes that begin at 0 in each shard."""

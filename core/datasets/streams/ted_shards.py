@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +24,7 @@ from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
 from ...storages.stream import OpenShard, StreamShards
-from ...ted.schema import row_bytes
+from ...ted.schema import Field, row_bytes
 from ..storage import DatasetStorage
 from ..videos import with_frames
 
@@ -76,10 +76,11 @@ class EpisodeShards:
         """How many steps each shard has."""
         return list(map(int, np.diff(self.starts)))
 
-    def open(self, storage: Storage, number: int, decode: Decode | None = None) -> OpenShard:
-        """Return a shard whose rows are in a storage of the whole dataset."""
+    def open(self, storage: Storage, number: int, fields: Sequence[Field], decode: Decode | None = None) -> OpenShard:
+        """Return a shard whose rows, of these fields, are in a storage of the whole dataset."""
         first, stop = self.bounds[number : number + 2]
-        return OpenShard(storage, int(self.starts[number]), self.lengths[first:stop], decode=decode)
+        lengths = self.lengths[first:stop]
+        return OpenShard(storage, int(self.starts[number]), lengths, decode=decode, fields=fields)
 
 
 def _stated_bounds(reader: TedReader | PackedReader) -> Numbers | None:
@@ -109,15 +110,15 @@ class LocalShards(StreamShards):
             self._shards = EpisodeShards.of(reader)
             self._storage = storage_of(reader)
             self._decode = with_frames(reader, None)
-            self.identity = reader.manifest.content_digest
-        self.rows = self._shards.rows
+            self._fields, self.identity = reader.fields, reader.manifest.content_digest
+        self.rows, self.episodes = self._shards.rows, len(self._shards.lengths)
 
     def __len__(self) -> int:
         return len(self._shards.rows)
 
     def take(self, number: int) -> OpenShard:
         """Return a shard."""
-        return self._shards.open(self._storage, number, self._decode)
+        return self._shards.open(self._storage, number, self._fields, self._decode)
 
 
 # Files ----------------------------------------------------------------------------------------------
