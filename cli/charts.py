@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .text import Cell, Styled, folded, number, width_of
 
 if TYPE_CHECKING:
-    from ..core.charts.marks import Array, Histogram, Lines, Series
+    from ..core.charts.marks import Array, Bars, Histogram, Lines, Series
 
 _IN_PIPE = 80
 _ACROSS, _DOWN = 2, 4  # dots of a letter
@@ -21,7 +21,7 @@ _SIDE = 9  # the widest number at an axis, such as -1.23e-05
 _BLANK = "\u2800"
 
 
-def pair_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Iterator[list[Cell]]:
+def pair_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
     """Draw charts two by two next to each other, or below each other where `width` columns are too few."""
     room = (width or _IN_PIPE) // 2 - len(_GAP) // 2
     if room < _NARROWEST:
@@ -36,7 +36,7 @@ def pair_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Iterat
         yield []
 
 
-def chart_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Iterator[list[Cell]]:
+def chart_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
     """Draw charts below each other, each line of a chart in an area of its own with the scale of all."""
     count = sum(len(getattr(chart, "series", " ")) for chart in charts)
     height = 8 if count <= 4 else 4
@@ -45,13 +45,16 @@ def chart_lines(charts: Sequence[Lines | Histogram], width: int | None) -> Itera
         yield []
 
 
-def _chart(chart: Lines | Histogram, width: int, height: int) -> Iterator[list[Cell]]:
-    from ..core.charts.marks import Histogram, readable
+def _chart(chart: Lines | Histogram | Bars, width: int, height: int) -> Iterator[list[Cell]]:
+    from ..core.charts.marks import Bars, Histogram, readable
 
     width = max(width, _LEAST)
     yield from folded([Styled(readable(chart.labels.title), "bold")], width, 2)
     if isinstance(chart, Histogram):
         yield from _bars(chart, width, height)
+        return
+    if isinstance(chart, Bars):
+        yield from _level_bars(chart, width)
         return
     shown = [one for one in chart.series if len(one.x)]
     low, high = _range([one.y for one in shown])
@@ -132,6 +135,29 @@ def _bars(chart: Histogram, width: int, height: int) -> Iterator[list[Cell]]:
             canvas.line(column, 0, column, math.ceil(count / top * rows) - 1)
     yield from _area(canvas.plot("\n"), [number(int(top)), *[""] * (height - 2), "0"])
     yield from _below(float(chart.edges[0]), float(chart.edges[-1]), chart.labels.x, width)
+
+
+def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
+    """Draw a bar to the right for each name, with its number; one that is not zero has a dot at least."""
+    from plotille import Canvas
+
+    from ..core.charts.marks import shortened
+
+    names = [shortened(name, max(6, width // 3)) for name in chart.names]
+    values = [number(int(value) if value == round(value) else value) for value in chart.values.tolist()]
+    left, right = (max(map(width_of, texts), default=0) for texts in (names, values))
+    room = max(1, width - left - right - 2 * len(_GAP))
+    top = max(chart.values.tolist(), default=0)
+    for name, value, text in zip(names, chart.values.tolist(), values, strict=True):
+        canvas = Canvas(room, 1, xmin=0, ymin=0, xmax=room * _ACROSS, ymax=_DOWN)
+        dots = math.ceil(value / top * room * _ACROSS) if value > 0 else 0
+        for row in (1, 2) if dots else ():
+            canvas.line(0, row, dots - 1, row)
+        drawn = canvas.plot().replace(_BLANK, " ").rstrip()
+        yield [
+            Styled(name + " " * (left - width_of(name) + len(_GAP)), "dim"), f"{text:>{right}}{_GAP}",
+            Styled(drawn, "cyan"),
+        ]  # fmt: skip
 
 
 def _area(drawn: str, labels: Sequence[str]) -> Iterator[list[Cell]]:

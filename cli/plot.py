@@ -54,8 +54,9 @@ def plot(
 ) -> None:
     """Plot return and length of every episode, or fields over steps.
 
-    In the terminal, or with -o as a picture. With --field, of the first episode unless --episodes chooses others.
-    Lines are thinned out without losing a spike: the lowest and highest value of each part stays.
+    In the terminal, or with -o as a picture. With --field, of the first episode unless --episodes chooses others. Of a
+    mixture (.toml), the share of each dataset, and its episodes or fields. Lines are thinned out without losing a
+    spike: the lowest and highest value of each part stays.
     """
     from ..core.verbs.plot import plot as run
 
@@ -64,7 +65,8 @@ def plot(
     for note in result.notes:
         out.summary(f"note: {note}")
     if output is not None:
-        out.summary(f"{counted(len(result.charts), 'chart')} of {counted(len(result.episodes), 'episode')}")
+        shown = len(result.episodes) + sum(len(one.episodes) for one in result.datasets)
+        out.summary(f"{counted(len(result.charts), 'chart')} of {counted(shown, 'episode')}")
         out.show(result, [output], lambda width: [[output]])
         return
     out.show(result, [chart.labels.title for chart in result.charts], lambda width: plot_lines(result, width))

@@ -99,6 +99,15 @@ class OpenMixture(Generic[T]):
         """The probability of each member."""
         return self.mixture.shares([member.steps for member in self.members])
 
+    @property
+    def dataset_shares(self) -> list[float]:
+        """The probability of each of `datasets`."""
+        return [
+            share * inner
+            for member, share in zip(self.members, self.shares, strict=True)
+            for inner in (member.dataset_shares if isinstance(member, OpenMixture) else [1.0])
+        ]
+
     def ensemble(self, buffer_of: Callable[[T], ReplayBuffer], **arguments: Any) -> ReplayBufferEnsemble:
         """Make the ensemble of the buffers of the datasets; `arguments` are more of its own."""
         from ..buffers.ensemble import ReplayBufferEnsemble  # lazy: imports torch

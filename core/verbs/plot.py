@@ -1,12 +1,9 @@
-"""`plot`: the episodes of a dataset, or the values of its fields over the steps of some, as charts."""
+"""`plot`: the episodes of a dataset or of a mixture, or the values of fields over the steps of some, as charts."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -14,36 +11,45 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..charts.figure import SUFFIXES, file_bytes
-from ..charts.marks import Array, ChartLabels, Histogram, Lines, Series, histogram_of
-from ..charts.traces import reduced
-from ..encodings.pictures import looks_like_picture
+from ..charts.marks import Array, Bars, ChartLabels, Histogram, Lines, Series, histogram_of
 from ..errors import UsageError
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
+from ..format.mixture import is_mixture
 from ..format.returns import returns_are_known, table_with_returns
 from ..opening import open_steps
 from ..progress import Progress, Silent
-from ..ted.schema import NEXT, NEXT_REWARD, Field, as_numbers, unknown_field
+from ..ted.schema import NEXT_REWARD, Field
+from .mixtures import open_mixture
+from .plot_columns import PlotColumns, columns_of, find_field, trace
 from .results import Result
 from .saved_steps import has_steps, rows_of_episodes
 from .written_file import FileStaging, require_suffix
 
-_COLUMNS = 1000
-"""Parts of an episode whose extremes are kept: more than a picture has pixels."""
-_BLOCK_BYTES = 8 << 20
 _MOST_COLUMNS = 16
 _MOST_EPISODES = 24
-_WHICH = re.compile(r"(?P<name>.+)\[(?P<first>\d+)(?P<range>:(?P<stop>\d*))?\]")
+_MOST_DATASETS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlottedDataset:
+    """A dataset of a mixture: `share` of the drawn steps, from 0 to 1, and the numbers of the episodes shown."""
+
+    name: str
+    path: Path
+    share: float
+    steps: int
+    episodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotResult(Result):
     """The numbers of the charts, in their order; `output` is the file they are drawn in, None for none.
 
-    `episodes` are those whose steps or sums are shown. Long lines have the first, last, lowest and highest value of
-    each thousandth of an episode.
+    `episodes` are those whose steps or sums are shown; of a mixture each of its `datasets` has its own. Long lines have
+    the first, last, lowest and highest value of each thousandth of an episode.
     """
 
     kind: ClassVar[str] = "plot"
@@ -51,8 +57,9 @@ class PlotResult(Result):
     output: Path | None
     fields: tuple[str, ...]
     episodes: tuple[int, ...]
-    charts: tuple[Lines | Histogram, ...]
+    charts: tuple[Lines | Histogram | Bars, ...]
     notes: tuple[str, ...] = ()
+    datasets: tuple[PlottedDataset, ...] = ()
 
 
 def plot(
@@ -67,11 +74,14 @@ def plot(
 ) -> PlotResult:
     """Collect return and length of every episode of a dataset, or the values of fields over steps, and draw them.
 
-    `dataset` is a path or `source:id` of a dataset or a checkpoint of steps. `fields` names leaves as `inspect` does,
-    or without `next.` if that is unambiguous; `observation[3]` and `observation[0:4]` choose columns (row-major), else
-    the first 16 are taken. `episodes` selects episodes by number, like `0:100,250`: all by default, with `fields` the
-    first one, and at most 24 then. Without `output` (.svg, .png, .pdf) nothing is written; a file there is replaced
-    only with `force`. Memory is bounded however long an episode is.
+    `dataset` is a path or `source:id` of a dataset or a checkpoint of steps, or a mixture file. `fields` names leaves
+    as `inspect` does, or without `next.` if that is unambiguous; `observation[3]` and `observation[0:4]` choose columns
+    (row-major), else the first 16 are taken. `episodes` selects episodes by number, like `0:100,250`: all by default,
+    with `fields` the first one, and at most 24 then. Without `output` (.svg, .png, .pdf) nothing is written; a file
+    there is replaced only with `force`. Memory is bounded however long an episode is.
+
+    Of a mixture, the share and the steps of each dataset are plotted, then the episodes or fields of the first 8, each
+    with the name of its dataset; `episodes` selects in each of them.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset; UsageError for an unknown field and
     one without numbers to plot, for `episodes`, for `output`, for a raw dataset, and where matplotlib is missing.
@@ -83,14 +93,11 @@ def plot(
         staging = FileStaging(destination, replace=force)
         staging.refuse_if_taken()
     path = find_dataset(dataset, root)
-    has_steps(path)
-    with open_steps(path) as reader:
-        columns = [_columns_of(reader.fields, name, dataset) for name in fields or ()]
-        rows = rows_of_episodes(reader, episodes)
-        if columns:
-            result = _traces(reader, columns, rows, all_of=episodes is not None, progress=progress or Silent())
-        else:
-            result = _episodes(reader, rows)
+    sources = list(_sources(path, dataset, root))
+    if fields:
+        result = _traces(path, sources, fields, episodes, progress or Silent())
+    else:
+        result = _episodes(path, sources, episodes)
     if staging is None:
         return result
     drawn = file_bytes(result.charts, suffix, title=os.fspath(dataset))
@@ -100,26 +107,129 @@ def plot(
     return replace(result, output=staging.destination)
 
 
+class _Source(NamedTuple):
+    """A dataset to plot: `asked` is its name in messages, `label` that of its lines, empty if it is the only one."""
+
+    path: Path
+    asked: str
+    label: str = ""
+    share: float = 1.0
+    steps: int = 0
+    fields: tuple[Field, ...] = ()
+
+    def titled(self, title: str) -> str:
+        return f"{title}, {self.label}" if self.label else title
+
+    def noted(self, note: str) -> str:
+        return f"{self.label}: {note}" if self.label else note
+
+
+def _sources(path: Path, dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Iterator[_Source]:
+    """Yield the dataset at `path`, or those of the mixture there, with different labels."""
+    if not is_mixture(path):
+        has_steps(path)
+        yield _Source(path, os.fspath(dataset))
+        return
+    mixture = open_mixture(path, lambda reader: reader.fields, root)
+    seen: dict[str, int] = {}
+    for one, share in zip(mixture.datasets, mixture.dataset_shares, strict=True):
+        name = one.member.name
+        seen[name] = seen.get(name, 0) + 1
+        label = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        yield _Source(one.path, str(one.path), label, share, one.steps, one.made)
+
+
+def _result(
+    path: Path, sources: Sequence[_Source], shown: Sequence[tuple[int, ...]],
+    charts: Sequence[Lines | Histogram | Bars], notes: Sequence[str], fields: Sequence[str] = (),
+) -> PlotResult:  # fmt: skip
+    """Put what is plotted together; `shown` has the episodes of the first sources, none of the others."""
+    if not sources[0].label:
+        return PlotResult(
+            path=path, output=None, fields=tuple(fields), episodes=shown[0], charts=tuple(charts), notes=tuple(notes)
+        )
+    datasets = tuple(
+        PlottedDataset(
+            name=one.label, path=one.path, share=one.share, steps=one.steps,
+            episodes=shown[place] if place < len(shown) else (),
+        )
+        for place, one in enumerate(sources)
+    )  # fmt: skip
+    names = [one.label for one in sources]
+    shares = ChartLabels(title="Share of the drawn steps, in percent", x="percent")
+    steps = ChartLabels(title="Steps of each dataset", x="steps")
+    weights = (
+        Bars(names, np.array([one.share * 100 for one in sources]), shares),
+        Bars(names, np.array([one.steps for one in sources]), steps),
+    )
+    more = (f"the first {_MOST_DATASETS} of {len(sources):,} datasets",) if len(sources) > _MOST_DATASETS else ()
+    return PlotResult(
+        path=path, output=None, fields=tuple(fields), episodes=(), charts=(*weights, *charts), notes=(*more, *notes),
+        datasets=datasets,
+    )  # fmt: skip
+
+
 # Episodes --------------------------------------------------------------------------------------------
 
 
-def _episodes(reader: StepReader, rows: Array) -> PlotResult:
+class _Measured(NamedTuple):
+    """Return (None where it is not known) and length of the chosen episodes of a dataset, ordered by `places`."""
+
+    source: _Source
+    places: Array
+    axis: str
+    returns: Array | None
+    lengths: Array
+    episodes: tuple[int, ...]
+
+
+def _episodes(path: Path, sources: Sequence[_Source], episodes: str | None) -> PlotResult:
     """Return and length of each episode, over episodes and as histograms."""
-    table = table_with_returns(reader)
-    numbers, where = _places(table, rows)
-    known = returns_are_known(reader.manifest) and any(field.key == NEXT_REWARD for field in reader.fields)
-    wanted = [("return", "", table.total_reward)] if known else []
-    charts: list[Lines | Histogram] = []
-    for name, unit, values in [*wanted, ("length", "steps", table.length)]:
-        values, title = values[rows][np.argsort(numbers, kind="stable")], name.capitalize()
-        line = Series(name, np.sort(numbers), values)
-        charts.append(Lines((line,), ChartLabels(title=f"{title} of each episode", x=where, y=unit or name)))
-        labels = ChartLabels(title=f"Distribution of {name}s", x=unit or name, y="episodes")
-        charts.append(histogram_of(values, labels))
-    notes = () if known else ("there is no return: no field holds the reward of each step",)
-    return PlotResult(
-        path=reader.path, output=None, fields=(), episodes=_numbers(table, rows), charts=tuple(charts), notes=notes
-    )
+    found = [_measured(one, episodes) for one in sources[:_MOST_DATASETS]]
+    axis = next((one.axis for one in found if one.axis != "episode"), "episode")
+    columns = []  # one for each quantity: the lines, then a histogram of each dataset
+    for name, unit in (("return", ""), ("length", "steps")):
+        values = [
+            (one, values) for one in found if (values := one.returns if name == "return" else one.lengths) is not None
+        ]
+        if not values:
+            continue
+        lines = tuple(Series(one.source.label or name, one.places, each) for one, each in values)
+        charts: list[Lines | Histogram] = [
+            Lines(lines, ChartLabels(title=f"{name.capitalize()} of each episode", x=axis, y=unit or name))
+        ]
+        for one, each in values:
+            title = one.source.titled(f"Distribution of {name}s")
+            charts.append(histogram_of(each, ChartLabels(title=title, x=unit or name, y="episodes")))
+        columns.append(charts)
+    notes = [
+        one.source.noted("there is no return: no field holds the reward of each step")
+        for one in found
+        if one.returns is None
+    ]
+    of_one = not sources[0].label
+    ordered = columns if of_one or len({*map(len, columns)}) > 1 else zip(*columns, strict=True)
+    charts = [chart for group in ordered for chart in group]
+    return _result(path, sources, [one.episodes for one in found], charts, notes)
+
+
+def _measured(source: _Source, episodes: str | None) -> _Measured:
+    with open_steps(source.path) as reader:
+        rows = _rows(reader, source, episodes)
+        table = table_with_returns(reader)
+        known = returns_are_known(reader.manifest) and any(field.key == NEXT_REWARD for field in reader.fields)
+        numbers, axis = _places(table, rows)
+        order = np.argsort(numbers, kind="stable")
+        returns = table.total_reward[rows][order] if known else None
+        lengths = table.length[rows][order]
+        return _Measured(source, numbers[order], axis, returns, lengths, _numbers(table, rows))
+
+
+def _rows(reader: StepReader, source: _Source, episodes: str | None) -> Array:
+    try:
+        return rows_of_episodes(reader, episodes)
+    except UsageError as error:
+        raise UsageError(source.noted(error.message), hint=error.hint) from error
 
 
 def _places(table: EpisodeTable, rows: Array) -> tuple[Array, str]:
@@ -135,103 +245,84 @@ def _numbers(table: EpisodeTable, rows: Array) -> tuple[int, ...]:
 # Fields over steps -----------------------------------------------------------------------------------
 
 
-class _Columns(NamedTuple):
-    """The columns of a leaf that are plotted, row-major, and how many there are."""
-
-    field: Field
-    chosen: range
-    every: int
-
-    def name(self, column: int) -> str:
-        return f"{self.field.name}[{column}]" if self.every > 1 else self.field.name
-
-
-def _columns_of(fields: Sequence[Field], asked: str, dataset: str | os.PathLike[str]) -> _Columns:
-    """Find the leaf and the columns that a name like `observation[0:4]` means."""
-    by_name = {field.name: field for field in fields}
-    field, which = _leaf(by_name, asked), None
-    if field is None and (which := _WHICH.fullmatch(asked)) is not None:
-        field = _leaf(by_name, which["name"])
-    if field is None:
-        raise unknown_field(which["name"] if which else asked, {name.removeprefix("video.") for name in by_name})
-    _refuse_other_than_numbers(field, dataset)
-    every = math.prod(field.shape)
-    if which is None:
-        return _Columns(field, range(every), every)
-    first = int(which["first"])
-    stop = (int(which["stop"]) if which["stop"] else every) if which["range"] else first + 1
-    if not first < stop <= every:
-        raise UsageError(f"{asked} is not there: {field.name} has {every} columns, from 0 to {every - 1}")
-    return _Columns(field, range(first, stop), every)
-
-
-def _leaf(by_name: dict[str, Field], name: str) -> Field | None:
-    """Find the leaf of a name, which may lack `next.`, or that of the video whose frames it is."""
-    return by_name.get(name) or by_name.get(f"{NEXT}.{name}") or by_name.get(f"video.{name}")
-
-
-def _refuse_other_than_numbers(field: Field, dataset: str | os.PathLike[str]) -> None:
-    name = field.name.removeprefix("video.")
-    if name != field.name or looks_like_picture(field):
-        options = f"--episode K --field {shlex.quote(name)} -o frames.png"
-        hint = f"see its frames: rbtool frames {shlex.quote(os.fspath(dataset))} {options}"
-        raise UsageError(f"{name} holds images, which have no line to plot", hint=hint)
-    if field.role == "text" or "complex" in field.dtype or 0 in field.shape:
-        what = "text" if field.role == "text" else "complex numbers" if "complex" in field.dtype else "no numbers"
-        raise UsageError(f"{field.name} holds {what}, and numbers are plotted")
-
-
 def _traces(
-    reader: StepReader, columns: Sequence[_Columns], rows: Array, *, all_of: bool, progress: Progress
+    path: Path, sources: Sequence[_Source], fields: Sequence[str], episodes: str | None, progress: Progress
 ) -> PlotResult:
     """The values of columns over the steps of episodes: a chart for each column, a line for each episode."""
-    table, notes = reader.episodes, list[str]()
-    if not len(rows):
-        raise UsageError(f"{reader.path} has no steps: there is nothing to plot")
-    if not all_of and len(rows) > 1:
-        notes.append(f"episode {table.episode[rows[0]]} of {len(rows):,}; --episodes chooses others")
-    elif len(rows) > _MOST_EPISODES:
-        notes.append(f"the first {_MOST_EPISODES} of {len(rows):,} episodes; --episodes chooses others")
-    rows = rows[: _MOST_EPISODES if all_of else 1]
-    progress.start("reading", int(table.length[rows].sum()) * len(columns), "steps")
-    charts: list[Lines | Histogram] = []
-    for one in columns:
+    traces = _Traces(progress, all_of=episodes is not None)
+    shown = sources[:_MOST_DATASETS]
+    for source in shown:
+        with open_steps(source.path) as reader:
+            asked = _asked(reader, fields, source, shown, traces.notes)
+            traces.add(reader, source, asked, _rows(reader, source, episodes))
+    charts = [
+        Lines(tuple(series), ChartLabels(title=traces.title(name, series), x="step", y=name))
+        for name, series in traces.lines.items()
+    ]
+    return _result(path, sources, traces.episodes, charts, traces.notes, [*traces.fields])
+
+
+def _asked(
+    reader: StepReader, names: Sequence[str], source: _Source, sources: Sequence[_Source], notes: list[str]
+) -> list[PlotColumns]:
+    """Find the columns in one dataset; one of several may lack a field that another one has, with a note."""
+    if not source.label:
+        return [columns_of(reader.fields, name, source.asked) for name in names]
+    every = [field for one in sources for field in one.fields]
+    for name in names:
+        if find_field(every, name)[0] is None:
+            columns_of(every, name, source.asked)  # raises, with the names of all fields
+    lacking = [name for name in names if find_field(reader.fields, name)[0] is None]
+    notes += [f"{source.label} has no field {name}" for name in lacking]
+    return [columns_of(reader.fields, name, source.asked) for name in names if name not in lacking]
+
+
+class _Traces:
+    """Collects lines by the names of their columns."""
+
+    def __init__(self, progress: Progress, *, all_of: bool) -> None:
+        self.notes = list[str]()
+        self.lines: dict[str, list[Series]] = {}
+        self.fields: dict[str, None] = {}
+        self.episodes = list[tuple[int, ...]]()
+        self._progress, self._all_of = progress, all_of
+
+    def title(self, name: str, series: Sequence[Series]) -> str:
+        return name if len(series) > 1 else f"{name}, {series[0].name}"
+
+    def add(self, reader: StepReader, source: _Source, columns: Sequence[PlotColumns], rows: Array) -> None:
+        """Read the columns of the first of the episodes, or of the first 24."""
+        table = reader.episodes
+        if not len(rows):
+            raise UsageError(f"{source.asked} has no steps: there is nothing to plot")
+        if not self._all_of and len(rows) > 1:
+            note = f"episode {table.episode[rows[0]]} of {len(rows):,}; --episodes chooses others"
+            self.notes.append(source.noted(note))
+        elif len(rows) > _MOST_EPISODES:
+            note = f"the first {_MOST_EPISODES} of {len(rows):,} episodes; --episodes chooses others"
+            self.notes.append(source.noted(note))
+        rows = rows[: _MOST_EPISODES if self._all_of else 1]
+        self.episodes.append(_numbers(table, rows) if columns else ())
+        self._progress.start("reading", int(table.length[rows].sum()) * len(columns), "steps")
+        done = set[str]()  # a column that is asked for twice is one chart
+        for one in columns:
+            shown = [column for column in self._shown(one) if one.name(column) not in done]
+            done.update(map(one.name, shown))
+            for row in rows.tolist():
+                found = trace(reader, one.field, shown, int(table.start[row]), int(table.length[row]))
+                for column, (x, y) in found.items():
+                    title = f"{source.label}, episode {table.episode[row]}".removeprefix(", ")
+                    self.lines.setdefault(one.name(column), []).append(Series(title, x, y))
+                self._progress.advance(int(table.length[row]))
+        self._progress.done()
+
+    def _shown(self, one: PlotColumns) -> range:
+        self.fields[one.field.name] = None
         shown = one.chosen[:_MOST_COLUMNS]
         if len(shown) < len(one.chosen):
-            notes.append(
+            note = (
                 f"{one.field.name} has {one.every} columns; the first {len(shown)} are plotted, "
                 f"--field '{one.field.name}[{shown.stop}:{min(shown.stop + _MOST_COLUMNS, one.every)}]' is more"
             )
-        lines: dict[int, list[Series]] = {column: [] for column in shown}
-        for row in rows.tolist():
-            title = f"episode {table.episode[row]}"
-            found = _trace(reader, one.field, shown, int(table.start[row]), int(table.length[row]))
-            for column, (x, y) in found.items():
-                lines[column].append(Series(title, x, y))
-            progress.advance(int(table.length[row]))
-        for column, series in lines.items():
-            title = one.name(column) if len(rows) > 1 else f"{one.name(column)}, {series[0].name}"
-            charts.append(Lines(tuple(series), ChartLabels(title=title, x="step", y=one.name(column))))
-    progress.done()
-    return PlotResult(
-        path=reader.path, output=None, fields=tuple(dict.fromkeys(one.field.name for one in columns)),
-        episodes=_numbers(table, rows), charts=tuple(charts), notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _trace(reader: StepReader, field: Field, columns: range, start: int, length: int) -> dict[int, tuple[Array, Array]]:
-    """Read columns of one episode in bounded memory: steps and values, of a long episode those that shape the line."""
-    part = math.ceil(length / _COLUMNS)  # steps of a part whose extremes are kept
-    parts = max(1, _BLOCK_BYTES // max(1, field.row_bytes) // part)
-    found: dict[int, list[Series]] = {column: [] for column in columns}
-    for first in range(0, length, parts * part):
-        stop = min(first + parts * part, length)
-        block = as_numbers(reader.read(field.key, start + first, start + stop), field.dtype).reshape(stop - first, -1)
-        x = np.arange(first, stop)
-        for column, series in found.items():
-            line = Series("", x, block[:, column])
-            series.append(reduced(line, math.ceil((stop - first) / part)) if length > 4 * _COLUMNS else line)
-    return {
-        column: (np.concatenate([one.x for one in series]), np.concatenate([one.y for one in series]))
-        for column, series in found.items()
-    }
+            self.notes += [note] if note not in self.notes else []
+        return shown

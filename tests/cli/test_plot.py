@@ -14,7 +14,11 @@ from rbtool.core.format.ted.reader import TedReader
 
 SCREENS = Path(__file__).parents[1] / "data" / "screens"
 TRACES = "--field observation[2:4] --field reward --episodes 1,2"
-LINES = {"plot": "rbtool plot cartpole", "plot-field": f"rbtool plot cartpole {TRACES}"}
+MIX = (
+    "rbtool preprocess cartpole --episodes :2 --dest few &> made && rbtool mix cartpole:0.7 few:0.3 mix.toml &> made"
+    " && rbtool plot mix.toml"
+)
+LINES = {"plot": "rbtool plot cartpole", "plot-field": f"rbtool plot cartpole {TRACES}", "plot-mix": MIX}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import pytest
 from field_files import write_fields
 
 import rbtool
-from rbtool.core.charts.marks import Histogram, Lines
+from rbtool.core.charts.marks import Bars, Histogram, Lines
 from rbtool.core.errors import UsageError
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
+from rbtool.core.verbs.mix import mix
 from rbtool.core.verbs.plot import plot
 
 EPISODES = [(300, "terminated"), (1, "truncated"), (90, "open")]
@@ -24,7 +25,7 @@ def walks(tmp_path: Path) -> Path:
     return tmp_path / "walks"
 
 
-def titles(charts: tuple[Lines | Histogram, ...]) -> list[str]:
+def titles(charts: tuple[Lines | Histogram | Bars, ...]) -> list[str]:
     return [chart.labels.title for chart in charts]
 
 
@@ -52,6 +53,13 @@ def test_a_field_is_plotted_over_the_steps_of_chosen_episodes(walks: Path) -> No
     for column, chart in enumerate(result.charts[1:]):
         assert np.array_equal(chart.series[0].y, states[:300, column].astype(float))
     assert result.charts[0].series[1].x.tolist() == [*range(90)]
+
+
+def test_a_column_that_is_named_twice_has_one_chart(walks: Path) -> None:
+    result = plot(walks, fields=["observation[1]", "observation[0:2]", "observation"])
+    assert titles(result.charts)[:2] == ["observation[1], episode 0", "observation[0], episode 0"]
+    assert len({*titles(result.charts)}) == len(result.charts)
+    assert all(len(chart.series) == 1 for chart in result.charts)
 
 
 def test_columns_are_chosen_by_their_number(walks: Path) -> None:
@@ -122,7 +130,7 @@ def test_blocks_of_a_long_episode_are_joined(tmp_path: Path, monkeypatch: pytest
     rewards = np.random.default_rng(0).normal(size=50_000)
     made = write_fields(tmp_path / "long", {"reward": rewards})
     whole = plot(made, fields=["reward"]).charts[0].series[0]
-    monkeypatch.setattr("rbtool.core.verbs.plot._BLOCK_BYTES", 4096)
+    monkeypatch.setattr("rbtool.core.verbs.plot_columns._BLOCK_BYTES", 4096)
     parts = plot(made, fields=["reward"]).charts[0].series[0]
     assert (np.diff(parts.x) > 0).all()
     for part in np.split(np.arange(50_000), 1000):
@@ -171,3 +179,48 @@ def test_a_checkpoint_is_plotted_as_its_dataset(walks: Path, tmp_path: Path) -> 
     rbtool.checkpoint.save(walks, tmp_path / "walks.h5", form="h5")
     one, other = plot(walks).charts, rbtool.plot(tmp_path / "walks.h5").charts
     assert np.array_equal(one[0].series[0].y, other[0].series[0].y)
+
+
+@pytest.fixture
+def mixture(walks: Path, tmp_path: Path) -> Path:
+    """Three datasets, one of them in a mixture in the mixture, and one that lacks actions."""
+    write_walks(tmp_path / "more", [(20, "terminated")] * 2)
+    write_fields(tmp_path / "bare", {"reward": np.arange(7.0), "observation": np.zeros((8, 3))})
+    mix([walks, tmp_path / "more"], tmp_path / "inner.toml", p=[3, 1])
+    mix([tmp_path / "inner.toml", tmp_path / "bare"], tmp_path / "mix.toml", p=[0.6, 0.4], schema="intersect")
+    return tmp_path / "mix.toml"
+
+
+def test_of_a_mixture_the_weights_and_the_episodes_of_each_dataset_are_plotted(mixture: Path) -> None:
+    result = plot(mixture)
+    shares, steps, *others = result.charts
+    assert [Path(name).name for name in shares.names] == ["walks", "more", "bare"]
+    assert np.allclose(shares.values, [45, 15, 40])
+    assert steps.values.tolist() == [391, 40, 7]
+    lengths = next(chart for chart in others if chart.labels.title == "Length of each episode")
+    assert [line.y.tolist() for line in lengths.series] == [[300, 1, 90], [20, 20], [7]]
+    assert [one.episodes for one in result.datasets] == [(0, 1, 2), (0, 1), (0,)]
+    assert [len(chart.series) for chart in others if chart.labels.title == "Return of each episode"] == [3]
+    assert result.notes == ()
+
+
+def test_of_a_mixture_fields_are_plotted_by_dataset(mixture: Path) -> None:
+    result = plot(mixture, fields=["action[1]", "reward"], episodes="0")
+    shares, _, actions, rewards = result.charts
+    first, second, bare = shares.names
+    assert [line.name for line in actions.series] == [f"{first}, episode 0", f"{second}, episode 0"]
+    assert [len(line.y) for line in rewards.series] == [300, 20, 7]
+    assert result.notes == (f"{bare} has no field action[1]",)
+    with pytest.raises(UsageError, match=r"did you mean 'next\.reward'"):
+        plot(mixture, fields=["rewerd"])
+    with pytest.raises(UsageError, match=f"^{second}: --episodes asks for episode 2, which is not there"):
+        plot(mixture, episodes="2")
+
+
+def test_a_mixture_of_many_datasets_shows_the_episodes_of_the_first(walks: Path, tmp_path: Path) -> None:
+    mix([walks] * 10, tmp_path / "mix.toml")
+    result = plot(tmp_path / "mix.toml", output=tmp_path / "mix.svg")
+    assert (len(result.charts[0].names), len(result.charts[2].series)) == (10, 8)
+    assert len({*result.charts[0].names}) == 10
+    assert result.notes == ("the first 8 of 10 datasets",)
+    assert b"Share of the drawn steps" in (tmp_path / "mix.svg").read_bytes()
