@@ -206,7 +206,6 @@ class GenDgrlReader(Reader):
             if isinstance(found, PickledList) and len(found) == 1:  # the array that the dictionary is in
                 [found] = self._reader().items(found)
         except CorruptDataError as error:
-            self._close_reader()
             raise CorruptDataError(f"{what}: {error.message}", hint=error.hint) from error
         except FormatError as error:
             raise FormatError(f"{what}: {error.message}", hint=error.hint) from error
@@ -283,15 +282,12 @@ class GenDgrlReader(Reader):
         """The archive, or the files of episodes."""
         return self._archive.files
 
-    def _close_reader(self) -> None:
-        if self._unpickler is not None:
-            self._unpickler.close()
-            self._unpickler = None
-
     def on_close(self) -> None:
         """Close the archive, and end the process that unpickles."""
         self._archive.close()
-        self._close_reader()
+        if self._unpickler is not None:
+            self._unpickler.close()
+            self._unpickler = None
 
 
 def _fields(forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[tuple[Field, Timing], ...]:

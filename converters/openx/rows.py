@@ -53,15 +53,12 @@ class EpisodeUnpickler(Closing):
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Name the episode in errors about it; after damage the process is ended, and the next load starts another."""
+        """Name the episode in errors about it."""
         try:
             yield
         except CutError:
-            self.close()
             raise
         except FormatError as error:
-            if isinstance(error, CorruptDataError):
-                self.close()
             if error.message.startswith(what):
                 raise
             kind = CorruptDataError if isinstance(error, CorruptDataError) else FormatError

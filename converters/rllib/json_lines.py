@@ -95,12 +95,7 @@ class Unpacker(Closing):
             raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
         if self._pickles is None:
             self._pickles = PickleReader(str(self._path), _LONGEST_LINE)
-        try:
-            found = self._pickles.load(io.BytesIO(data), len(data))
-        except CorruptDataError:  # the process may have ended
-            self.close()
-            self._pickles = None
-            raise
+        found = self._pickles.load(io.BytesIO(data), len(data))
         if not isinstance(found, PickledArray):
             raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
         return self._pickles.rows(found)

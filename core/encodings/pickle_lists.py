@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 _DEEPEST = 8
 _MOST = 1 << 24
@@ -14,13 +17,13 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 _CODES = {float: ("d", "f8"), int: ("q", "i8"), bool: ("B", "b1")}
 
 
-class Numbers(NamedTuple):
+class Numbers:
     """An array: the text of its element type, its shape, and its bytes in C order; `python` if it was a list."""
 
-    kind: str
-    shape: tuple[int, ...]
-    data: Any
-    python: bool = True
+    __slots__ = ("data", "kind", "python", "shape")
+
+    def __init__(self, kind: str, shape: tuple[int, ...], data: Any, python: bool = True) -> None:
+        self.kind, self.shape, self.data, self.python = kind, shape, data, python
 
 
 def packed(value: Any, built: type) -> Numbers | None:

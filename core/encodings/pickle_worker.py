@@ -1,23 +1,29 @@
-"""The process that reads a pickle: run as a script by `pickles`, which has what holds for it.
+"""The process that reads a pickle: started by `pickles`, which has what holds for it.
 
 Only the standard library is imported, and no code that a pickle names is run: NumPy's arrays, scalars and element types
 are built by the classes of this module from their bytes. Requests are lines of JSON on the standard input; an answer is
 its length, a line of JSON, and the bytes that it announces.
+
+A command waits for this process to start, so it imports as little as it can: `typing` for type checkers alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import io
 import json
 import math
 import pickle
 import re
-import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, BinaryIO, TypeAlias
+
+    Packer: TypeAlias = Callable[[Any, type], Any]
+    """`pickle_lists.packed`."""
 
 _DEEPEST = 24
 _MOST_KEYS = 100_000
@@ -28,8 +34,6 @@ _NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x10000000, 0x40000000, 38
 _ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 _BUILTINS = ("builtins", "__builtin__")
-Packer = Callable[[Any, type], Any]
-"""`pickle_lists.packed`."""
 _SPEC = re.compile(r"([biufcSUO])(\d*)")
 
 
@@ -335,10 +339,12 @@ def confine(memory: int) -> None:
     """Bound what this process may do for all its life; OSError or ValueError where that is not possible."""
     import resource  # there is none on Windows
 
-    with contextlib.suppress(OSError, AttributeError):
+    try:
         libc = ctypes.CDLL(None)
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         libc.unshare(_NEW_USER | _NEW_NETWORK)
+    except (OSError, AttributeError):
+        pass  # the limits below hold without
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -354,14 +360,10 @@ def confine(memory: int) -> None:
             raise
 
 
-def main() -> None:
-    """Confine this process to as much memory as its first argument states, and answer requests until there are no more.
-
-    The second argument is the file of `pickle_lists`: no module next to this one can be imported here.
-    """
+def serve(memory: int, pack: Packer) -> None:
+    """Confine this process to `memory` bytes, and answer the requests on its input until there are no more."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    pack = runpy.run_path(sys.argv[2])["packed"]
-    confine(int(sys.argv[1]))
+    confine(memory)
     for answer, parts in answers(requests, pack):
         try:
             text = json.dumps(answer).encode()
@@ -371,7 +373,3 @@ def main() -> None:
         for part in parts:
             replies.write(part)
         replies.flush()
-
-
-if __name__ == "__main__":
-    main()

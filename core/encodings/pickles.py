@@ -30,8 +30,17 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..format.contracts import Array, Closing
 
-_WORKER = Path(__file__).with_name("pickle_worker.py")
-_LISTS = Path(__file__).with_name("pickle_lists.py")
+_START = """
+import sys
+sys.path.append(sys.argv[1])
+from pickle_lists import packed
+from pickle_worker import serve
+serve(int(sys.argv[2]), packed)
+"""
+"""The program of the process. The folder of its two modules comes last: none there replaces a standard one.
+
+They are imported, not run as scripts, since Python keeps what it compiles of modules alone.
+"""
 _MEMORY = 1 << 30
 """Bytes that a worker may take, added to three times the size of the pickle."""
 _SECONDS = 60.0
@@ -95,7 +104,8 @@ class PickleReader(Closing):
     """Reads pickles, one at a time, in one process; `what` names the file in messages. Not for several threads.
 
     `largest` is the size of the largest pickle in bytes. The process may take `memory` bytes and three times that, and
-    an answer `seconds` and the time to read it.
+    an answer `seconds` and the time to read it. A process that ended, or that did not get all of a request, is replaced
+    by the next `load`; what was loaded in it is gone.
     """
 
     def __init__(self, what: str, largest: int = 0, *, memory: int = _MEMORY, seconds: float = _SECONDS) -> None:
@@ -103,8 +113,14 @@ class PickleReader(Closing):
         self._memory = memory + 3 * largest
         self._seconds = seconds + largest / _BYTES_A_SECOND
         self._late = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_WORKER), str(self._memory), str(_LISTS)],
+        self._process: subprocess.Popen[bytes] | None = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else []),
+                "-c", _START, str(Path(__file__).parent), str(self._memory),
+            ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, close_fds=True,
         )  # fmt: skip
 
@@ -115,6 +131,8 @@ class PickleReader(Closing):
         and bytes are left there for `parts`: for pickles with many small values. FormatError for a pickle of something
         else than data, CorruptDataError for one that is damaged or takes too much memory or time.
         """
+        if self._process is None:
+            self._process, self._late = self._started(), False
         return self._value(self._ask({"load": size, "pack": pack}, file, size)["value"])
 
     def items(self, found: PickledList, start: int = 0, stop: int | None = None) -> list[Value]:
@@ -156,15 +174,18 @@ class PickleReader(Closing):
 
     def close(self) -> None:
         """End the process."""
-        if self._process.poll() is None:
-            self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if process.poll() is None:
+            process.kill()
+        for stream in (process.stdin, process.stdout):
             if stream is not None:
                 try:
                     stream.close()
                 except OSError:  # what was still to be written
                     continue
-        self._process.wait()
+        process.wait()
 
     def _value(self, found: dict[str, Any]) -> Value:
         if "array" in found:
@@ -186,22 +207,30 @@ class PickleReader(Closing):
         return self._exchange(request, file, size)[0]
 
     def _exchange(self, request: dict[str, Any], file: BinaryIO | None, size: int) -> tuple[dict[str, Any], bytes]:
-        watch = threading.Timer(self._seconds, self._end_late)
+        process, whole = self._process, False
+        if process is None:
+            raise CorruptDataError(f"{self._what}: the process that reads a pickle ended")
+        watch = threading.Timer(self._seconds, self._end_late, (process,))
         watch.daemon = True
         watch.start()
         try:
-            self._send(request, file, size)
-            answer = json.loads(self._take(int.from_bytes(self._take(8), "little")))
-            data = self._take(answer["bytes"]) if "bytes" in answer else b""
+            self._send(process, request, file, size)
+            answer = json.loads(self._take(process, int.from_bytes(self._take(process, 8), "little")))
+            data = self._take(process, answer["bytes"]) if "bytes" in answer else b""
+            whole = True
         except (BrokenPipeError, EOFError) as error:
-            raise self._ended() from error
+            raise self._ended(process) from error
         finally:
             watch.cancel()
+            if not whole:
+                self.close()
         self._require_read(answer)
         return answer, data
 
-    def _send(self, request: dict[str, Any], file: BinaryIO | None, size: int) -> None:
-        pipe = self._process.stdin
+    def _send(
+        self, process: subprocess.Popen[bytes], request: dict[str, Any], file: BinaryIO | None, size: int
+    ) -> None:
+        pipe = process.stdin
         assert pipe is not None
         pipe.write(json.dumps(request).encode() + b"\n")
         while size and file is not None:
@@ -212,8 +241,8 @@ class PickleReader(Closing):
             size -= len(part)
         pipe.flush()
 
-    def _take(self, size: int) -> bytes:
-        pipe = self._process.stdout
+    def _take(self, process: subprocess.Popen[bytes], size: int) -> bytes:
+        pipe = process.stdout
         assert pipe is not None
         if size > max(_LONGEST_ANSWER, self._memory):
             raise EOFError
@@ -222,14 +251,14 @@ class PickleReader(Closing):
             raise EOFError
         return data
 
-    def _end_late(self) -> None:
+    def _end_late(self, process: subprocess.Popen[bytes]) -> None:
         self._late = True
-        self._process.kill()
+        process.kill()
 
-    def _ended(self) -> CorruptDataError:
+    def _ended(self, process: subprocess.Popen[bytes]) -> CorruptDataError:
         if self._late:
             return CorruptDataError(f"{self._what}: reading a pickle took more than {self._seconds:.0f} s")
-        code = self._process.wait()
+        code = process.wait()
         how = f"was ended by signal {-code}" if code < 0 else "could not be confined" if code == 1 else "ended"
         return CorruptDataError(f"{self._what}: the process that reads a pickle {how}")
 
@@ -240,6 +269,7 @@ class PickleReader(Closing):
                 "and plain containers are read"
             )
         if "memory" in answer:
+            self.close()  # another one has all of its memory free
             raise CorruptDataError(
                 f"{self._what}: reading a pickle takes more than {self._memory >> 20:,} MiB of memory"
             )

@@ -216,6 +216,22 @@ def test_a_cut_file_is_named(reader: PickleReader) -> None:
         other.load(io.BytesIO(b"abc"), 10)
 
 
+@pytest.mark.parametrize(
+    ("data", "size", "said"),
+    [(b"abc", 10, "is cut"), (pickle.dumps([bytes(20 << 20) for _ in range(3)]), None, "MiB of memory"),
+     (b"\x80\x04]", None, "cannot be read")],
+)  # fmt: skip
+def test_after_damage_the_next_pickle_is_read(data: bytes, size: int | None, said: str) -> None:
+    with PickleReader("a file", memory=40 << 20) as reader:
+        array = load(reader, pickle.dumps(np.arange(3)))
+        for _ in range(2):
+            with pytest.raises(CorruptDataError, match=said):
+                reader.load(io.BytesIO(data), len(data) if size is None else size)
+            with contextlib.suppress(CorruptDataError):
+                assert reader.rows(array).tolist() != [0, 1, 2], "what was loaded before is gone"
+            assert reader.rows(load(reader, pickle.dumps(np.arange(4)))).tolist() == [0, 1, 2, 3]
+
+
 CONFINED = """
 import socket, sys, os
 sys.path.insert(0, sys.argv[1])
