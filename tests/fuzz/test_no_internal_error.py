@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from atari_files import random_rows, write_run
 from d4rl_files import flat, random_episodes
 from dgrl_files import random_episodes as random_archive
@@ -53,6 +55,8 @@ ODD: list[Any] = [
     [1 << 62, 1 << 62], 10**400, float("nan"), "inf",
 ]  # fmt: skip
 REMOVED = object()
+COMMAND = functools.cache(typer.main.get_command)
+"""Builds the command once: most of the time that a verb takes in a process where all is imported already."""
 
 
 @pytest.fixture(scope="session")
@@ -166,6 +170,7 @@ def strike(original: Path, work: Path, chance: random.Random, verbs: list[str], 
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    monkeypatch.setattr(typer.main, "get_command", COMMAND)
 
 
 @pytest.mark.parametrize("kind", KINDS)
