@@ -23,6 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from recorder import killed
 from scripted_envs import Recorded, ScriptedEnv
+from strikes import course_of
 
 from rbtool.core.errors import FormatError
 from rbtool.core.recording.environments import RecordEpisodes
@@ -61,22 +62,30 @@ def require_beginning(whole: Recorded, dest: Path, promised: int) -> int:
     return episodes
 
 
+def recording(dest: Path) -> None:
+    """Record into a folder that has the file of promises too: they are changes of files."""
+    record(dest, dest.with_name("safe"))
+
+
 def main() -> None:
-    """Strike at every K-th operation and print how many episodes were restored how often."""
+    """Strike at every K-th change of files and print how many episodes were restored how often."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()
+    undisturbed = options.work / "undisturbed"
+    undisturbed.mkdir()
+    (undisturbed / "safe").touch()
     counts: dict[str, int] = {}
-    safe, at = options.work / "safe", 1
-    record(options.work / "whole", safe)
-    whole = Recorded(options.work / "whole")
-    while True:
+    course = course_of(recording, undisturbed, undisturbed / "recording")
+    assert course.status == 0
+    whole = Recorded(undisturbed / "recording")
+    for at in course.changes[:: options.every]:
         out = options.work / f"out-{at}"
         out.mkdir()
-        safe.write_bytes(b"")
-        if not killed(lambda dest: record(dest, safe), out, out / "recording", at):
-            break
+        safe = out / "safe"
+        safe.touch()
+        assert killed(recording, out, out / "recording", at)
         promised = safe.stat().st_size
         try:
             repair(out / "recording")
@@ -86,8 +95,7 @@ def main() -> None:
             found = 0
         counts[str(found)] = counts.get(str(found), 0) + 1
         shutil.rmtree(out)
-        at += options.every
-    print(json.dumps({"operations": at, "restored": counts}))
+    print(json.dumps({"operations": course.operations, "changes": len(course.changes), "restored": counts}))
 
 
 if __name__ == "__main__":

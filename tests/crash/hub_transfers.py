@@ -21,12 +21,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 
 from hub_uploads import WRITER, UploadHub
-from runner import _forked, _kill
 from streaming import batches_of
+from strikes import forked, kill
 from upload_machine import files_of
 
 import rbtool
@@ -88,7 +87,7 @@ class Trial:
 
     def struck_at_operation(self, number: int) -> bool:
         """Transfer in a child that is killed at that change of files; return whether it came so far."""
-        status, _ = _forked(self.transfer, self.out, self.stored, _kill, number)
+        status, _ = forked(self.transfer, self.out, self.stored, kill, number)
         code = os.waitstatus_to_exitcode(status)
         assert code in (0, -signal.SIGKILL), f"struck at operation {number}: exit {code}"
         return code != 0
@@ -105,7 +104,7 @@ class Trial:
         there, commits = set(self.hub.objects), self._commits()
         done = {path.name for path in self.out.rglob("*.memmap") if "files" in path.parts}
         self.hub.forget()
-        assert os.waitstatus_to_exitcode(_forked(self.transfer, self.out, self.stored, None, 0)[0]) == 0
+        assert os.waitstatus_to_exitcode(forked(self.transfer, self.out, self.stored, None, 0)[0]) == 0
         self.require_whole_or_nothing()
         if self.verb == "stream":
             return
@@ -116,7 +115,7 @@ class Trial:
             assert len(self.hub.paths("/resolve/")) <= len(self.expected) + 1 - len(done)
             assert files_of(self.stored) == self.expected
         self.hub.forget()
-        assert os.waitstatus_to_exitcode(_forked(self.transfer, self.out, self.stored, None, 0)[0]) == 0
+        assert os.waitstatus_to_exitcode(forked(self.transfer, self.out, self.stored, None, 0)[0]) == 0
         assert {asked.method for asked in self.hub.requests} <= {"GET"}
         assert self.hub.paths("/resolve/.*memmap") == []
         assert list((self.out / "store").rglob(".*new-*")) == []

@@ -2,6 +2,9 @@
 
     python recorder.py WORK [--every K] [--damaged]
 
+The places to kill are the operations before which the files are others than before the operation before: between the
+others nothing changes that a kill could leave.
+
 WORK holds `ted/`, a dataset whose episodes are recorded. The recorder says of each episode when it is safe; after the
 kill, and after a `repair` that is killed at each of its own operations too, there must be a sound dataset that begins
 like `ted` and has at least those episodes, and at most one more. With `--damaged` it is a whole recording, with its log
@@ -16,12 +19,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 
-from runner import _forked, _kill
+from strikes import Job, course_of, forked, kill
 
 from rbtool.core.errors import FormatError
 from rbtool.core.format.packed.recording import PackedRecorder
@@ -45,9 +47,9 @@ def record(ted: Path, dest: Path, safe: Path) -> None:
             said.write(b".")
 
 
-def killed(job: Callable[[Path], object], out: Path, dest: Path, at: int) -> bool:
+def killed(job: Job, out: Path, dest: Path, at: int) -> bool:
     """Run a job in a child that is killed at operation `at`; tell whether it came so far."""
-    status, _ = _forked(job, out, dest, _kill, at)
+    status, _ = forked(job, out, dest, kill, at)
     return os.WIFSIGNALED(status)
 
 
@@ -64,14 +66,19 @@ def require_beginning(ted: Path, dest: Path, promised: int) -> int:
         return episodes
 
 
-def strike(work: Path, at: int, every: int) -> int | None:
-    """Kill the recorder at operation `at`, then repair; None if it came to its end before."""
-    out = work / f"out-{at}"
+def recording(work: Path, out: Path) -> tuple[Job, Path, Path]:
+    """What records into a new folder, where, and the file that grows by a byte for each episode that is safe."""
     out.mkdir()
-    dest, safe = out / "recording", work / "safe"
-    safe.write_bytes(b"")
-    if not killed(lambda dest: record(work / "ted", dest, safe), out, dest, at):
-        return None
+    safe = out / "safe"  # a promise is a change of files, too
+    safe.touch()
+    return lambda dest: record(work / "ted", dest, safe), out / "recording", safe
+
+
+def strike(work: Path, at: int, every: int) -> int:
+    """Kill the recorder at operation `at`, then repair."""
+    out = work / f"out-{at}"
+    job, dest, safe = recording(work, out)
+    assert killed(job, out, dest, at)
     promised = safe.stat().st_size
     number = 1
     try:
@@ -87,36 +94,48 @@ def strike(work: Path, at: int, every: int) -> int | None:
     return found
 
 
-def strike_repair(work: Path, at: int, every: int) -> int | None:
-    """Kill the repair of a damaged recording at operation `at`, and begin it again; None if it came to its end."""
-    out = work / f"out-{at}"
+def damaged(work: Path, out: Path) -> Path:
+    """Put a recording whose log is cut and whose `recording.json` is changed into a new folder."""
     dest = out / "recording"
     record(work / "ted", out / "whole", work / "safe")
     shutil.copytree(out / "whole", dest, ignore=shutil.ignore_patterns("manifest.json"))
-    promised, log, origin = 3, dest / ".rbtool" / "commits.bin", dest / ".rbtool" / "recording.json"
+    log, origin = dest / ".rbtool" / "commits.bin", dest / ".rbtool" / "recording.json"
     os.truncate(log, log.stat().st_size // 3 + 5)
     origin.write_bytes(origin.read_bytes().replace(b"action", b"abtion", 1))
-    came = killed(lambda dest: repair(dest), out, dest, at)
+    return dest
+
+
+def strike_repair(work: Path, at: int, _: int) -> int:
+    """Kill the repair of a damaged recording at operation `at`, and begin it again."""
+    out = work / f"out-{at}"
+    dest = damaged(work, out)
+    assert killed(lambda dest: repair(dest), out, dest, at)
     repair(dest)
-    found = require_beginning(work / "ted", dest, promised)
+    found = require_beginning(work / "ted", dest, promised=3)
     shutil.rmtree(out)
-    return found if came else None
+    return found
 
 
 def main() -> None:
-    """Strike at every K-th operation and print how many episodes were restored how often."""
+    """Strike at every K-th change of files and print how many episodes were restored how often."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", type=Path)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--damaged", action="store_true")
     options = parser.parse_args()
     struck = strike_repair if options.damaged else strike
+    whole = options.work / "undisturbed"
+    if options.damaged:
+        course = course_of(lambda dest: repair(dest), whole, damaged(options.work, whole))
+    else:
+        job, dest, _ = recording(options.work, whole)
+        course = course_of(job, whole, dest)
+    assert course.status == 0
     counts: dict[str, int] = {}
-    at = 1
-    while (found := struck(options.work, at, options.every)) is not None:
-        counts[str(found)] = counts.get(str(found), 0) + 1
-        at += options.every
-    print(json.dumps({"operations": at, "restored": counts}))
+    for at in course.changes[:: options.every]:
+        found = str(struck(options.work, at, options.every))
+        counts[found] = counts.get(found, 0) + 1
+    print(json.dumps({"operations": course.operations, "changes": len(course.changes), "restored": counts}))
 
 
 if __name__ == "__main__":

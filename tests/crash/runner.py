@@ -1,14 +1,17 @@
 """Strikes a job at its n-th change of the file system, looks at what is left, and runs it again at once, twice.
 
-    python runner.py WORK JOB [--fault kill|fill] [--strikes N] [--over]
+    python runner.py WORK JOB [--fault kill|fill] [--strikes N | --changes] [--over]
     python runner.py --serve
 
 WORK is a folder prepared by the test, with what jobs read. `kill` stops the process with SIGKILL; `fill` takes every
 free byte of the file system (WORK is then on a small one of its own). The job runs in a forked child, so that hundreds
 of faults cost one start of Python. Afterwards the destination must be absent, the old result or the new one, byte for
-byte; the next two runs must succeed, give the same content and leave nothing behind. A job that can resume is run again
-both so and from the start. What a download has fetched may stay until its second run. `--strikes` spreads so many
-faults over the job, the last at its end; without it all operations are struck.
+byte; the next two runs must succeed, give the same content and leave nothing behind: they run in this process, which a
+fork and its copies of pages would take three times as long, unless they start threads or processes. A job that can
+resume is run again both so and from the start. What a download has fetched may stay until its second run.
+
+All operations are struck. `--changes` leaves out those before which no file has changed since the operation before:
+they leave what is left by that one. `--strikes` spreads so many faults over the job, the last at its end.
 
 `--serve` reads lines of such arguments, each a JSON list that begins with a path for what is printed, runs each in a
 forked child, and answers with its exit code: 40 tests then start Python and torch once, which takes 6 s.
@@ -28,7 +31,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +40,8 @@ from rbtool.core.format.packed.reader import ted_digest
 from rbtool.core.opening import TorchrlSteps, open_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
+
+from strikes import Course, Job, course_of, filling, forked, kill, spread
 
 MODULES = {
     "exchange": ("rbtool.core.checkpointers", "buffers_of_episodes", "h5py"),
@@ -49,9 +54,6 @@ MODULES = {
 }  # fmt: skip
 _FRESH = ("huggingface_hub.utils",)
 """What reads the variables that say where the hub is when it is imported."""
-_FOLDERS = {"os.remove": 1, "os.rmdir": 1, "os.rename": 2, "os.link": 2, "os.mkdir": 2}
-"""Where among the arguments of an event the folders begin that its paths count from, -1 for none."""
-WATCHED = {"rbtool.fs", "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
 
 
 def scale(rows: Any) -> Any:
@@ -108,9 +110,9 @@ def _destination(out: Path, job: str) -> Path:
     return out / names.get(job.partition("-")[0], "result")
 
 
-def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
+def _jobs(work: Path) -> dict[str, Job]:
     data, source, forms = work / "dataset", work / "source", ("ted", "flat", "nested", "h5")
-    jobs: dict[str, Callable[[Path], object]] = {"download": _download}
+    jobs: dict[str, Job] = {"download": _download}
     for name, raw in {"archive": "archive.tar.xz", "episodes": "episodes"}.items():
         options: dict[str, Any] = {"force": True, "trust_pickle": True}
         jobs[f"convert-{name}"] = lambda dest, raw=raw, options=options: rbtool.convert(work / raw, dest, **options)  # type: ignore[misc]
@@ -139,90 +141,6 @@ def _jobs(work: Path) -> dict[str, Callable[[Path], object]]:
     return jobs
 
 
-def _forked(
-    job: Callable[[Path], object], out: Path, dest: Path, fault: Callable[[], None] | None, at: int, who: str = ""
-) -> tuple[int, int]:
-    """Run the job in a child, with the fault at operation `at`; return its status and how many it counted."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code = 1
-        try:
-            _strike(fault, at, out, writing, who)
-            job(dest)
-            code = 0
-        except rbtool.OutOfSpaceError as error:
-            code = error.exit_code
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        counted = len(pipe.read())
-    _, status = os.waitpid(child, 0)
-    return status, counted
-
-
-def _strike(fault: Callable[[], None] | None, at: int, watch: Path, pipe: int, who: str) -> None:
-    """Count the operations below `watch`, a byte into the pipe each, and call the fault at the n-th.
-
-    `who` `parent` counts those of this process alone; `worker` those of the processes it forks, of which the first to
-    get there is struck.
-    """
-    numbers, prefix, parent, struck = itertools.count(1), str(watch), os.getpid(), watch.parent / "struck"
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in WATCHED or not _changes(event, arguments, prefix):
-            return
-        if who and (who == "parent") != (os.getpid() == parent):
-            return
-        if who == "worker" and struck.exists():
-            return
-        number = next(numbers)  # in one step: a download has several threads
-        os.write(pipe, b".")
-        if number == at and fault is not None:
-            if who == "worker":
-                struck.touch()
-            fault()
-
-    sys.addaudithook(hook)
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _fill(filler: Path) -> Callable[[], None]:
-    """Make a fault that leaves not one free block."""
-
-    def fill() -> None:
-        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
-        for size in (1 << 20, 1 << 12):
-            with contextlib.suppress(OSError):
-                while os.write(descriptor, bytes(size)) == size:
-                    pass
-        os.close(descriptor)
-
-    return fill
-
-
-def _changes(event: str, arguments: tuple[Any, ...], prefix: str) -> bool:
-    """Tell whether an event changes something below the watched folder."""
-    if event == "open":
-        path, _, flags = arguments
-        return str(path).startswith(prefix) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    paths = [os.fsdecode(part) for part in arguments if isinstance(part, str | bytes | os.PathLike)]
-    return any(path.startswith(prefix) for path in paths) or _is_below(event, arguments, prefix)
-
-
-def _is_below(event: str, arguments: tuple[Any, ...], prefix: str) -> bool:
-    """Tell whether a path of the event counts from a folder below the watched one that is open: rmtree works so."""
-    folders = arguments[_FOLDERS[event] :] if event in _FOLDERS else ()
-    return any(folder >= 0 and str(Path(f"/proc/self/fd/{folder}").readlink()).startswith(prefix) for folder in folders)
-
-
 def _state(dest: Path) -> str | None:
     """Content digest of what is whole at the destination, None if nothing is there."""
     if not dest.exists():
@@ -245,12 +163,10 @@ def _digest(dest: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _trial(
-    name: str, job: Callable[[Path], object], out: Path, dest: Path, at: int, fault: str, old: str | None, new: str
-) -> str:
+def _trial(name: str, job: Job, out: Path, dest: Path, at: int, fault: str, old: str | None, new: str) -> str:
     filler, who = out.parent / "filler", _who(name)
     (out.parent / "struck").unlink(missing_ok=True)
-    status, counted = _forked(job, out, dest, _fill(filler) if fault == "fill" else _kill, at, who)
+    status, counted = forked(job, out, dest, filling(filler) if fault == "fill" else kill, at, who)
     code = os.waitstatus_to_exitcode(status)
     expected = {0, 6} if fault == "fill" else {-signal.SIGKILL}
     if job is _download and counted < at:  # what comes over a network comes in more or fewer pieces
@@ -274,11 +190,11 @@ def _trial(
         if number:
             shutil.rmtree(out)
             kept.rename(out)
-        _twice(way, out, dest, new, f"struck at {at}")
+        _twice(way, out, dest, new, f"struck at {at}", apart=not _stays_alone(name))
     return "new" if found == new else "old"
 
 
-def _ways(name: str, job: Callable[[Path], object], at: int) -> list[Callable[[Path], object]]:
+def _ways(name: str, job: Job, at: int) -> list[Job]:
     """How a job is run again: where it can resume, so and from the start, each on what the strike left.
 
     Where workers may outlive the strike by a moment, nothing can be copied: one way, in turn.
@@ -292,12 +208,20 @@ def _ways(name: str, job: Callable[[Path], object], at: int) -> list[Callable[[P
     return [(job, from_the_start)[at % 2]] if _who(name) else [job, from_the_start]
 
 
-def _twice(job: Callable[[Path], object], out: Path, dest: Path, new: str, struck: str) -> None:
+def _twice(job: Job, out: Path, dest: Path, new: str, struck: str, *, apart: bool) -> None:
     for run in ("the first run after it", "the second run after it"):
-        status, _ = _forked(job, out, dest, None, 0)
-        assert status == 0, f"{struck}: {run} failed"
+        if apart:
+            status, _ = forked(job, out, dest, None, 0)
+            assert status == 0, f"{struck}: {run} failed"
+        else:
+            job(dest)
         assert _state(dest) == new, f"{struck}: {run} gave something else"
         _nothing_left(out, dest, f"{struck}: {run}")
+
+
+def _stays_alone(name: str) -> bool:
+    """Tell whether a job starts no threads and processes."""
+    return name != "download" and not _who(name)
 
 
 def _who(name: str) -> str:
@@ -321,6 +245,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("job")
     parser.add_argument("--fault", choices=["kill", "fill"], default="kill")
     parser.add_argument("--strikes", type=int, help="how many operations to strike; all by default")
+    parser.add_argument("--changes", action="store_true", help="strike those between which files change")
     parser.add_argument("--over", action="store_true", help="put an older result at the destination first")
     options = parser.parse_args(words)
     with _hub(options.work) if options.job == "download" else contextlib.nullcontext():
@@ -354,20 +279,23 @@ def _serve() -> NoReturn:
 
 def _strike_everywhere(options: argparse.Namespace) -> dict[str, int]:
     job = _jobs(options.work)[options.job]
-    if options.job != "download" and not _who(options.job):  # which start threads and processes
+    if _stays_alone(options.job):
         (options.work / "warm").mkdir()
         job(_destination(options.work / "warm", options.job))  # what it imports, no child has to
-    new, operations = _reference(options, job)
+    old = None
+    (options.work / "before").mkdir()
+    if options.over:
+        old = _put_older(options, _destination(options.work / "before", options.job))
+    new, course = _reference(options, job)
     seen = {"old": 0, "new": 0}
-    strikes = options.strikes or operations
-    for at in sorted({round((number + 1) * operations / strikes) for number in range(strikes)}):
+    places = course.changes if options.changes else tuple(range(1, course.operations + 1))
+    for at in spread(places, options.strikes):
         out = options.work / f"out-{at}"
-        out.mkdir()
+        shutil.copytree(options.work / "before", out, symlinks=True)
         dest = _destination(out, options.job)
-        old = _put_older(options, dest) if options.over else None
         seen[_trial(options.job, job, out, dest, at, options.fault, old, new)] += 1
         shutil.rmtree(out)
-    return {"operations": operations, **seen}
+    return {"operations": course.operations, "changes": len(course.changes), **seen}
 
 
 @contextlib.contextmanager
@@ -381,18 +309,16 @@ def _hub(work: Path) -> Iterator[None]:
             yield
 
 
-def _reference(options: argparse.Namespace, job: Callable[[Path], object]) -> tuple[str, int]:
+def _reference(options: argparse.Namespace, job: Job) -> tuple[str, Course]:
     out = options.work / "reference"
     dest = _destination(out, options.job)
-    out.mkdir()
-    if options.over:
-        _put_older(options, dest)
-    status, operations = _forked(job, out, dest, None, 0, _who(options.job))
+    shutil.copytree(options.work / "before", out, symlinks=True)
+    course = course_of(job, out, dest, _who(options.job))
     digest = _state(dest)
-    assert status == 0, status
+    assert course.status == 0, course.status
     assert digest, "nothing was published"
-    assert operations > (5 if options.job == "mix" else 20), operations
-    return digest, operations
+    assert course.operations > (5 if options.job == "mix" else 20), course.operations
+    return digest, course
 
 
 def _put_older(options: argparse.Namespace, dest: Path) -> str:

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from strikes import course_of, forked, kill, spread
 from tensordict import TensorDict
 
 from rbtool import (
@@ -19,10 +19,6 @@ from rbtool import (
     TensorDictReplayBuffer,
     TensorStorageCheckpointer,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from runner import _forked, _kill
 
 SIZES = {"old": 30, "new": 80}
 KINDS = {"default": TensorStorageCheckpointer, "flat": FlatStorageCheckpointer, "h5": H5StorageCheckpointer}
@@ -77,14 +73,14 @@ def test_killed_anywhere_the_checkpoint_is_old_or_new(
         else:
             new.dumps(dest, durable=durable)  # type: ignore[arg-type]
 
-    status, operations = _forked(job, folder / "whole", folder / "whole" / "saved", None, 0)
-    assert status == 0
-    assert operations > 20
+    course = course_of(job, folder / "whole", folder / "whole" / "saved")
+    assert course.status == 0
+    assert course.operations > 20
     seen = set()
-    for at in {round((number + 1) * operations / (strikes or operations)) for number in range(strikes or operations)}:
+    for at in spread(course.changes, strikes):
         out = folder / str(at)
         shutil.copytree(folder / "older", out / "saved")
-        status, _ = _forked(job, out, out / "saved", _kill, at)
+        status, _ = forked(job, out, out / "saved", kill, at)
         assert os.WIFSIGNALED(status)
         seen.add(state_of(kind, out / "saved"))
         job(out / "saved")

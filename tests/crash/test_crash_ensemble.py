@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from strikes import course_of, forked, kill, spread
 from tensordict import TensorDict
 
 from rbtool import (
@@ -19,10 +19,6 @@ from rbtool import (
     StorageEnsemble,
     TensorDictReplayBuffer,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from runner import _forked, _kill
 
 SIZES = {"old": [3, 4, 2], "new": [7, 5, 2]}
 
@@ -67,14 +63,14 @@ def test_killed_anywhere_the_checkpoint_is_old_or_new(folder: Path, parts: bool,
     assert isinstance(old, StorageEnsemble) is parts
     old.dumps(folder / "older")
     shutil.copytree(folder / "older", folder / "whole" / "saved")
-    status, operations = _forked(new.dumps, folder / "whole", folder / "whole" / "saved", None, 0)
-    assert status == 0
-    assert operations > 20
+    course = course_of(new.dumps, folder / "whole", folder / "whole" / "saved")
+    assert course.status == 0
+    assert course.operations > 20
     seen = set()
-    for at in {round((number + 1) * operations / (strikes or operations)) for number in range(strikes or operations)}:
+    for at in spread(course.changes, strikes):
         out = folder / str(at)
         shutil.copytree(folder / "older", out / "saved")
-        status, _ = _forked(new.dumps, out, out / "saved", _kill, at)
+        status, _ = forked(new.dumps, out, out / "saved", kill, at)
         assert os.WIFSIGNALED(status)
         seen.add(state_of(out / "saved", parts=parts))
         new.dumps(out / "saved")

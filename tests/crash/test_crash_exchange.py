@@ -20,9 +20,9 @@ def test_killed_here_and_there(strike: Strike, work: Path, job: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_at_every_single_operation(strike: Strike, work: Path, job: str) -> None:
-    counts = strike(work, job, "--over")
-    assert counts["old"] + counts["new"] == counts["operations"]
+def test_killed_at_every_change_of_files(strike: Strike, work: Path, job: str) -> None:
+    counts = strike(work, job, "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
     assert counts["new"] >= 1
 
 

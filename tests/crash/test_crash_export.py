@@ -26,16 +26,16 @@ def test_a_disk_that_fills_up_here_and_there(strike: Strike, small_disk: Path, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_killed_at_every_single_operation(strike: Strike, work: Path, form: str) -> None:
-    counts = strike(work, f"export-{form}", "--over")
-    assert counts["old"] + counts["new"] == counts["operations"]
+def test_killed_at_every_change_of_files(strike: Strike, work: Path, form: str) -> None:
+    counts = strike(work, f"export-{form}", "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
     assert counts["old"] >= 3
     assert counts["new"] >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_a_disk_that_fills_up_at_every_operation(strike: Strike, small_disk: Path, form: str) -> None:
-    counts = strike(small_disk, f"export-{form}", "--fault", "fill", "--over")
-    assert counts["old"] + counts["new"] == counts["operations"]
+def test_a_disk_that_fills_up_at_every_change_of_files(strike: Strike, small_disk: Path, form: str) -> None:
+    counts = strike(small_disk, f"export-{form}", "--fault", "fill", "--over", "--changes")
+    assert counts["old"] + counts["new"] == counts["changes"]
     assert counts["old"] >= 3
