@@ -15,7 +15,7 @@ from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.conditional import ConditionalUpdateResult as ConditionalUpdateResult
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
-from .core.buffers.hindsight import HindsightStrategy as HindsightStrategy
+from .core.samplers.achieved_goals import HindsightStrategy as HindsightStrategy
 from .core.buffers.predicates import TrajectoryPredicate as TrajectoryPredicate
 from .core.buffers.predicates import traj as traj
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer

@@ -202,6 +202,42 @@ def draw_slices(
         begin = stops[part]
 
 
+@numba.njit(
+    "void(int64[::1], float64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1])", nogil=True, cache=True
+)
+def achieve(
+    rows: NDArray[np.int64],
+    chances: NDArray[np.float64],
+    firsts: NDArray[np.int64],
+    lasts: NDArray[np.int64],
+    oldest: int,
+    capacity: int,
+    strategy: int,
+    found: NDArray[np.int64],
+) -> None:
+    """Choose for each row of a ring another one of its trajectory.
+
+    `firsts` and `lasts` are the steps of the trajectories, the oldest first: absolute numbers from `oldest` on, whose
+    row is the number modulo `capacity`. `strategy` is 0 for the step itself or a later one, 1 for the last one, 2 for
+    any of the trajectory.
+    """
+    count, turn = rows.size, oldest % capacity
+    runs, steps = np.zeros(count, np.int64), np.empty(count, np.int64)
+    for number in range(count):
+        steps[number] = oldest - turn + rows[number] + (capacity if rows[number] < turn else 0)
+    left = lasts.size
+    while left > 1:  # one bisection of all rows after the other: nothing waits for memory, or for a wrong guess
+        half = left >> 1
+        for number in range(count):
+            runs[number] += half * np.int64(lasts[runs[number] + half - 1] < steps[number])
+        left -= half
+    for number in range(count):
+        last = lasts[runs[number]]
+        first = firsts[runs[number]] if strategy == 2 else steps[number]
+        row = (last if strategy == 1 else first + int(chances[number] * (last - first + 1))) - oldest + turn
+        found[number] = row - capacity if row >= capacity else row
+
+
 @numba.njit("void(int64[::1], int64[::1], int64[::1], int64, int64)", nogil=True, cache=True)
 def copy_runs(
     places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int

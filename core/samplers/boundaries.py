@@ -176,8 +176,8 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
     """Return the tensor of an entry, of all rows of the capacity; None for a missing entry."""
     if not storage.initialized:
         return None
-    paths: Sequence[Key] = [tuple(map(str, path)) for path in storage.structure.paths()]
-    return storage.columns.leaves[paths.index(key)] if key in paths else None
+    place = storage.structure.places.get(key)
+    return None if place is None else storage.columns.leaves[place]
 
 
 def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:

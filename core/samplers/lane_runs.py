@@ -169,13 +169,18 @@ class LaneRuns:
         own = np.where(found == self._head[lane], place, target - self._places[lane, np.maximum(found - 1, 0)])
         return (lane, *self._at(lane, found), own)
 
+    def bounds(self) -> tuple[Numbers, Numbers]:
+        """Return the first and last steps of the trajectories of the only lane, as views."""
+        there = slice(int(self._head[0]), int(self._end[0]))
+        return self._start[0, there], self._stop[0, there]
+
     def table(self, rows: int, *, by_start: bool) -> SliceTable:
         """Return the trajectories of the only lane of a ring of so many rows, for `SliceTables`.
 
         It is valid up to the next `append` or `follow`.
         """
         there = slice(int(self._head[0]), int(self._end[0]))
-        first, last = self._start[0, there], self._stop[0, there]
+        first, last = self.bounds()
         if not by_start:
             return SliceTable(first, last, rows)
         mass = self._masses()

@@ -291,6 +291,13 @@ class TrajectoryTable:
             self._eligible[window] = found
             return found
 
+    def only_lane(self) -> tuple[Numbers, Numbers] | None:
+        """Return the first and last steps of all trajectories, the oldest first, not to be edited.
+
+        None for several lanes.
+        """
+        return self._runs.bounds() if self.lanes == 1 else None
+
     def steps_at(self, row: Numbers) -> Numbers:
         """Return the absolute numbers of the steps in rows of the storage."""
         return self.oldest + (row - self.oldest) % self.capacity

@@ -7,6 +7,7 @@ name the entry in which data differs from a spec.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class TreeSpec(ABC):
         """Yield the path of every leaf, in the order of the leaves."""
         for key, child in self.children.items():
             yield from child.paths((*prefix, str(key)))
+
+    @functools.cached_property
+    def places(self) -> dict[Path, int]:
+        """The place of every leaf among the leaves, by its path."""
+        return {path: number for number, path in enumerate(self.paths())}
 
     def constants(self, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
         """Yield the path and the value of every entry that is no tensor."""
@@ -250,6 +256,16 @@ class TensorDictNode(MappingNode):
         if self.kind and children.keys() != self.children.keys():
             raise SchemaError(f"a {self} has the fields {_list(self.children)}, found {_list(children)}")
         return TensorDictNode(children, self.tail, self.device, self.kind)
+
+
+def entry_of(data: Any, key: Path) -> Any:
+    """Return an entry of a tensordict, as `get` does in five times the time; None for one that is missing."""
+    node = data
+    for part in key:
+        if type(node) is not TensorDict:
+            return data.get(key, None)
+        node = node._tensordict.get(part)
+    return node if type(node) is torch.Tensor else data.get(key, None)
 
 
 def added(data: Any, entries: Mapping[Any, Any]) -> bool:

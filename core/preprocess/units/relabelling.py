@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ...buffers.hindsight import HindsightStrategy, Relabelling
+from ...buffers.relabelling import Relabelling
+from ...samplers.achieved_goals import HindsightStrategy
 from ...ted.schema import Key
 
 
