@@ -15,7 +15,6 @@ from .core.buffers.base import ReplayBuffer as ReplayBuffer
 from .core.buffers.conditional import ConditionalUpdateResult as ConditionalUpdateResult
 from .core.buffers.ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .core.buffers.hindsight import HERReplayBuffer as HERReplayBuffer
-from .core.samplers.achieved_goals import HindsightStrategy as HindsightStrategy
 from .core.buffers.predicates import TrajectoryPredicate as TrajectoryPredicate
 from .core.buffers.predicates import traj as traj
 from .core.buffers.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
@@ -76,6 +75,7 @@ from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.rollouts import record_rollout as record_rollout
 from .core.recording.vector import RecordVectorEpisodes as RecordVectorEpisodes
+from .core.samplers.achieved_goals import HindsightStrategy as HindsightStrategy
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.consuming import ConsumingSampler as ConsumingSampler
