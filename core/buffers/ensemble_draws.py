@@ -193,9 +193,10 @@ class EnsembleDraws(EnsembleState):
         counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
         if drawn is None:
             return None, counts
-        self._learn_schemas()
+        if self._joiner.policy is not None:
+            self._learn_schemas()
         rows, info = drawn
-        labels = labels_of(rows, self._storage, self.batch)
+        labels = labels_of(rows, self._storage, self._sampler.batch)
         if info and labels[1].dim() > 1:
             info = {key: value.view(labels[1].shape) for key, value in info.items()}
         draw = RowsDraw(rows, labels, self.source_key, info, self._lineup.plain)
@@ -266,7 +267,12 @@ class EnsembleDraws(EnsembleState):
 
         They do if they have a transform, a collate function, or info of their sampler that the others do not have.
         """
-        found = self._rows_and_info(draw) if self._gathers else None
+        if not self._gathers:
+            return None
+        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:  # nothing is added to the rows
+            members, guards = self._storage.members, self._lineup.guards
+            return self._gatherer.gather(members, guards, draw.of_members, draw.labels)
+        found = self._rows_and_info(draw)
         if found is None:
             return None
         rows, info = found

@@ -129,7 +129,7 @@ class StorageEnsemble(Storage):
     def sizes(self) -> list[int]:
         """How many elements each member has."""
         if not self._nesting.nested:
-            return [len(one) for one in self.members]
+            return list(map(len, self.members))
         return [sum(one.sizes) if isinstance(one, StorageEnsemble) else len(one) for one in self.members]
 
     @property

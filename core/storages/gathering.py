@@ -236,7 +236,7 @@ class Gatherer:
             before = guards.sequences(members)
             # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
             lengths = plan.lengths(members)
-            places = [target.data_ptr() for target in targets]
+            places = list(map(_ADDRESS, targets))
             done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
             if done and guards.sequences(members) == before and not any(map(_ODD, before)):
                 return

@@ -126,7 +126,7 @@ class TensorStorage(TensorState):
         return self._wrapped
 
     def __len__(self) -> int:
-        if not self.initialized:
+        if self._columns is None and not self.initialized:
             return 0
         rows = self._filled.value
         return rows if self.ndim == 1 else rows * math.prod(self.columns.others)
