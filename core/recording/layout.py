@@ -26,6 +26,7 @@ from ..ted.schema import (
     Key,
     key_name,
 )
+from .forms import MOST_FORMS, entries_of_many_forms, form_name, form_of, forms_there, named_by_form
 from .infos import INFO, PRESENT, RecordedInfo, holds
 from .spaces import RecordedLeaf
 
@@ -83,6 +84,11 @@ class InfoLeaf:
     text: bool
     timing: InfoTiming
 
+    @property
+    def form(self) -> str:
+        """The name of its form: `text`, `number`, or a shape."""
+        return form_name(self.shape, self.text)
+
     def fields(self, key: Key) -> list[Field]:
         """The fields of it, root and next."""
         found = [Field(key, self.dtype, self.shape, "text" if self.text else "info")]
@@ -92,6 +98,10 @@ class InfoLeaf:
         return after if self.timing is InfoTiming.STEPS else [*found, *after]
 
 
+def _name(key: Key, form: str, several: frozenset[Key]) -> Key:
+    return named_by_form(key, form) if key in several else key
+
+
 def mask_key(key: Key) -> Key:
     """Key of the mask of an entry."""
     return (*key[:-1], key[-1] + PRESENT)
@@ -99,10 +109,14 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a row of a recording has; `dropped` maps names of infos that do not fit to the reasons."""
+    """What a row of a recording has: its leaves, and those of infos by the names under which they are stored.
+
+    Entries that are in `several` have other forms in other episodes, and a leaf for each form: see `named_by_form`.
+    """
 
     leaves: tuple[RowLeaf, ...]
     infos: Mapping[Key, InfoLeaf] = field(default_factory=dict)
+    several: frozenset[Key] = frozenset()
 
     def fields(self) -> tuple[Field, ...]:
         """The leaves of TED."""
@@ -144,6 +158,26 @@ class RowLayout:
             raise SchemaError(f"{where} was recorded from another environment: only one of both has {odd}")
         return cls(tuple(grown), infos)
 
+    def separated(self, infos: Mapping[Key, RecordedInfo]) -> RowLayout:
+        """Return the layout in which the forms of entries have leaves of their own where this episode needs it."""
+        known = {key: leaf.form for key, leaf in self.infos.items()}
+        found = entries_of_many_forms(known, {key: one for key, one in infos.items() if key not in self.several})
+        if not found:
+            return self
+        several = self.several | found
+        return RowLayout(
+            self.leaves, {_name(key, leaf.form, several): leaf for key, leaf in self.infos.items()}, several
+        )
+
+    def named(self, infos: Mapping[Key, RecordedInfo]) -> dict[Key, RecordedInfo]:
+        """Return the infos of an episode by the names under which they are stored."""
+        return {_name(key, form_of(one), self.several): one for key, one in infos.items()}
+
+    def moved(self, before: RowLayout) -> dict[Key, Key]:
+        """Return the names of infos of an earlier layout that are other ones now, with these."""
+        names = {key: _name(key, leaf.form, self.several) for key, leaf in before.infos.items()}
+        return {key: name for key, name in names.items() if name != key}
+
     def grown(self, raw: RawEpisode, ranges: Mapping[Key, FieldRange], *, first: bool = False) -> RowLayout:
         """Return the layout that holds this episode, too: this one if it does already."""
         leaves = tuple(
@@ -164,7 +198,7 @@ class RowLayout:
             else:
                 infos[key] = _widened(known, column, _range(key, ranges))
         same = leaves == self.leaves and infos == self.infos
-        return self if same else RowLayout(leaves, dict(sorted(infos.items())))
+        return self if same else RowLayout(leaves, dict(sorted(infos.items())), self.several)
 
     def columns(self, raw: RawEpisode, number: int) -> tuple[dict[Key, Array], dict[Key, Array]]:
         """Return states and steps of an episode as the recording stores them."""
@@ -237,12 +271,16 @@ def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
 
 def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], known_range: FieldRange) -> str:
     column, known = infos[key], layout.infos.get(key)
-    if column.lengths is not None and length_key(key) in layout.infos:
+    taken = layout.infos.keys() | {one[:depth] for one in layout.infos for depth in range(1, len(one))}
+    if column.lengths is not None and length_key(key) in taken:
         return f"the name of its lengths, {key_name(length_key(key))!r}, is that of another entry"
-    lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None} - layout.infos.keys()
+    lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None} - taken
     lengths |= {length_key(one) for one, leaf in layout.infos.items() if leaf.text}
-    if key in lengths:
+    if any(key[:depth] in lengths for depth in range(1, len(key) + 1)):
         return f"{key_name(key)!r} is the name of the lengths of a text"
+    for entry in layout.several if known is None else ():
+        if key == named_by_form(entry, form_of(column)) and forms_there(entry, layout.infos) >= MOST_FORMS:
+            return f"{key_name(entry)!r} has {MOST_FORMS} other forms, and no more are kept"
     others = layout.infos.keys() - {key}
     if any(key == one[: len(key)] or one == key[: len(one)] for one in others):
         return "it is a dict in some episodes and a value in others"

@@ -266,17 +266,30 @@ class _Whole:
 
 
 class WholeInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wraps one environment of a vector environment, so that its infos are recorded as it returns them."""
+    """Wraps one environment of a vector environment, so that its infos are recorded as it returns them.
+
+    They are copied: with `SAME_STEP`, the reset of an environment that returns one array again and again would
+    overwrite the last info of the episode.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {_WHOLE: _Whole(info)}
+        return observation, {_WHOLE: _Whole(_copied(info))}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment."""
         *result, info = self.env.step(action)
-        return (*result, {_WHOLE: _Whole(info)})
+        return (*result, {_WHOLE: _Whole(_copied(info))})
+
+
+def _copied(value: Any) -> Any:
+    """Copy arrays, lists and dicts of an info; anything else stays as it is."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {name: _copied(one) for name, one in value.items()}
+    return [*map(_copied, value)] if type(value) is list else value
 
 
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from ..format.packed.continuing import continued
 from ..format.packed.recorded_origin import RecordedOrigin
 from ..format.packed.recording import PackedRecorder, unfinished_recording
 from ..format.staging import mend, new_sibling, sweep
+from ..ted.schema import NEXT, Key
+from .forms import entries_renamed, form_of, renaming
 from .layout import RawEpisode, RowLayout, fit_infos
 
 
@@ -93,28 +95,46 @@ class EpisodeWriter:
             layout = RowLayout(raw.leaves)
             if recorder is not None:
                 layout = RowLayout.of_fields(recorder.fields, raw.leaves, str(self.dest))
+                several = frozenset(entries_renamed(self._origin.renamed_keys, layout.infos))
+                layout = replace(layout, several=several)
+        before, stated = layout, dict[str, str]()
+        layout = layout.separated(raw.infos)
+        if layout.several:
+            moved = layout.moved(before)
+            stated = self._renamings(before, layout, raw)
+            raw.infos = layout.named(raw.infos)
+            ranges = {_moved(key, moved): found for key, found in ranges.items()}
         lost = dict(dropped or {}) | fit_infos(layout, raw, ranges)
+        names = dict(renamed or {}) | {entry: name for entry, name in stated.items() if name not in lost}
         grown = layout.grown(raw, ranges, first=recorder is None)
+        noted = bool(lost.keys() - self._dropped.keys() or names.keys() - self._origin.renamed_keys.keys())
         if recorder is None:
             recorder = PackedRecorder(self.dest, grown.fields(), sync_seconds=self._sync_seconds)
             self._recorder = recorder
             self._origin.save(self.dest)
-        elif grown is not layout:
-            recorder = self._rewritten(recorder, layout, grown)
+        elif grown is not before:
+            if noted:  # the names of leaves are stated where they are
+                self._note(lost, names)
+            recorder, noted = self._rewritten(recorder, before, grown), False
         self._layout = grown
-        names = dict(renamed or {})
-        if lost.keys() - self._dropped.keys() or names.keys() - self._origin.renamed_keys.keys():
+        if noted:
             self._note(lost, names)
         states, steps = grown.columns(raw, self._next if number is None else number)
         number = int(steps[("episode",)][0])
         recorder.add_states(states, steps, episode=number, seed=raw.seed, cut_off=raw.cut_off)
         self._next = max(self._next, number + 1)
 
+    def _renamings(self, before: RowLayout, layout: RowLayout, raw: RawEpisode) -> dict[str, str]:
+        """State where the forms of entries are, those of this episode and those of earlier ones that get a name now."""
+        forms = [(key, form_of(one)) for key, one in raw.infos.items()]
+        forms += [(key, leaf.form) for key, leaf in before.infos.items()]
+        return dict(renaming(key, form) for key, form in forms if key in layout.several)
+
     def _note(self, dropped: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         self._dropped = dict(dropped) | self._dropped
         named = tuple(Dropped(key, why) for key, why in sorted(self._dropped.items()))
         names = {**self._origin.renamed_keys, **renamed}
-        self._origin = replace(self._origin, dropped_keys=named, renamed_keys=names)
+        self._origin = replace(self._origin, dropped_keys=named, renamed_keys=dict(sorted(names.items())))
         self._origin.save(self.dest)
 
     def _rewritten(self, old: PackedRecorder, layout: RowLayout, grown: RowLayout) -> PackedRecorder:
@@ -123,8 +143,10 @@ class EpisodeWriter:
         new = PackedRecorder(built, grown.fields(), sync_seconds=math.inf)
         try:
             self._origin.save(built)
+            moved = grown.moved(layout)
             for stored in old.episodes():
                 raw, row = layout.raw(stored), stored.commit.row
+                raw.infos = {moved.get(key, key): one for key, one in raw.infos.items()}
                 states, steps = grown.columns(raw, row.episode)
                 new.add_states(states, steps, episode=row.episode, seed=row.seed, cut_off=raw.cut_off)
             new.sync()
@@ -170,6 +192,11 @@ class EpisodeWriter:
         elif self._made:
             with contextlib.suppress(OSError):
                 fs.remove_empty_folder(self.dest)
+
+
+def _moved(key: Key, moved: Mapping[Key, Key]) -> Key:
+    """The key of a leaf, root or next, after infos were moved."""
+    return (NEXT, *moved.get(key[1:], key[1:])) if key[0] == NEXT else moved.get(key, key)
 
 
 def _occupied(dest: Path) -> UsageError:

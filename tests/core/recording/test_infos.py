@@ -43,6 +43,12 @@ def found(recorded: Recorded, name: str, episode: int) -> list[Any]:
     return [at("", 0), *(at("next.", row) for row in range(count))]
 
 
+def in_any_form(recorded: Recorded, name: str, episode: int) -> list[Any]:
+    """The values of an entry in all rows of an episode, under the names of its forms if it has several."""
+    rows = zip(*(found(recorded, name + form, episode) for form in ("", "_text", "_number", "_2")), strict=True)
+    return [next((value for value in row if value is not None), None) for row in rows]
+
+
 def test_where_an_entry_is_decides_where_it_is_stored(tmp_path: Path) -> None:
     rows = [{"all": 0, "some": 1.5}, {"all": 1, "steps": True}, {"all": 2, "steps": False, "some": 2.5}]
     recorded = record(tmp_path / "d", [rows])
@@ -119,11 +125,17 @@ def test_shapes_kinds_and_names_that_differ_between_episodes(tmp_path: Path) -> 
     first = {"a": np.zeros(2), "b": "text", "c": {"d": 1}, "e": 5, "f_present": True}
     second = {"a": np.zeros(3), "b": 4, "c": 3, "e": {"g": 1}, "b_length": 5, "f_present": False}
     recorded = record(tmp_path / "d", [[first] * 3, [second] * 2])
-    dropped = {one.key: one.why for one in recorded.manifest.dropped_keys}
-    assert dropped.keys() == {"info.a", "info.b", "info.c", "info.e.g", "info.b_length"}
-    assert found(recorded, "b", 0) == ["text"] * 3
-    assert found(recorded, "e", 0) == [5] * 3
-    assert found(recorded, "e", 1) == [None] * 2
+    assert not recorded.manifest.dropped_keys
+    assert recorded.manifest.renamed_keys == {
+        "info.a (shape 2)": "info.a_2", "info.a (shape 3)": "info.a_3", "info.b (text)": "info.b_text",
+        "info.b (number)": "info.b_number", "info.c (number)": "info.c_number", "info.e (number)": "info.e_number",
+        "info.f_present": "info.f_present_",
+    }  # fmt: skip
+    assert found(recorded, "b_text", 0) == ["text"] * 3
+    assert found(recorded, "b_number", 1) == [4] * 2
+    assert found(recorded, "b_length", 1) == [5] * 2
+    assert [found(recorded, "e_number", episode) for episode in (0, 1)] == [[5] * 3, [None] * 2]
+    assert found(recorded, "e.g", 1) == [1] * 2
     assert recorded.columns["info.f_present_"].tolist() == [True, True, False]
 
 
@@ -131,11 +143,41 @@ def test_lengths_of_a_text_that_are_another_entry(tmp_path: Path) -> None:
     number, both = {"x_length": 7}, {"x_length": 8, "x": "text"}
     recorded = record(tmp_path / "d", [[number] * 3, [both] * 2, [{"x": "longer"}] * 2])
     assert [found(recorded, "x_length", episode) for episode in range(3)] == [[7] * 3, [8] * 2, [None] * 2]
-    [dropped] = recorded.manifest.dropped_keys
-    assert (dropped.key, dropped.why) == (
-        "info.x",
-        "the name of its lengths, 'info.x_length', is that of another entry",
-    )
+    assert [found(recorded, "x_text", episode) for episode in (1, 2)] == [["text"] * 2, ["longer"] * 2]
+    assert recorded.manifest.renamed_keys == {"info.x (text)": "info.x_text"}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_a_dict_with_the_name_of_the_lengths_of_a_text(tmp_path: Path, order: tuple[int, ...]) -> None:
+    infos: list[Any] = [{"x_length": {"a": 3}}, {"x": "abc"}, {"x_length": {"a": 4}, "x": "d"}]
+    recorded = record(tmp_path / "d", [[infos[one]] * 2 for one in order])
+    assert [found(recorded, "x_text", order.index(one))[0] for one in range(3)] == [None, "abc", "d"]
+    assert [found(recorded, "x_length.a", order.index(one))[0] for one in range(3)] == [3, None, 4]
+    assert recorded.manifest.renamed_keys == {"info.x (text)": "info.x_text"}
+
+
+def test_forms_beyond_the_sixteenth_are_named(tmp_path: Path) -> None:
+    recorded = record(tmp_path / "d", [[{"it": np.zeros(size)}] * 2 for size in range(1, 19)])
+    assert len(recorded.manifest.renamed_keys) == 16
+    assert [one.key for one in recorded.manifest.dropped_keys] == ["info.it_17", "info.it_18"]
+    assert "16 other forms" in recorded.manifest.dropped_keys[0].why
+
+
+def test_a_recording_that_is_continued_keeps_the_names_of_forms(tmp_path: Path) -> None:
+    rows: list[Any] = [{"it": np.zeros(2)}, {"it": np.ones(3)}, {"it": "text"}, {"it": np.ones(2)}]
+
+    def part(first: int, stop: int, *, resume: bool) -> None:
+        env = ScriptedEnv(BOX, spaces.Discrete(2), [(1, "terminated")] * 2, lambda one, _: rows[first + one])
+        recording = rbtool.RecordEpisodes(env, tmp_path / "d", resume=resume)
+        run(recording, stop - first)
+        recording.finish() if stop == len(rows) else recording.close()
+
+    part(0, 2, resume=False)
+    part(2, 4, resume=True)
+    recorded = Recorded(tmp_path / "d")
+    assert [found(recorded, "it_2", episode)[0] is None for episode in range(4)] == [False, True, True, False]
+    assert found(recorded, "it_text", 2) == ["text"] * 2
+    assert not recorded.manifest.dropped_keys
 
 
 def test_names_that_are_stored_otherwise_are_stated(tmp_path: Path) -> None:
@@ -172,11 +214,28 @@ def test_every_value_is_there_or_named(
     named = {one.key for one in recorded.manifest.dropped_keys}
     for episode, rows in enumerate(infos):
         for name in "abc":
-            values = found(recorded, name, episode)
+            values = in_any_form(recorded, name, episode)
             for row, value in zip(rows, values, strict=True):
                 given_value = row.get(name)
                 if value is None:
-                    assert given_value is None or f"info.{name}" in named
+                    forms = {f"info.{name}{form}" for form in ("", "_text", "_number", "_2")}
+                    assert given_value is None or forms & named
                 else:
                     assert given_value is not None
                     assert np.array_equal(value, given_value, equal_nan=isinstance(given_value, float))
+
+
+@settings(max_examples=10)
+@given(values=st.lists(VALUES.filter(lambda value: value is not None), min_size=2, max_size=4), data=st.data())
+def test_the_order_of_episodes_changes_no_name(
+    tmp_path_factory: pytest.TempPathFactory, values: list[Any], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(values))))
+    one, other = (
+        record(tmp_path_factory.mktemp("infos") / "d", [[{"a": values[place]}] * 2 for place in places])
+        for places in (range(len(values)), order)
+    )
+    kinds = {type(value) for value in values}
+    assert one.manifest.renamed_keys == other.manifest.renamed_keys
+    if bool not in kinds or kinds <= {bool, str}:  # true and 1 are of one form, and no type holds both
+        assert one.columns.keys() == other.columns.keys()

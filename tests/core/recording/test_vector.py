@@ -188,7 +188,29 @@ def test_whole_infos_keep_the_numbers_of_each_environment(tmp_path: Path) -> Non
         columns = recorded.episode(row)
         number = columns["observation"][0, 0]
         assert set(columns["next.info.it"].tolist()) == {1.0 if number == 0 else 0.5}
-    assert [one.key for one in recorded.manifest.dropped_keys] == ["info.list"]
+    assert recorded.manifest.renamed_keys == {
+        "info.list (shape 1)": "info.list_1", "info.list (shape 2)": "info.list_2"
+    }  # fmt: skip
+    assert not recorded.manifest.dropped_keys
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_whole_infos_of_an_environment_that_reuses_an_array(tmp_path: Path, kind: Any) -> None:
+    class Reusing(CountingEnv):
+        shared = np.zeros(2)
+
+        def _observation(self) -> Any:
+            observation, _ = super()._observation()
+            self.shared[:] = observation[-1]
+            return observation, {"it": self.shared, "nested": {"list": [self.shared]}, "seen": float(observation[-1])}
+
+    env = kind([lambda: WholeInfos(Reusing(0, (2, 3)))], autoreset_mode=AutoresetMode.SAME_STEP)
+    with rbtool.RecordVectorEpisodes(env, tmp_path / "d") as recording:
+        drive(recording, AutoresetMode.SAME_STEP, 6)
+    recorded = Recorded(tmp_path / "d")
+    columns = recorded.columns
+    assert np.array_equal(columns["next.info.it"][:, 0], columns["next.info.seen"])
+    assert np.array_equal(columns["next.info.nested.list"][:, 0, 0], columns["next.info.seen"])
 
 
 def test_stepping_an_environment_that_waits_for_its_reset(tmp_path: Path) -> None:
