@@ -317,7 +317,7 @@ class RayReplayBuffer:
     def sample(self, batch_size: int | None = None, **options: Any) -> Any:
         """Draw a batch, or with `return_info` a batch and its info; UsageError (a ValueError) for `out`."""
         if options.get("out") is not None:
-            raise UsageError("out was given, but batches come from the actor: leave it out")
+            raise UsageError(f"out is a {type(options['out']).__name__}, expected None: batches come from the actor")
         self._require_actor()
         parts = self._parts.get(batch_size, 1)
         method = self._actor.sample

@@ -224,7 +224,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if include_info is None:
             return super().sample(batch_size, return_info, out=out)
         if out is not None:
-            raise UsageError("out and include_info were given, expected one of them")
+            raise UsageError(f"out is a {type(out).__name__} and include_info is {include_info}, expected one of them")
         warnings.warn("include_info is deprecated: batches carry the info", DeprecationWarning, stacklevel=2)
         batch, info = super().sample(batch_size, return_info=True)
         if not include_info:

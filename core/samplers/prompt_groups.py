@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError, UsageError
+from ..kernels.rows import collector_paused
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import LazyStackStorage, ListStorage
@@ -111,13 +112,18 @@ class PromptGroupSampler(Sampler):
         self._order = order
         self._pending: list[Numbers] | None = None  # rows to group; None for all
 
+    def _rows_in_order(self) -> Numbers:
+        """Return all rows, group by group, or those that are grouped first with the next draw."""
+        return self._groups.in_order() if self._groups.rows else self._order
+
     # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
         """Draw groups and their elements."""
         number, each = self._counts(batch_size)
         self._group(storage)
-        numbers = self._completed(distinct(min(number, len(self._groups)), len(self._groups), self.generator), number)
+        chosen = distinct(min(number, len(self._groups)), len(self._groups), self.generator)
+        numbers = self._completed(chosen, number, "groups")
         return torch.from_numpy(
             np.concatenate([self._of_group(storage, group, each) for group in numbers.tolist()])
         ), {}
@@ -142,7 +148,7 @@ class PromptGroupSampler(Sampler):
         else:
             rows = np.array(self._groups.members(group), np.int64)
             chosen = self._best(storage, rows[permutation(len(rows), self.generator)], count)
-        return self._completed(chosen, count)
+        return self._completed(chosen, count, "elements of a group")
 
     def _best(self, storage: Storage, rows: Numbers, count: int) -> Numbers:
         """Choose the best of rows that are in random order, which decides between equal ones."""
@@ -171,7 +177,7 @@ class PromptGroupSampler(Sampler):
             raise SchemaError(f"{name!r} of row {rows[np.isnan(rewards).argmax()]} is NaN")
         return rewards
 
-    def _completed(self, chosen: Numbers, count: int) -> Numbers:
+    def _completed(self, chosen: Numbers, count: int, what: str) -> Numbers:
         """Add elements drawn from those chosen once more, where there are fewer than `count`."""
         missing = count - len(chosen)
         if not missing:
@@ -179,8 +185,7 @@ class PromptGroupSampler(Sampler):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "there are fewer groups, or fewer elements of a group, than were asked for: some are drawn repeatedly",
-                stacklevel=4,
+                f"the storage has {len(chosen)} {what}, expected {count}: some are drawn repeatedly", stacklevel=4
             )
         again = (fractions(missing, self.generator) * len(chosen)).astype(np.int64)
         return np.concatenate([chosen, chosen[again]])
@@ -203,12 +208,15 @@ class PromptGroupSampler(Sampler):
         if self._pending is None:
             rows = len(storage)
             first = self._order[self._order < rows]
-            changed = np.concatenate([first, np.setdiff1d(np.arange(rows), first)])
+            others = np.ones(rows, bool)
+            others[first] = False
+            changed = np.concatenate([first, np.flatnonzero(others)])
         elif self._pending:
             changed = np.concatenate(self._pending)
         else:
             return
-        self._groups.place(changed.tolist(), ids_at(storage, self._key, changed))
+        with collector_paused():  # it visits all groups again and again while they are made
+            self._groups.place(changed, ids_at(storage, self._key, changed))
         self._order, self._pending = self._order[:0], []
 
     def _follow(self, storage: Storage) -> None:
@@ -263,9 +271,8 @@ class PromptGroupSampler(Sampler):
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Renumber the rows."""
-        order = self._groups.in_order() if self._groups.rows else self._order
         self._recency = np.roll(self._recency, -row)
-        self._forget_groups((order - row) % len(storage))
+        self._forget_groups((self._rows_in_order() - row) % len(storage))
 
     # State -------------------------------------------------------------------------------------------
 
@@ -279,7 +286,7 @@ class PromptGroupSampler(Sampler):
         return {
             "position_recency": torch.from_numpy(self._recency.copy()),
             "recency_clock": self._clock,
-            "_order": torch.from_numpy(self._groups.in_order() if self._groups.rows else self._order.copy()),
+            "_order": torch.from_numpy(self._rows_in_order().copy()),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -296,9 +303,8 @@ class PromptGroupSampler(Sampler):
         self._seen = None if storage is None or not len(recency) else storage.log.now  # what is written later is newer
 
     def __getstate__(self) -> dict[str, Any]:
-        order = self._groups.in_order() if self._groups.rows else self._order
-        apart = {"_storage": None, "_seen": None, "_groups": GroupedRows(), "_pending": None, "_order": order}
-        return super().__getstate__() | apart
+        apart = {"_storage": None, "_seen": None, "_groups": GroupedRows(), "_pending": None}
+        return super().__getstate__() | apart | {"_order": self._rows_in_order()}
 
     def __repr__(self) -> str:
         number = f"num_groups={self.num_groups}"

@@ -77,7 +77,7 @@ class RobotDatasetMetadata:
             raise UsageError(f"control_frequency_hz is {frequency!r}, expected a number above 0")
         names = None if self.action_names is None else tuple(self.action_names)
         if names is not None and dim is not None and len(names) != dim:
-            raise UsageError(f"{len(names)} action_names were given for {dim} dimensions")
+            raise UsageError(f"action_names has {len(names)} names, expected {dim}: one for each dimension")
         self._set("action_names", names)
         self._set("camera_keys", tuple(_key(key) for key in self.camera_keys))
         for name in _KEYS:

@@ -94,7 +94,7 @@ def validate_vla_tensordict(
     ["'language_instruction' is missing: the instruction"]
     """
     if not isinstance(tensordict, TensorDictBase):
-        raise UsageError(f"a {type(tensordict).__name__} was given, expected a tensordict")
+        raise UsageError(f"the steps are a {type(tensordict).__name__}, expected a tensordict")
     issues = []
     instruction, action, image, state = (
         tensordict.get(key, None) for key in (instruction_key, action_key, image_key, state_key)

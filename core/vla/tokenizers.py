@@ -67,7 +67,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
             raise UsageError("low is not below high in every dimension")
         dim = len(low) if low.dim() else None
         if action_dim is not None and dim not in (None, action_dim):
-            raise UsageError(f"action_dim is {action_dim}, and bounds are given for {dim} dimensions")
+            raise UsageError(f"action_dim is {action_dim}, expected {dim} as the bounds have")
         self.action_dim = None if action_dim is None and dim is None else _count("action_dim", action_dim or dim, 1)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
@@ -152,7 +152,7 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
             if mask.shape != low.shape:
                 raise UsageError(f"norm_mask is {list(mask.shape)}, expected {list(low.shape)}")
         elif norm_mask is not None:
-            raise UsageError("norm_mask was given without norm_low and norm_high")
+            raise UsageError("norm_mask belongs to norm_low and norm_high, which are None")
         edges = torch.from_numpy(np.linspace(-1, 1, num_bins))  # torch.linspace rounds differently
         self.register_buffer("edges", edges, persistent=False)
         for name, value in (("norm_low", low), ("norm_high", high), ("norm_mask", mask)):

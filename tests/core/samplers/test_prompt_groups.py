@@ -26,6 +26,7 @@ from rbtool import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
+from rbtool.core.samplers.grouped_rows import GroupedRows
 
 CAPACITY = 10
 STRATEGIES = ("random", "recency", "reward", "variance")
@@ -344,3 +345,24 @@ def test_entries_that_do_not_fit(storage: Any) -> None:
         buffer.extend(TensorDict(entries, [4]))
         with pytest.raises(error, match=message):
             buffer.sample()
+
+
+@pytest.mark.parametrize("kind", [int, float, str, lambda number: (number, -number)])
+def test_rows_placed_at_once_are_grouped_as_one_by_one(kind: Any) -> None:
+    rows = np.random.default_rng(0).permutation(300)
+    ids = [kind(int(number)) for number in np.random.default_rng(1).integers(-20, 20, 300)]
+    whole, single = GroupedRows(), GroupedRows()
+    whole.place(rows, ids)
+    single.place(np.arange(300), [None] * 300)
+    single.place(rows, ids)
+    for groups in (whole, single):
+        expected = {new: {row for row, own in zip(rows.tolist(), ids, strict=True) if own == new} for new in ids}
+        assert sorted(map(sorted, expected.values())) == sorted(sorted(groups.members(n)) for n in range(len(groups)))
+        assert sorted(groups.in_order().tolist()) == list(range(300))
+    again = GroupedRows()
+    again.place(whole.in_order(), [dict(zip(rows.tolist(), ids, strict=True))[row] for row in whole.in_order()])
+    assert again.in_order().tolist() == whole.in_order().tolist()
+    whole.place(rows[:150], ids[150:])  # later moves find every row where it is
+    moved = dict(zip(rows.tolist(), ids[150:] + ids[150:], strict=True))
+    assert {moved[row] for row in whole.members(0)} == {moved[whole.members(0)[0]]}
+    assert len(whole) == len(set(moved.values()))

@@ -77,7 +77,7 @@ def test_what_is_not_required_may_be_missing() -> None:
     broken = steps(action=torch.full((2, 7), torch.nan))
     assert len(validate_vla_tensordict(broken, raise_on_error=False, **optional)) == 1  # type: ignore[arg-type]
     assert validate_vla_tensordict(broken, check_finite=False) == []
-    with pytest.raises(ValueError, match="a dict was given"):
+    with pytest.raises(ValueError, match="the steps are a dict"):
         validate_vla_tensordict({})  # type: ignore[arg-type]
 
 
