@@ -24,13 +24,17 @@ class EpisodeLookers(Closing):
     """`workers` threads, each with its own archives and its own process that unpickles; without, this thread alone.
 
     While a process unpickles, this one looks into an episode of another. `skipped` counts the files that are none.
+    `first` is one of the processes, and stays open: it takes longer to start than to unpickle most episodes.
     """
 
-    def __init__(self, shards: Sequence[EpisodeArchive], workers: int, *, images: bool) -> None:
+    def __init__(
+        self, shards: Sequence[EpisodeArchive], workers: int, *, images: bool, first: EpisodeUnpickler
+    ) -> None:
         self.skipped = 0
         self._images = images
         self._shards = EpisodeArchives(shards)
-        self._all = [(EpisodeArchives(shards), EpisodeUnpickler()) for _ in range(max(1, workers))]
+        self._own = [EpisodeUnpickler() for _ in range(workers - 1)]
+        self._all = [(EpisodeArchives(shards), unpickler) for unpickler in (first, *self._own)]
         self._free: SimpleQueue[tuple[EpisodeArchives, EpisodeUnpickler]] = SimpleQueue()
         for one in self._all:
             self._free.put(one)
@@ -85,10 +89,11 @@ class EpisodeLookers(Closing):
             self._free.put(one)
 
     def close(self) -> None:
-        """Wait for the looks that are under way, and end all processes."""
+        """Wait for the looks that are under way, and end all processes but the first."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._shards.close()
-        for archives, unpickler in self._all:
+        for archives, _ in self._all:
             archives.close()
+        for unpickler in self._own:
             unpickler.close()

@@ -147,7 +147,9 @@ class OpenXReader(PartsReader):
         problems: list[RbtoolError] = [*missing_shards(self.path, self._shards.all)]
         headers: list[tuple[int, int]] = []
         number = 0
-        with EpisodeLookers(self._shards.all, self.survey_workers, images=self._images) as lookers:
+        with EpisodeLookers(
+            self._shards.all, self.survey_workers, images=self._images, first=self._unpickler
+        ) as lookers:
             for place in range(len(self._shards.all)):
                 try:
                     for member, look in lookers.looks(place):

@@ -2,8 +2,10 @@
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -120,14 +122,23 @@ def test_splitting_and_merging(big: Path, tmp_path: Path, layout: tuple[str, ...
     subprocess.run(["rm", "-rf", tmp_path], check=True)
 
 
+@pytest.fixture(scope="module")
+def bigger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A dataset of three times the cap with torch."""
+    folder = tmp_path_factory.mktemp("bigger")
+    _write_minari(folder / "source", 3 * TORCH_CAP // (3 * WIDTH * 16))
+    _run(CAP, "convert", folder / "source", folder / "data", "-q")
+    shutil.rmtree(folder / "source")
+    yield folder / "data"
+    shutil.rmtree(folder)  # pytest keeps the last folders, this one is large
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_preprocessing(tmp_path: Path, workers: int) -> None:
-    _write_minari(tmp_path / "source", 3 * TORCH_CAP // (3 * WIDTH * 16))
-    _run(CAP, "convert", tmp_path / "source", tmp_path / "data", "-q")
+def test_preprocessing(bigger: Path, tmp_path: Path, workers: int) -> None:
     (tmp_path / "prep.py").write_text(DOUBLE)
     _run(
-        TORCH_CAP, "preprocess", tmp_path / "data", "--fn", f"{tmp_path}/prep.py:double",
+        TORCH_CAP, "preprocess", bigger, "--fn", f"{tmp_path}/prep.py:double",
         "--dest", tmp_path / "out", "--num-workers", workers, "-q",
     )  # fmt: skip
     assert _bytes(tmp_path / "out") >= 3 * TORCH_CAP

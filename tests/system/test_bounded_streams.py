@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,8 @@ from rbtool.core.format.ted.reader import TedReader
 
 CAP = 400 << 20
 """Bytes of RLIMIT_DATA."""
+ROWS = 280_000
+"""Rows of a checkpoint."""
 CAPPED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
@@ -41,35 +44,48 @@ def frames(start: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
     return found
 
 
-def write_checkpoint(folder: Path, number: int, rows: int, length: int) -> None:
-    """Write a checkpoint in a stream, since it does not fit into memory."""
+def write_frames(path: Path, number: int) -> None:
+    """Write the frames of a checkpoint in a stream, since they do not fit into memory."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (rows, 84, 84)}
-    )  # fmt: skip
-    with gzip.open(folder / file_name("observation", number), "wb", compresslevel=1) as file:
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (ROWS, 84, 84)})
+    with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(header.getvalue())
-        for start in range(0, rows, 1000):
-            file.write(frames(number * rows + start, 1000).tobytes())
-    at = np.arange(number * rows, (number + 1) * rows)
+        for start in range(0, ROWS, 1000):
+            file.write(frames(number * ROWS + start, 1000).tobytes())
+
+
+@pytest.fixture(scope="module")
+def frame_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """4 GB of frames in two files, which runs with episodes of any length have."""
+    folder = tmp_path_factory.mktemp("frames")
+    files = [folder / file_name("observation", number) for number in range(2)]
+    for number, file in enumerate(files):
+        write_frames(file, number)
+    return files
+
+
+def write_checkpoint(folder: Path, number: int, length: int) -> None:
+    """Write what a checkpoint has next to its frames, in episodes of `length` steps."""
+    at = np.arange(number * ROWS, (number + 1) * ROWS)
     columns = ((at % 18).astype("i4"), (at % 3 - 1).astype("f4"), (at % length == length - 1).astype("u1"))
     for name, column in zip(NAMES[1:], columns, strict=True):
         save(folder / file_name(name, number), column)
-    save(folder / file_name("add_count", number), np.array((number + 1) * rows))
-    save(folder / file_name("invalid_range", number), np.array([rows - 2, rows - 1, 0, 1, 2]))
+    save(folder / file_name("add_count", number), np.array((number + 1) * ROWS))
+    save(folder / file_name("invalid_range", number), np.array([ROWS - 2, ROWS - 1, 0, 1, 2]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1_700, 400_000])
-def test_a_run_of_many_frames(length: int, tmp_path: Path) -> None:
-    """4 GB of frames in two checkpoints: short episodes, and a single long one."""
-    rows, run = 280_000, tmp_path / "1"
+def test_a_run_of_many_frames(length: int, frame_files: list[Path], tmp_path: Path) -> None:
+    """Short episodes, and a single long one."""
+    run = tmp_path / "1"
     run.mkdir()
-    for number in range(2):
-        write_checkpoint(run, number, rows, length)
+    for number, file in enumerate(frame_files):
+        write_checkpoint(run, number, length)
+        os.link(file, run / file.name)
     convert(run, tmp_path / "out")
     with PackedReader(tmp_path / "out") as reader:
-        for start in (0, rows - 5, 2 * rows - 20):
+        for start in (0, ROWS - 5, 2 * ROWS - 20):
             assert reader.read(("observation",), start, start + 9).tobytes() == frames(start, 9).tobytes()
     subprocess.run(["rm", "-rf", tmp_path], check=True)  # pytest keeps the last folders, these are large
 
