@@ -118,6 +118,7 @@ def of_kind(
     jobs["ours"] = partial(full["ours"].dumps, places["ours"], durable="none")
     found = watch.medians(f"{form} write unsynced {kind}", jobs)
     yield from Claim.of(f"{form} write unsynced {kind}, TorchRL", found, UNSYNCED.get(form))
+    full["ours"].dumps(places["ours"])  # what was not synced is verified whenever it is read
     loads: dict[str, Job] = {side: partial(buffer.loads, places[side]) for side, buffer in full.items()}
     found = watch.medians(f"{form} read {kind}", loads | {"copy": partial(read_files, files, fresh=False)})
     yield from Claim.of(f"{form} read {kind}, TorchRL", found)

@@ -12,7 +12,7 @@ from ..encodings.layout import FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts
 from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array, StepReader
-from ..format.together import run_together, usable_cores
+from ..format.together import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns
@@ -26,9 +26,6 @@ from ..storages.tree_files import spec_from_json
 from ..ted.schema import NEXT, Field, Key, key_name
 from .episode_ends import LaneLeaf, Order
 from .storage_rows import rows_of_storage
-
-_MOST_THREADS = 4
-"""Threads that fill a storage: more find the memory busy."""
 
 
 def fill_storage(
@@ -65,7 +62,7 @@ def fill_storage(
         together = reader.serves_threads and all(leaf.in_place for targets in groups for _, leaf in targets)
         if parts and together:
             parts.pop()()  # what the reader makes at its first use is there for all threads
-        run_together([*checks, *parts], min(usable_cores(), _MOST_THREADS) if together else 1)
+        run_together([*checks, *parts], threads_for_memory() if together else 1)
 
     storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array
 from ..format.digest import digest_descriptor, open_folder, open_regular
 from ..format.private_memory import PrivateMemory, can_map
+from ..format.together import run_together, threads_for_memory
 from ..storages.codec import dtype_named
 from ..storages.item_documents import read_shape
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -34,6 +36,7 @@ class SegmentFolder:
         self.path = path
         self.manifest = SegmentManifest.load(path, descriptor)
         self._descriptor = descriptor
+        self._sizes = self.manifest.sizes
 
     @classmethod
     @contextlib.contextmanager
@@ -63,8 +66,8 @@ class SegmentFolder:
 
     def verify(self) -> None:
         """Raise CorruptDataError unless all segments hold the bytes that were saved."""
-        for _ in self._files(verify=True):
-            pass
+        calls = [partial(self._verify, number) for number in range(len(self._sizes))]
+        run_together(calls, threads_for_memory())
 
     def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
         """Return tensors of `rows` rows, zeros behind the ones that were saved.
@@ -73,17 +76,19 @@ class SegmentFolder:
         for the disk when they were saved. CorruptDataError for what is not as it was saved.
         """
         leaves = self.manifest.leaves
-        verify = verify or not self.manifest.synced or sum(self.manifest.sizes) <= _ALWAYS_VERIFIED
+        if verify or not self.manifest.synced or sum(self._sizes) <= _ALWAYS_VERIFIED:
+            self.verify()
         widths = [leaf.width for leaf in leaves]
         memories = [PrivateMemory(rows * width) for width in widths]
         whole, maps = self.manifest.blocks(self.manifest.segment_rows), can_map(self._descriptor)
-        for number, descriptor in self._files(verify=verify):
+        for number in range(len(self._sizes)):
             part = self.manifest.rows_of(number)
             starts = whole if len(part) == self.manifest.segment_rows else self.manifest.blocks(len(part))
-            for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
-                place, size = part.start * width, len(part) * width
-                if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
-                    _read(descriptor, start, memory.array[place : place + size])
+            with self._opened(number) as descriptor:
+                for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
+                    place, size = part.start * width, len(part) * width
+                    if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
+                        _read(descriptor, start, memory.array[place : place + size])
         found = []
         for leaf, memory in zip(leaves, memories, strict=True):
             dtype, shape = dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape))
@@ -91,23 +96,27 @@ class SegmentFolder:
             found.append(tensor.view(shape))
         return found
 
-    def _files(self, *, verify: bool) -> Iterator[tuple[int, int]]:
-        """Open one segment after the other; yield numbers and descriptors."""
-        for number, (digest, size) in enumerate(zip(self.manifest.digests, self.manifest.sizes, strict=True)):
-            path = self.path / self.manifest.file(number)
-            try:
-                descriptor = open_regular(path, within=self._descriptor)
-            except FileNotFoundError:
-                raise CorruptDataError(f"{path} is missing, expected {size:,} bytes") from None
-            try:
-                found = os.fstat(descriptor).st_size
-                if found != size:
-                    raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
-                if verify and digest_descriptor(descriptor) != digest:
-                    raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
-                yield number, descriptor
-            finally:
-                os.close(descriptor)
+    def _verify(self, number: int) -> None:
+        with self._opened(number) as descriptor:
+            if digest_descriptor(descriptor) != self.manifest.digests[number]:
+                path = self.path / self.manifest.file(number)
+                raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
+
+    @contextlib.contextmanager
+    def _opened(self, number: int) -> Iterator[int]:
+        """Open a segment, which must have its size; give its descriptor."""
+        path, size = self.path / self.manifest.file(number), self._sizes[number]
+        try:
+            descriptor = open_regular(path, within=self._descriptor)
+        except FileNotFoundError:
+            raise CorruptDataError(f"{path} is missing, expected {size:,} bytes") from None
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _read(descriptor: int, start: int, into: Array) -> None:

@@ -18,7 +18,7 @@ from ..errors import OutOfSpaceError, RbtoolError
 from ..format import fs
 from ..format.digest import Hasher, open_folder
 from ..format.syncing import Durable, published_place, skip_sync, unsynced_around
-from ..format.together import run_together, usable_cores
+from ..format.together import run_together, threads_for_memory
 from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
@@ -26,7 +26,6 @@ from ..storages.tree_files import spec_to_json
 from .folders import CheckpointStaging
 from .segment_layout import SegmentManifest, leaves_of, segment_rows
 
-_THREADS = 4
 _READ_ONLY = 0o444
 
 
@@ -141,7 +140,7 @@ class _Dump:
         def look(number: int) -> None:
             found[number] = _digest(self._parts(number))
 
-        run_together([partial(look, number) for number, _ in asked], min(_THREADS, usable_cores()))
+        run_together([partial(look, number) for number, _ in asked], threads_for_memory())
         return [(number, digest) for number, digest in asked if found[number] == digest]
 
     def _parts(self, number: int) -> Iterator[memoryview]:

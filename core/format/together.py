@@ -13,6 +13,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_for_memory() -> int:
+    """How many threads are worth their start where bytes move in memory or are hashed: more find the memory busy."""
+    return min(usable_cores(), 4)
+
+
 def run_together(calls: Sequence[Callable[[], None]], at_once: int) -> None:
     """Make all calls in this thread and up to `at_once` - 1 others, where they can be started; raise what one raises.
 

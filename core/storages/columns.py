@@ -276,19 +276,20 @@ class Columns:
         pairs = zip(found, self.widths, strict=True)
         return None if any(touches(at, at + count * width) for at, width in pairs) else Sources(found)
 
-    def copy_run(self, start: int, count: int, sources: Sources) -> None:
-        """Copy rows that follow one another from where `sources` found them."""
+    def copy_run(self, start: int, count: int, sources: Sources, *, together: bool = False) -> None:
+        """Copy rows that follow one another from where `sources` found them; `together`, by several threads."""
         if sources.steps is None:
-            self._rows.write(start, count, sources.addresses)
+            write = self._rows.write_together if together else self._rows.write
+            write(start, count, sources.addresses)
         else:
             assert self._finder is not None  # it found them
             self._finder.copy(start, count, sources)
 
-    def write_run(self, start: int, count: int, values: Sequence[torch.Tensor]) -> None:
-        """Write rows that follow one another; the values may be views of the columns."""
+    def write_run(self, start: int, count: int, values: Sequence[torch.Tensor], *, together: bool = False) -> None:
+        """Write rows that follow one another; the values may be views of the columns. For `together` see `copy_run`."""
         sources = self.sources(values, (count, *self.others), start + count)
         if sources is not None:
-            self.copy_run(start, count, sources)
+            self.copy_run(start, count, sources, together=together)
             return
         self._follow_moves()
         targets = [column[start : start + count] for column in self.plain]

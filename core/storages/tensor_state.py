@@ -80,9 +80,9 @@ class TensorState(TensorEditing):
             if write is not None:
                 write(columns, self.rotated is not None)
             else:
-                columns.write_run(0, rows - turn, [value[turn:] for value in values])
+                columns.write_run(0, rows - turn, [value[turn:] for value in values], together=True)
                 if turn:
-                    columns.write_run(rows - turn, turn, [value[:turn] for value in values])
+                    columns.write_run(rows - turn, turn, [value[:turn] for value in values], together=True)
         except BaseException as error:
             if fresh:
                 self._go_back(None, None)

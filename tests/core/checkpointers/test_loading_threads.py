@@ -23,7 +23,7 @@ FORMS = {
 @pytest.fixture(autouse=True)
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads than cores, and many parts to share."""
-    monkeypatch.setattr(loading, "usable_cores", lambda: 4)
+    monkeypatch.setattr(loading, "threads_for_memory", lambda: 4)
     monkeypatch.setattr(encoded_rows, "LEAF_BYTES", 400)
 
 
