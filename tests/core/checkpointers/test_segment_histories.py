@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
+import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,18 +19,27 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers import segment_layout, segment_reader
+from rbtool.core.format import syncing
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 
-PER_TEST = 50
+STEPS = 8
+LAST_OPERATION = 110
+"""More than most dumps of these buffers announce: a third of the processes are not killed."""
 State = list[tuple[int, float]]
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have segments of few rows, all of them mapped, without waiting for the disk: no test pulls the plug."""
+
+    def run_in_turn(calls: Sequence[Callable[[], None]], at_once: int) -> None:
+        for call in calls:
+            call()
+
     monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 24)
     monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(syncing, "run_together", run_in_turn)
 
 
 class History:
@@ -88,23 +101,36 @@ class History:
         self.saved[name] = list(self.model)
 
     def killed_dump(self) -> None:
-        name, step = self.random.choice(["one", "two"]), self.random.randint(1, 60)
-        child = os.fork()
-        if not child:
-            left = iter(range(step))
-            sys.addaudithook(lambda event, _: os._exit(9) if event == "rbtool.fs" and next(left, -1) < 0 else None)
-            try:
-                self.buffer.dumps(self.folder / name)
-            finally:
-                os._exit(0)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        name = self.random.choice(["one", "two"])
+        ended = self.dump_in_child(name, self.random.randint(0, LAST_OPERATION))
         if (self.folder / name).exists():
             found = state_of(self.loaded(name))
             assert found in ([self.model] if not ended else [self.model, self.saved.get(name)])
             self.saved[name] = found
         else:
-            assert ended == 9
+            assert ended == -signal.SIGKILL
             assert name not in self.saved
+
+    def dump_in_child(self, name: str, operations: int) -> int:
+        """Dump in a process that is killed after so many changes of the file system; return how it ended."""
+        child = os.fork()
+        if not child:
+            left = iter(range(operations))
+
+            def strike(event: str, _: object) -> None:
+                if event == "rbtool.fs" and next(left, -1) < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            gc.disable()
+            sys.addaudithook(strike)
+            try:
+                self.buffer.dumps(self.folder / name)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert ended in {0, -signal.SIGKILL}
+        return ended
 
     def load(self) -> None:
         """Go on with what was saved, in this buffer or in a new one."""
@@ -133,11 +159,12 @@ class History:
         return other
 
     def run(self, steps: int) -> None:
-        deeds = [self.extend, self.edit, self.lend, self.edit_in_place, self.load, self.restore]
+        deeds = [self.edit, self.lend, self.load, self.restore, self.clear]
+        deeds += [self.extend, self.edit_in_place, self.dump] * 3
+        if self.random.random() < 0.1:  # a fork costs as much as all else
+            deeds += [self.killed_dump] * 2
         for _ in range(steps):
-            self.random.choice(
-                [*deeds, *[self.extend, self.edit_in_place, self.dump] * 2, self.clear, self.killed_dump]
-            )()
+            self.random.choice(deeds)()
             assert state_of(self.buffer) == self.model
         for name, expected in self.saved.items():
             assert state_of(self.loaded(name)) == expected
@@ -150,14 +177,31 @@ def state_of(buffer: ReplayBuffer) -> State:
     return list(zip(rows["a"].tolist(), rows["b"].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("group", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 200))])
-def test_what_is_loaded_is_what_was_dumped(tmp_path: Path, group: int) -> None:
-    for seed in range(group * PER_TEST, (group + 1) * PER_TEST):
-        folder = tmp_path / str(seed)
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory where the system has one."""
+    with TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def run_histories(seeds: range, memory: Path) -> None:
+    for seed in seeds:
+        folder = memory / str(seed)
         folder.mkdir()
         try:
-            History(seed, folder).run(12)
+            History(seed, folder).run(STEPS)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 100))
+def test_what_is_loaded_is_what_was_dumped(memory: Path, first: int) -> None:
+    run_histories(range(first, first + 100), memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 10_000, 1_000))
+def test_what_is_loaded_is_what_was_dumped_in_ten_thousand_histories(memory: Path, first: int) -> None:
+    run_histories(range(first, first + 1_000), memory)
