@@ -320,6 +320,7 @@ def _summary(result: Published) -> list[Line]:
     state = "already there: " if result.already_there else state
     facts = [f"{counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}"]
     facts += [size(result.bytes)] if result.bytes else []
+    facts += [f"{size(result.shared_bytes)} shared"] if result.shared_bytes else []
     facts += [f"ends: {ends(result.boundary)}"] if result.episodes and result.boundary else []
     lines: list[Line] = [[Styled(state, "yellow"), " · ".join(facts)]]
     if apart := not_following(result.boundary):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
@@ -21,6 +22,7 @@ from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
+from ..format.shared_files import may_be_shared
 from ..format.staging import mend
 from ..format.ted.reader import TedReader
 from ..format.ted.tree import leaf_path
@@ -257,6 +259,11 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut, removed or overwritten")
     if not os.access(files.place(name), os.W_OK):
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
+    if may_be_shared(os.fstat(files.descriptor(name))):  # root may write to it all the same
+        raise UsageError(
+            f"{path} may be part of other datasets, too (a hard link, or read-only); mode='r+' would change them",
+            hint=f"edit a copy: rbtool convert {shlex.quote(str(files.root))} DEST --layout ted",
+        )
     return mapped_tensor(files.place(name), dtype, shape, shared=True)
 
 

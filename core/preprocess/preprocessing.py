@@ -15,6 +15,7 @@ from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
 from ..format.returns import return_field_of
+from ..format.shared_files import share_files
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, write_manifest
 from ..format.videos import VideoContents, videos_of_leaves
@@ -86,8 +87,8 @@ class Preprocessing:
             self.prepared(executor, Silent())
             return self.fields(executor)
 
-    def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> Manifest:
-        """Run all tasks and publish the result at the destination of `staging`.
+    def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> tuple[Manifest, int]:
+        """Run all tasks and publish the result at the destination of `staging`; return also the bytes it shares.
 
         `asked` is the source as the user named it, `step` the provenance of this run. After an error nothing is
         published; finished tasks are kept next to the destination for a run that resumes.
@@ -100,9 +101,10 @@ class Preprocessing:
                     assembled, fields, processor = run.rows()
                 result = result_folder(staging.path)
                 manifest = self._complete(result, assembled, fields, processor, asked, step)
+                shared = share_files(result, manifest, [self.selection.reader], links=True)
                 published = staging.publish(result.name)
                 staging.kept = False
-                return manifest if published else _same_result(staging, manifest)
+                return (manifest, shared) if published else (_same_result(staging, manifest), 0)
             except BaseException as error:
                 staging.kept = run.worth_keeping and not isinstance(error, _NOT_RESUMABLE)
                 if staging.kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..format.contracts import Array, Closing
 from ..format.digest import FileRecord, Hasher, bytes_of
 from ..format.documents import Count, FieldEntry, decode
 from ..format.episodes import EpisodeTable
+from ..format.shared_files import may_be_shared
 from ..format.ted.builder import PositionedTree
 from ..format.ted.tree import FieldRange, TreeWriter, leaf_path, merge_ranges
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
@@ -52,7 +54,8 @@ def journal_path(folder: Path) -> Path:
 def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> None:
     """Revert the completion or publication of a result: leave only files into which tasks have written.
 
-    Publishing over an existing result moves that one into this folder; its files are removed.
+    Publishing over an existing result moves that one into this folder; its files are removed, and so are files that
+    other datasets may have, too: tasks would write into those.
     """
     placed, result = placed_folder(folder), result_folder(folder)
     if placed.is_dir() or not result.is_dir():
@@ -61,7 +64,10 @@ def revert_publication(folder: Path, fields: Sequence[Field], steps: int) -> Non
         fs.rename(result, placed)
     sizes = {placed / leaf_path(field.key): steps * field.row_bytes for field in fields}
     for path in sorted(placed.rglob("*")):
-        if not path.is_dir() and (path.is_symlink() or path.stat().st_size > sizes.get(path, -1)):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > sizes.get(path, -1) or may_be_shared(found):
             fs.remove(path)
     fs.make_folder(placed)
     fs.make_folder(part_path(folder, 0).parent)

@@ -23,6 +23,7 @@ from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
 from ..format.reader import require_final_step
+from ..format.shared_files import share_files
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, is_steps, refuse_several
@@ -164,16 +165,16 @@ class Rewriting:
             manifest = self._rewritten(reader, started)
         if isinstance(manifest, dict):
             return manifest
-        there, already = manifest
-        return published_entries(there, self.destination, started) | {"already_there": already, "dry_run": self.dry_run}
+        there, changes = manifest
+        return published_entries(there, self.destination, started) | changes
 
-    def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, bool]:
-        """Return the manifest at the destination and whether it existed before; with `dry_run`, the planned entries."""
+    def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, dict[str, Any]]:
+        """Return the manifest at the destination and how it came there; with `dry_run`, the planned entries."""
         if not self.dry_run:
             mend(self.destination)
         there = None if self.force else self._existing(reader)
         if there is not None:
-            return there, True
+            return there, {"already_there": True, "dry_run": self.dry_run}
         staging = Staging(self.destination, replace=self.force)
         staging.refuse_if_taken()
         size = rows_bytes(reader.fields, self.layout, reader.manifest.steps, reader.manifest.episodes)
@@ -185,12 +186,13 @@ class Rewriting:
             return published_entries(planned, self.destination, started) | changes
         with staging:
             manifest = self._write(reader, staging.path)
+            shared = share_files(staging.path, manifest, [reader])  # without links: the result can be edited
             if staging.publish():
-                return manifest, False
+                return manifest, {"shared_bytes": shared}
         there = None if self.force else self._existing(reader)
         if there is None or there.content_digest != manifest.content_digest:
             raise occupied_error(self.destination, "was just created by another process")
-        return there, True
+        return there, {"already_there": True}
 
     def _existing(self, reader: StepReader) -> Manifest | None:
         there = existing_result(self.destination, self._request(reader.manifest))

@@ -24,6 +24,7 @@ from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
+from ..format.shared_files import share_files
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
 from ..opening import BufferSteps, finished_manifest
@@ -189,8 +190,9 @@ class _Merging:
             made = write_dataset(merged, staging.path, self.layout, origin, codecs, self.progress.advance)
             stack.close()  # compares what was read with its digests, before anything is published
             self.progress.done()
+            shared = share_files(staging.path, made, self.readers, links=True)
             if staging.publish():
-                return self._result(made, sources, renumbered, parts, started)
+                return self._result(made, sources, renumbered, parts, started, shared_bytes=shared)
         if not self.force and (there := self._already_there(step)) is not None:
             return self._result(there, sources, renumbered, parts, started, already_there=True)
         raise UsageError(f"{self.destination} was just created by another process", hint="add --force to replace it")

@@ -138,9 +138,9 @@ def _publish(
     whole: Preprocessing, staging: Staging, asked: str | os.PathLike[str], step: Provenance,
     progress: Progress | None, started: float,
 ) -> PreprocessResult:  # fmt: skip
-    manifest = whole.publish(staging, os.fspath(asked), step, progress or Silent())
+    manifest, shared = whole.publish(staging, os.fspath(asked), step, progress or Silent())
     entries = published_entries(manifest, staging.destination, started)
-    return _result(entries, whole, arguments=manifest.provenance[-1].arguments)
+    return _result(entries, whole, arguments=manifest.provenance[-1].arguments, shared_bytes=shared)
 
 
 def _processor(

@@ -43,7 +43,8 @@ class DatasetsResult(Result):
 class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
-    `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files.
+    `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
+    `shared_bytes` are those that take no room of their own, since a source has the same files.
     """
 
     kind: ClassVar[str] = "published"
@@ -61,6 +62,7 @@ class Published(Result):
     already_there: bool = False
     dry_run: bool = False
     seconds: float = 0.0
+    shared_bytes: int = 0
 
 
 def published_entries(manifest: Manifest, path: Path, started: float) -> dict[str, Any]:

@@ -31,7 +31,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,10 +68,17 @@ def shorten(rows: Any) -> Any:
     return rows[: len(rows) // 2 + 1]
 
 
+def negate(rows: Any) -> Any:
+    """Preprocess function whose result shares other leaves with its source."""
+    rows["action"] = -rows["action"]
+    return rows
+
+
 _OFTEN = {"chunk_size": 20, "force": True, "resume": True}
 PREPROCESSING: dict[str, dict[str, Any]] = {
     "preprocess": {"fn": scale, "num_workers": 0, **_OFTEN},
     "preprocess-fewer": {"fn": shorten, "unit": "episode", "num_workers": 0, **_OFTEN},
+    "preprocess-shared": {"fn": scale, "num_workers": 0, **_OFTEN, "chunk_size": 200},
     "preprocess-parent": {"fn": scale, "num_workers": 2, "start_method": "fork", **_OFTEN},
     "preprocess-worker": {"fn": shorten, "unit": "episode", "num_workers": 2, "start_method": "fork", **_OFTEN},
 }
@@ -103,6 +111,15 @@ def _exchange(form: str, dest: Path, rows: int) -> None:
     getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
 
 
+def _preprocess(source: Path, options: Mapping[str, Any], dest: Path, **more: Any) -> None:
+    rbtool.preprocess(source, dest=dest, **{**options, **more})
+
+
+def _frozen(work: Path) -> Path:
+    """The dataset of read-only files, to which results have hard links."""
+    return work / "frozen"
+
+
 def _destination(out: Path, job: str) -> Path:
     if job in {"dump-h5", "exchange-h5", "give-h5"}:
         return out / "result.h5"
@@ -123,7 +140,7 @@ def _jobs(work: Path) -> dict[str, Job]:
         options = {"force": True, "num_workers": 2, "layout": layout, "resume": True}
         jobs[name] = lambda dest, options=options, **more: rbtool.convert(source, dest, **options | more)  # type: ignore[misc]
     for name, options in PREPROCESSING.items():
-        jobs[name] = lambda dest, options=options, **more: rbtool.preprocess(data, dest=dest, **options | more)  # type: ignore[misc]
+        jobs[name] = partial(_preprocess, _frozen(work) if name == "preprocess-shared" else data, options)
     for form in forms[1:]:
         jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
         jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
@@ -178,6 +195,8 @@ def _trial(name: str, job: Job, out: Path, dest: Path, at: int, fault: str, old:
     assert found in ({new} if code == 0 else {old, new}), f"struck at {at}: {found}, expected {old} or {new}"
     if code == 1:
         assert found == old, f"struck at {at}: {found} was published"
+    if name == "preprocess-shared":
+        assert _state(_frozen(out.parent)), f"struck at {at}: the source is gone"  # and it has the bytes that it had
     if fault == "fill":
         if job is not _download and name not in {*PREPROCESSING, *CONVERTING}:  # those continue where they ended
             _nothing_left(out, dest, f"struck at {at}")
@@ -191,6 +210,9 @@ def _trial(name: str, job: Job, out: Path, dest: Path, at: int, fault: str, old:
             shutil.rmtree(out)
             kept.rename(out)
         _twice(way, out, dest, new, f"struck at {at}", apart=not _stays_alone(name))
+        if name == "preprocess-shared":
+            assert _state(_frozen(out.parent)), f"struck at {at}: the source is gone after another run"
+            assert (dest / "action.memmap").stat().st_nlink > 1, "nothing is shared"
     return "new" if found == new else "old"
 
 
@@ -332,6 +354,8 @@ def _put_older(options: argparse.Namespace, dest: Path) -> str:
         rbtool.checkpoint.save(options.work / "older", dest, form=form, for_library="torchrl")
     elif verb == "mix":
         rbtool.mix([options.work / "older", options.work / "dataset"], dest, p=[1, 2])
+    elif options.job == "preprocess-shared":
+        rbtool.preprocess(_frozen(options.work), negate, dest, num_workers=0)
     elif verb == "export":
         rbtool.export(options.work / "older", dest, to=form)
     else:

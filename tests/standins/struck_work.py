@@ -31,5 +31,8 @@ def prepare(work: Path) -> None:
     write_dataset(work / "shards", {"train": [records[:1], records[1:]]}, PLAIN)
     write_walks(work / "dataset", [(40, "terminated"), (1, "truncated"), (70, "open"), (9, "both")])
     write_walks(work / "older", [(5, "truncated")], seed=1)
+    write_walks(work / "frozen", [(350, "terminated"), (250, "truncated")])
+    for leaf in (work / "frozen").rglob("*.memmap"):
+        leaf.chmod(0o444)
     for form in FORMS:
         rbtool.checkpoint.save(work / "dataset", work / f"saved-{form}", form=form)
