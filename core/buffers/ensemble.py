@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,7 @@ from .ensemble_draws import EnsembleDraws
 from .ensemble_labels import part_of_index
 from .expansion import refuse_units
 from .parts import UnsupportedError, WrongKindError
+from .queries import Trajectory
 from .schemas import Joiner, Policy, checked_policy
 from .tensordict import TensorDictReplayBuffer
 
@@ -170,6 +171,19 @@ class ReplayBufferEnsemble(EnsembleDraws):
         buffer = self._members[member]
         found, collate = buffer.storage.get(rows), buffer.collate_fn
         return found if collate is None or isinstance(buffer, ReplayBufferEnsemble) else collate(found)
+
+    def trajectories(self, trajectory_key: Any = None) -> Iterator[Trajectory]:
+        """Yield the trajectories of the members, one member after the other, as each of them does; see `query`.
+
+        Equal ids in two members are two trajectories. UnsupportedError (a NotImplementedError) for an ensemble with a
+        transform or collate function of its own: these are for rows of several members.
+        """
+        if not self._transform.is_empty or self._collate_fn is not None or any(self._collates):
+            raise UnsupportedError(
+                "an ensemble with a transform or collate function of its own lists no trajectories: query its members"
+            )
+        for member in self._members:
+            yield from member.trajectories(trajectory_key)
 
     @property
     def storage(self) -> StorageEnsemble:

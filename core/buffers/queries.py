@@ -24,7 +24,6 @@ from ..samplers.boundaries import (
 from ..samplers.earlier_steps import gathered
 from ..samplers.trajectories import trajectory_table
 from ..storages.base import Storage
-from ..storages.ensemble import StorageEnsemble
 from ..storages.stream import StreamStorage
 from ..storages.write_log import Written
 from ..ted.schema import DEFAULT_DONE_KEYS
@@ -224,7 +223,8 @@ class Queries(Reading):
         conditions and for what separates trajectories, which for a dataset is its episode table.
 
         WrongKindError (a TypeError) for elements that are no tensordicts, MissingKeyError (a KeyError) if nothing
-        separates them; UnsupportedError (a NotImplementedError) for ensembles and streams.
+        separates them; UnsupportedError (a NotImplementedError) for streams. Ensembles list the trajectories of their
+        members, one member after the other.
         """
         holds = None if predicate is None else TrajectoryPredicate.of(predicate)
         with self._guard.hold():
@@ -233,8 +233,11 @@ class Queries(Reading):
     def trajectories(self, trajectory_key: Any = None) -> Iterator[Trajectory]:
         """Yield the trajectories that there are now; see `query`."""
         storage = self._storage
-        if isinstance(storage, StorageEnsemble | StreamStorage):
-            raise UnsupportedError(f"the trajectories of a {type(storage).__name__} cannot be listed: query its parts")
+        if isinstance(storage, StreamStorage):
+            raise UnsupportedError(
+                "the trajectories of a stream cannot be listed: it keeps only the rows of the next batches",
+                hint="download the dataset and open it without streaming",
+            )
         if not self._writer.keeps_order:
             raise UsageError(f"a {type(self._writer).__name__} puts rows anywhere: they are no trajectories in order")
         if not len(storage):

@@ -210,7 +210,7 @@ def test_buffers_without_steps_in_order() -> None:
     tensors.extend(torch.arange(3))
     with pytest.raises(TypeError, match="holds a Tensor"):
         tensors.query()
-    with pytest.raises(NotImplementedError, match="query its parts"):
+    with pytest.raises(ValueError, match="puts rows anywhere"):
         ReplayBufferEnsemble(ranked, ranked, batch="exact").query()
     with pytest.raises(ValueError, match="one batch dimension"):
         Trajectory(steps([3, 3]).view(2, 3))
@@ -263,3 +263,32 @@ def test_results_pass_the_transforms() -> None:
     buffer.extend(steps([3, 5]))
     buffer.append_transform(lambda rows: rows.set("number", rows["number"] * 2))
     assert numbers(buffer.query((traj.number > 7).any())) == [[6, 8, 10, 12, 14]]
+
+
+@pytest.mark.parametrize(("name", "contents", "ndim"), list(product(SITUATIONS, CONTENTS, (1, 2))))
+def test_trajectories_of_ensembles(name: str, contents: str, ndim: int) -> None:
+    twins = [situation(name, contents, lanes=ndim, ndim=ndim), situation("partly filled", "ragged", lanes=1, ndim=1)]
+    inner = ReplayBufferEnsemble(twins[1].buffer, twins[1].buffer)
+    ensemble = ReplayBufferEnsemble(twins[0].buffer, inner)
+    first, second = (runs_by_id(twin.model) for twin in twins)
+    assert numbers(ensemble.query()) == [*first, *second, *second]
+    assert numbers(list(iter_trajectories(ensemble))) == numbers(ensemble.query())
+    assert len(filter_trajectories(ensemble, traj.length > 1)) == sum(
+        len(run) > 1 for run in [*first, *second, *second]
+    )
+
+
+def test_members_transform_what_an_ensemble_lists() -> None:
+    buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
+    for buffer in buffers:
+        buffer.extend(steps([3, 5]))
+    buffers[1].append_transform(lambda rows: rows.set("number", rows["number"] * 2))
+    ensemble = ReplayBufferEnsemble(*buffers)
+    assert numbers(ensemble.query((traj.number > 7).any())) == [[6, 8, 10, 12, 14]]
+    found = ensemble.query()
+    buffers[0].extend(steps([10]))
+    with pytest.raises(SchemaError, match="overwritten"):
+        _ = found[0].data
+    ensemble.append_transform(lambda rows: rows)
+    with pytest.raises(NotImplementedError, match="query its members"):
+        ensemble.query()

@@ -74,3 +74,5 @@ def test_mixtures_and_streams_have_no_windows(walks: Path, tmp_path: Path) -> No
         rbtool.load_dataset(tmp_path / "both.toml", 8, sample_unit=Sequence(2))
     with pytest.raises(RuntimeError, match="which a stream does not keep"):
         rbtool.load_dataset(walks / "ted", 8, sample_unit=Sequence(2), streaming=True)
+    with pytest.raises(NotImplementedError, match="only the rows of the next batches"):
+        rbtool.load_dataset(walks / "ted", 8, streaming=True).query()
