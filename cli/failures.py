@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -66,8 +66,26 @@ def report(error: BaseException, out: Output) -> int:
     failure = _failure(error)
     logging.getLogger("rbtool").debug("failed", exc_info=error, extra={"shown": True})
     trace = redact(_trace(error)) if out.debug else ""
-    out.fail(failure._replace(message=redact(failure.message), hint=redact(failure.hint))._asdict(), trace)
+    message, hint = (redact(as_given(text, sys.argv[1:])) for text in (failure.message, failure.hint))
+    out.fail(failure._replace(message=message, hint=hint)._asdict(), trace)
     return failure.exit_code
+
+
+def as_given(text: str, words: Sequence[str]) -> str:
+    """Write the paths in `text` as `words`, the arguments of the command, name them or the folders they are in."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):  # the current folder is gone
+        for word in words:
+            for name in (word, word.partition("=")[2], word.rpartition(":")[0]):
+                shown = "" if name.startswith(("-", "/")) else name.rstrip("/")
+                while shown:
+                    found |= {os.path.abspath(shown): shown, os.path.realpath(shown): shown}
+                    shown = os.path.dirname(shown)
+    found.pop("/", None)
+    if not found:
+        return text
+    places = "|".join(re.escape(place) for place in sorted(found, key=len, reverse=True))
+    return re.sub(rf"(?<![\w./-])(?:{places})(?![\w-]|\.\w)", lambda place: found[place[0]], text)
 
 
 def _trace(error: BaseException) -> str:

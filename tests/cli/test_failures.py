@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rbtool
-from rbtool.cli.failures import Stopped, final_names, report
+from rbtool.cli.failures import Stopped, as_given, final_names, report
 from rbtool.cli.output import Output
 from rbtool.core import errors
 from rbtool.core.format.staging import new_sibling
@@ -246,3 +246,30 @@ def test_messages_name_the_place_where_a_result_will_be(built: str, final: str) 
 def test_the_hidden_place_of_a_result_is_known(tmp_path: Path) -> None:
     for aside in (False, True):
         assert final_names(str(new_sibling(tmp_path / "my data", aside=aside))) == f"{tmp_path}/my data"
+
+
+RELATIVE = [
+    ("rbtool mix prep.py:0.5 cartpole:0.5 x.toml", "prep.py is not"),
+    ("rbtool repair ./prep.py", "./prep.py is no recording"),
+    ("rbtool repair nothere/", "nothing at nothere"),
+    ("rbtool plot cartpole -o prep.py/x.svg", "prep.py is a file, and the destination prep.py/x.svg is below it"),
+    ("rbtool report cartpole --output=cartpole/x.html", "cartpole/x.html is inside the dataset cartpole"),
+    ("rbtool merge cartpole cartpole.h5 prep.py", "prep.py already exists"),
+    ("rbtool record CartPole-v1 cartpole --episodes 1", "cartpole exists already"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), RELATIVE)
+def test_paths_are_shown_as_they_were_given(shell, folder, line, message):
+    failed = shell(line, folder).stderr
+    assert message in failed
+    assert str(folder) not in failed
+
+
+def test_only_whole_paths_are_rewritten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
+    assert as_given(f"{here}/a/b and '{here}/a'.", ["convert", "a"]) == "a/b and 'a'."
+    assert as_given(f"{here}/a2 {here}/a.h5 /x{here}/a", ["a"]) == f"{here}/a2 {here}/a.h5 /x{here}/a"
+    assert as_given(f"{here}/a {here}", [f"{here}/a", "-v"]) == f"{here}/a {here}"
+    assert as_given(f"{here}/x is there", ["."]) == "./x is there"
