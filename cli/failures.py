@@ -80,7 +80,7 @@ def as_given(text: str, words: Sequence[str]) -> str:
                 shown = "" if name.startswith(("-", "/")) else name.rstrip("/")
                 while shown:
                     found |= {os.path.abspath(shown): shown, os.path.realpath(shown): shown}
-                    shown = os.path.dirname(shown)
+                    shown = shown.rpartition("/")[0]
     found.pop("/", None)
     if not found:
         return text
