@@ -48,18 +48,16 @@ $(RAY_READY): $(READY)
 demo: $(READY) ## see rbtool at work on data made on the spot
 	$(BIN)/rbtool demo
 
-test: $(READY) ## run the tests but the slow ones, then try the wheel in an empty environment
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not peer"
-	@tests/tools/wheel_check.sh $(BIN)/python
+test: $(READY) ## run the tests but the slow ones, and try the wheel in an empty environment
+	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal -m "not slow and not peer"
 
 test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(RAY_TESTS)
 
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.
-test-all: $(RAY_READY) ## run every test, then try the wheel
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(RAY_TESTS))
+test-all: $(RAY_READY) ## run every test, and try the wheel
+	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(RAY_TESTS))
 	$(BIN)/python -m pytest $(RAY_TESTS)
-	@tests/tools/wheel_check.sh $(BIN)/python
 
 # The tracer of coverage fails now and then where a thread starts: "Cannot install a trace function".
 coverage: $(READY) ## run the tests but the slow ones, and list the lines that none of them runs

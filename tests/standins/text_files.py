@@ -6,13 +6,15 @@ import functools
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 __all__ = [
     "COMPARISONS", "EOS", "PAD", "TLDR", "lay_out_text_hub", "plain_rows", "saved_tldr", "tiny_model", "tiny_tokenizer",
@@ -88,6 +90,8 @@ def _trained() -> str:
 
 def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     """Make a tokenizer of transformers; by default with a pad token of its own."""
+    from transformers import PreTrainedTokenizerFast  # takes two seconds, and few test processes come to these tests
+
     named = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "<eos>", **options}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained()), **{name: value for name, value in named.items() if value}
@@ -96,6 +100,8 @@ def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
 
 def tiny_model(seed: int = 0, places: int = 64, **options: Any) -> GPT2LMHeadModel:
     """Make a GPT-2 with random weights, of two layers and 16 numbers a token, for the tokens of `tiny_tokenizer`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(seed)
     named = {"eos_token_id": EOS, "bos_token_id": EOS, "pad_token_id": PAD, **options}
     config = GPT2Config(

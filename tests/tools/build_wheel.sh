@@ -10,9 +10,22 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-tar -C "$root" --exclude='./.[a-z]*' --exclude=./build --exclude=./dist --exclude='./*.egg-info' \
-    --exclude=./tests/data -cf - . | tar -C "$scratch" -xf -
-if ! "$python" -m build --wheel --no-isolation --outdir "$target" "$scratch" >"$scratch/log" 2>&1; then
+"$python" - "$root" "$scratch/tree" <<'END'
+import os, shutil, sys
+
+root, target = sys.argv[1:]
+never = shutil.ignore_patterns("__pycache__", "*.egg-info")  # tests that run meanwhile write the first
+
+
+def left_out(folder, names):
+    ours = {name for name in names if name[0] == "." or name in ("build", "dist")} if folder == root else set()
+    tests = {"data"} if folder == os.path.join(root, "tests") else set()
+    return never(folder, names) | ours | tests
+
+
+shutil.copytree(root, target, symlinks=True, ignore=left_out)
+END
+if ! "$python" -m build --wheel --no-isolation --outdir "$target" "$scratch/tree" >"$scratch/log" 2>&1; then
     cat "$scratch/log" >&2
     exit 1
 fi

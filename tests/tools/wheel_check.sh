@@ -31,7 +31,8 @@ attempt "$python" "$tools/wheel_contents.py" "$wheel"
 attempt "$python" -m venv "$scratch/venv"
 rbtool=$scratch/venv/bin/rbtool
 # The requirements are those of the wheel, the versions those of the checkout.
-attempt "$scratch/venv/bin/python" -m pip install -qq -c "$root/constraints.txt" "$wheel"
+# Few of the modules are imported: pip would compile all, which takes most of its time.
+attempt "$scratch/venv/bin/python" -m pip install -qq --no-compile -c "$root/constraints.txt" "$wheel"
 attempt "$scratch/venv/bin/python" -m pip check
 
 attempt "$rbtool" --version

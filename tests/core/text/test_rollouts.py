@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from text_files import EOS, PAD, tiny_model
-from transformers import GenerationConfig
 
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.text.kl import AdaptiveKLController, ConstantKLController
 from rbtool.core.text.prompts import PromptData
 from rbtool.core.text.rollouts import RolloutFromModel
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
 STEPS, WIDTH = 6, 12
 PROMPTS = [[40, 50, 60, 70], [41], [42, 43, 44, 45, 46, 47, 48]]
 LABELS = [[80, 81], [90, 91, 92], [95]]
-GREEDY = GenerationConfig(do_sample=False, max_new_tokens=STEPS, pad_token_id=PAD, eos_token_id=EOS)
+
+
+def generation(**options: Any) -> GenerationConfig:
+    """Options of a generation of STEPS tokens; a call imports transformers, which takes two seconds."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(max_new_tokens=STEPS, pad_token_id=PAD, **options)
 
 
 class Scores(torch.nn.Module):
@@ -80,10 +88,11 @@ def log_probs(model: Any, text: list[int], count: int) -> torch.Tensor:
 def test_greedy_text_is_that_of_each_prompt_alone(left: bool) -> None:
     model = tiny_model()
     made = RolloutFromModel(model, tiny_model(1), Scores(), max_new_tokens=STEPS)
-    found, _, _ = made.generate(batch_of(left), GREEDY)
+    greedy = generation(do_sample=False, eos_token_id=EOS)
+    found, _, _ = made.generate(batch_of(left), greedy)
     assert found.shape == (3, WIDTH + STEPS)
     for row, prompt in zip(found.tolist(), PROMPTS, strict=True):
-        alone = model.eval().generate(torch.tensor([prompt]), generation_config=GREEDY)[0].tolist()
+        alone = model.eval().generate(torch.tensor([prompt]), generation_config=greedy)[0].tolist()
         assert row[: len(alone)] == alone
         assert set(row[len(alone) :]) <= {PAD}
 
@@ -231,7 +240,7 @@ def test_a_model_without_end_and_pad_tokens_needs_a_pad_token() -> None:
 def test_models_and_settings_that_make_other_texts_are_refused() -> None:
     with pytest.raises(UsageError, match="expected a causal model"):
         RolloutFromModel(tiny_model(is_encoder_decoder=True), tiny_model(), Scores())
-    several = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=STEPS, pad_token_id=PAD)
+    several = generation(do_sample=True, num_return_sequences=2)
     made = RolloutFromModel(tiny_model(), tiny_model(1), Scores(), max_new_tokens=STEPS)
     with pytest.raises(UsageError, match="6 texts were generated for 3 prompts"):
         made.generate(batch_of(), several)

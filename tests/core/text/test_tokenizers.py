@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 from text_files import EOS, PAD, tiny_tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from rbtool.core.errors import MissingKeyError, UsageError
 from rbtool.core.text.tokenizers import LabelledPromptTokenizer, PromptTensorDictTokenizer, TensorDictTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TEXTS = ["hello world", "the cat sat on the mat, and the mat sat on the cat", "é → ü", "x"]
 SIDES = [{}, {"padding_side": "left"}, {"truncation_side": "left"}]
