@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import SchemaError
 from ..samplers.boundaries import StrictBoundaries
-from ..samplers.earlier_steps import EarlierSteps, Rooms
+from ..samplers.earlier_steps import Ages, EarlierSteps, Rooms, StreamAges
 from ..samplers.trajectories import TableFinder
 from ..storages.base import Storage
 from ..storages.cursors import as_index, row_numbers
@@ -32,27 +32,37 @@ class History:
         With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data.
         Rows and steps before them are those of one moment only if the caller excludes writers, or notices them.
         """
-        if isinstance(storage, StreamStorage):
-            raise SchemaError(
-                f"a {type(transforms[0]).__name__} needs the steps before a batch, which a stream does not keep",
-                hint="download the dataset, and open it without streaming",
-            )
         objects = isinstance(rows, list)
         if objects:
             rows = stack_elements(rows)
         numbers = _coordinates(storage, index, dim_extend)
         for transform in transforms:
-            tables = self._tables.get(transform.episode_keys)
-            if tables is None:
-                boundaries = StrictBoundaries(*transform.episode_keys)
-                tables = self._tables[transform.episode_keys] = TableFinder(boundaries.source)
-            past = EarlierSteps(storage, tables.table(storage), numbers, transform.looks_back, self._rooms)
+            ages = self._ages(transform, storage)
+            past = EarlierSteps(storage, ages, numbers, transform.looks_back, self._rooms)
             rows = transform.with_past(rows, past)
         return list(rows.unbind(0)) if objects else rows
+
+    def _ages(self, transform: Any, storage: Storage) -> Ages:
+        """Return what knows how far back the episodes of a storage go."""
+        done_key, traj_key = transform.episode_keys
+        if isinstance(storage, StreamStorage):
+            if traj_key is not None:
+                raise SchemaError(
+                    f"traj_key is {'.'.join(traj_key)}, and the episodes of a stream are those of its shards",
+                    hint="leave traj_key out",
+                )
+            return StreamAges(storage)
+        tables = self._tables.get(transform.episode_keys)
+        if tables is None:
+            boundaries = StrictBoundaries(done_key, traj_key)
+            tables = self._tables[transform.episode_keys] = TableFinder(boundaries.source)
+        return tables.table(storage)
 
 
 def _coordinates(storage: Storage, index: Any, dim_extend: int) -> tuple[NDArray[np.int64], ...]:
     """Return the elements at an index of valid ones: an array for each dimension of the storage, in its shape."""
+    if isinstance(storage, StreamStorage):
+        return (storage.numbers_at(index),)
     if storage.ndim == 1:
         return (row_numbers(as_index(index, 1), len(storage)),)
     if isinstance(index, tuple) and len(index) == storage.ndim and all(isinstance(one, torch.Tensor) for one in index):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 
 from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
+from ..storages.stream import StreamStorage
 from ..storages.tensor import TensorStorage
 from .boundaries import Key, stored_entry
-from .trajectories import TrajectoryTable
 
 Numbers: TypeAlias = NDArray[np.int64]
 
+_EPISODE: Key = ("episode",)
 _ROOMS = 8
 """Up to so many kinds of memory are kept."""
 
@@ -52,6 +54,8 @@ def gathered(
     The tensor is fresh memory, of `rooms` if there are any.
     """
     index: Any = (rows, *lanes)
+    if isinstance(storage, StreamStorage):
+        return _of_shards(storage, key, rows)
     if not isinstance(storage, TensorStorage):
         return storage.entry(key, index if lanes else rows)
     leaf = stored_entry(storage, key)
@@ -65,6 +69,54 @@ def gathered(
     return torch.index_select(leaf, 0, rows, out=rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
 
 
+def _of_shards(storage: StreamStorage, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
+    """Read an entry of elements of a stream; whole rows where it is made of others, such as frames of a video."""
+    found: torch.Tensor | None = None
+    for places, shard, numbers in storage.parts(rows.numpy()):
+        if shard.decode is None and key != _EPISODE:
+            part = gathered(shard.storage, key, torch.from_numpy(numbers + shard.first))
+        else:
+            unique, place = np.unique(numbers, return_inverse=True)
+            whole = shard.read(unique).get(key, None)
+            part = None if whole is None else whole[torch.from_numpy(place)]
+        if part is None:
+            return None
+        if len(places) == len(rows):
+            return part
+        found = part.new_empty((len(rows), *part.shape[1:])) if found is None else found
+        found[torch.from_numpy(places)] = part
+    return found
+
+
+class Ages(Protocol):
+    """Where the steps of trajectories are, as a `TrajectoryTable` has it."""
+
+    capacity: int
+
+    def steps_at(self, rows: Numbers) -> Numbers:
+        """Return the steps at rows."""
+
+    def age(self, steps: Numbers, lanes: Numbers) -> Numbers:
+        """Count the steps of the same trajectory before each."""
+
+
+class StreamAges:
+    """Where the steps of the episodes of a stream are: one behind the other."""
+
+    capacity = sys.maxsize
+
+    def __init__(self, storage: StreamStorage) -> None:
+        self._storage = storage
+
+    def steps_at(self, rows: Numbers) -> Numbers:
+        """Return the elements themselves."""
+        return rows
+
+    def age(self, steps: Numbers, lanes: Numbers) -> Numbers:
+        """Count the steps of its episode before each element."""
+        return self._storage.steps_before(steps)
+
+
 class EarlierSteps:
     """The `count` steps before each step at an index, as far as they are of its episode and still in the storage.
 
@@ -72,9 +124,7 @@ class EarlierSteps:
     They are the steps of the moment at which this is made: the caller excludes writers, or notices them.
     """
 
-    def __init__(
-        self, storage: Storage, table: TrajectoryTable, index: tuple[Numbers, ...], count: int, rooms: Rooms
-    ) -> None:
+    def __init__(self, storage: Storage, table: Ages, index: tuple[Numbers, ...], count: int, rooms: Rooms) -> None:
         rows, *lanes = index
         self._rooms = rooms
         self._storage = storage

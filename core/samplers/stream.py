@@ -268,7 +268,8 @@ class StreamSliceSampler(StreamSampler):
     those of `SliceSampler`. Where a slice starts is uniformly random, and depends on the seed and the epoch alone.
 
     With `pad_value`, padding has that value instead of the last step of its trajectory, and text is empty there. With
-    `refuse_short` a trajectory that is shorter than a slice is an error, instead of left out.
+    `refuse_short` a trajectory that is shorter than a slice is an error, instead of left out. With `batched` the index,
+    and so the batch, is `[num_slices, slice_len]`, always with the mask, as `FrameStack` needs it.
 
     The slices of an epoch have one length: SchemaError (a RuntimeError) where a batch asks for another, and for what
     `refuse_short` refuses.
@@ -284,9 +285,10 @@ class StreamSliceSampler(StreamSampler):
         pad_output: bool = False,
         pad_value: float | None = None,
         refuse_short: bool = False,
+        batched: bool = False,
         **options: Any,
     ) -> None:
-        self.pad_value, self.refuse_short = pad_value, refuse_short
+        self.pad_value, self.refuse_short, self.batched = pad_value, refuse_short, batched
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
         self._slice_len: int | None = None
@@ -306,13 +308,16 @@ class StreamSliceSampler(StreamSampler):
     def _slices_of(self, storage: Storage, slices: Numbers, slice_len: int) -> tuple[Index, dict[str, Any]]:
         """Return the index and the info of slices, each its first step and how many it has."""
         start, taken = slices[:, 0], slices[:, 1]
-        ends = SliceEnds.of(taken, slice_len, flat=True)
-        rows = np.minimum(start[:, None] + ends.place, (start + taken - 1)[:, None]).reshape(-1)
-        if not self.measure.pad_output:
+        ends = SliceEnds.of(taken, slice_len, flat=not self.batched)
+        rows = np.minimum(start[:, None] + ends.place, (start + taken - 1)[:, None])
+        padded = self.batched or self.measure.pad_output
+        if not self.batched:
+            rows = rows.reshape(-1)
+        if not padded:
             rows, ends = rows[ends.real.numpy()], ends.kept()
         index = (torch.from_numpy(rows),)
         info = self._marks.of(storage, index, ends)
-        if self.measure.pad_output:
+        if padded:
             info["collector", "mask"] = ends.real.clone()
         return index, info
 
@@ -320,7 +325,7 @@ class StreamSliceSampler(StreamSampler):
         """Draw slices and read their rows, which also gives the flags of the info."""
         with self._marks.reading() as marks:
             index, info = self.draw(storage, batch_size)
-            if self.pad_value is not None and self.measure.pad_output:
+            if self.pad_value is not None and (self.batched or self.measure.pad_output):
                 flags: dict[Any, Any] = info
                 _fill(marks.rows, ~flags["collector", "mask"], self.pad_value)
             return index, info, marks.rows

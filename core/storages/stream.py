@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -54,6 +54,13 @@ class OpenShard(NamedTuple):
     def rows(self) -> int:
         """The number of rows."""
         return int(self.lengths.sum())
+
+    def read(self, rows: Numbers) -> TensorDictBase:
+        """Read rows, int64 `[n]`."""
+        found: TensorDictBase = self.storage.get(torch.from_numpy(rows + self.first))
+        if self.episode and _EPISODE in found.keys():  # noqa: SIM118  # not a dict
+            found.set(_EPISODE, found.get(_EPISODE) + self.episode)
+        return found if self.decode is None else self.decode(found)
 
 
 class ShardedData(ABC):
@@ -188,17 +195,21 @@ class StreamStorage(Storage):
 
     def read_at(self, index: Any) -> TensorDictBase:
         """Read the elements with these numbers into fresh tensors."""
+        numbers = self.numbers_at(index)
+        batch = self._gathered(numbers.reshape(-1))
+        shaped: TensorDictBase = batch.reshape(numbers.shape) if numbers.ndim else batch[0]
+        return shaped
+
+    def numbers_at(self, index: Any) -> Numbers:
+        """Return the numbers that an index names, int64 in its shape; IndexError for a mask."""
         index = as_index(index, 1)
         if isinstance(index, slice):
             index = torch.arange(*index.indices(len(self)))
-        found = torch.as_tensor(index).cpu()
+        found = torch.as_tensor(index)
         if found.dtype == torch.bool:
             raise IndexError("the elements of a stream are named by number, found a mask")
-        numbers = found.reshape(-1).numpy()
-        shards, rows = self._places(self._checked(numbers))
-        batch = self._gathered(shards, rows)
-        shaped: TensorDictBase = batch[0] if not found.dim() else batch.reshape(found.shape)
-        return shaped
+        numbers: Numbers = found.numpy(force=True).astype(np.int64, copy=False)
+        return numbers
 
     def _checked(self, numbers: Numbers) -> Numbers:
         limit = len(self.shards) << _SHARD if self._starts is None else len(self)
@@ -207,27 +218,26 @@ class StreamStorage(Storage):
             raise IndexError(f"element is {numbers[outside[0]]:,}, expected one that {self.shards.address} has")
         return numbers
 
-    def _gathered(self, shards: Numbers, rows: Numbers) -> TensorDictBase:
-        parts = []
+    def parts(self, numbers: Numbers) -> Iterator[tuple[Numbers, OpenShard, Numbers]]:
+        """Yield the shards of elements, int64 `[n]`: the places that are of it, the shard, and the rows there."""
+        shards, rows = self._places(self._checked(numbers))
         for shard in np.unique(shards):
             places = np.flatnonzero(shards == shard)
             found, wanted = self.take(int(shard)), rows[places]
             if len(wanted) and wanted.max() >= found.rows:
                 raise IndexError(f"row is {wanted.max():,}, expected one of the {found.rows:,} rows of shard {shard}")
-            parts.append((places, _read(found, wanted)))
-        if len(parts) == 1:
-            only: TensorDictBase = parts[0][1]
-            return only
-        return _merged(parts, len(rows))
+            yield places, found, wanted
+
+    def _gathered(self, numbers: Numbers) -> TensorDictBase:
+        parts = [(places, shard.read(rows)) for places, shard, rows in self.parts(numbers)]
+        return parts[0][1] if len(parts) == 1 else _merged(parts, len(numbers))
 
     def steps_before(self, numbers: Numbers) -> Numbers:
         """Return how many steps of its episode are before each element, int64 `[n]`."""
-        shards, rows = self._places(self._checked(numbers))
-        found = np.zeros_like(rows)
-        for shard in np.unique(shards):
-            here, lengths = shards == shard, self.take(int(shard)).lengths
-            starts = np.cumsum(lengths) - lengths
-            found[here] = rows[here] - starts[np.searchsorted(starts, rows[here], side="right") - 1]
+        found = np.zeros(len(numbers), np.int64)
+        for places, shard, rows in self.parts(numbers):
+            starts = np.cumsum(shard.lengths) - shard.lengths
+            found[places] = rows - starts[np.searchsorted(starts, rows, side="right") - 1]
         return found
 
     # What a storage that cannot be written refuses ----------------------------------------------------
@@ -263,14 +273,6 @@ class StreamStorage(Storage):
 
     def share(self) -> None:
         """Do nothing: other processes read the same files."""
-
-
-def _read(shard: OpenShard, rows: Numbers) -> TensorDictBase:
-    """Read rows of a shard."""
-    found: TensorDictBase = shard.storage.get(torch.from_numpy(rows + shard.first))
-    if shard.episode and _EPISODE in found.keys():  # noqa: SIM118  # not a dict
-        found.set(_EPISODE, found.get(_EPISODE) + shard.episode)
-    return found if shard.decode is None else shard.decode(found)
 
 
 def _columns(rows: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:

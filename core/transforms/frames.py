@@ -114,7 +114,7 @@ class StoredFrameStack(_Stack):
     ids change: `traj_key`, by default `("collector", "traj_ids")`, else `"episode"`.
 
     It comes first among the transforms of a buffer, for it reads what is stored. SchemaError (a RuntimeError) elsewhere
-    and outside of a buffer, for streams, elements that are not single steps, frames that lack the dimension, and next
+    and outside of a buffer, for elements that are not single steps, frames that lack the dimension, and next
     observations of several steps ahead; MissingKeyError (a KeyError) where nothing separates episodes.
 
     >>> import rbtool

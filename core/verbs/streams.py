@@ -85,6 +85,7 @@ def sample_stream(
     num_slices: int | None = None,
     strict: bool | None = None,
     pad: bool = False,
+    batched: bool = False,
     drop_last: bool = False,
     shuffle: bool | None = None,
     frame_stack: int | None = None,
@@ -108,8 +109,8 @@ def sample_stream(
             f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming: shards come one by one"
         )
     options = SamplerOptions(
-        sampler=sampler, slice_len=slice_len, num_slices=num_slices, strict=strict, pad=pad, drop_last=drop_last,
-        shuffle=shuffle,
+        sampler=sampler, slice_len=slice_len, num_slices=num_slices, strict=strict, pad=pad, batched=batched,
+        drop_last=drop_last, shuffle=shuffle,
     )  # fmt: skip
     frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
     drawing = Drawing.of(options, frames, n, seed=seed, time=time, seconds=seconds)
@@ -147,4 +148,5 @@ def _sampler(drawing: Drawing) -> StreamSampler:
     if not options.in_slices:
         return StreamSampler(**order)
     size = {"num_slices": options.num_slices} if options.slice_len is None else {"slice_len": options.slice_len}
-    return StreamSliceSampler(**size, strict_length=options.strict_length, pad_output=options.pad, **order)
+    whole = {"strict_length": options.strict_length, "pad_output": options.pad, "batched": options.batched}
+    return StreamSliceSampler(**size, **whole, **order)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hub import Hub
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
+from streaming import in_process
 from torch.utils.data import DataLoader
 
 import rbtool
@@ -43,7 +45,7 @@ def own(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "own"))
 
 
-def frames(source: Path) -> tuple[Any, Any]:
+def frames_and_next(source: Path) -> tuple[Any, Any]:
     """Return the frame of each row, and the one after it: that of the row itself at ends, where none is known."""
     rows = plain_rows(source)
     images = np.stack([row[CAMERA] for row in rows])
@@ -54,7 +56,7 @@ def frames(source: Path) -> tuple[Any, Any]:
 
 
 def assert_right(batch: Any, source: Path, rows: Any) -> None:
-    images, after = frames(source)
+    images, after = frames_and_next(source)
     assert torch.equal(batch[IMAGE], torch.from_numpy(images[rows]))
     assert torch.equal(batch["next"][IMAGE], torch.from_numpy(after[rows]))
     assert not [key for key in batch.keys(True) if "video" in key]
@@ -78,6 +80,27 @@ def test_batches_of_a_stream_have_their_frames(source: Path, kept: Path, slices:
         assert_right(batch.exclude(("next", "truncated")), source, batch["index"].flatten().numpy())
         steps += len(batch)
     assert steps == (9 if slices else STEPS)
+
+
+def test_frames_of_a_stream_are_stacked(source: Path, kept: Path) -> None:
+    frames = rbtool.StoredFrameStack(2, IMAGE, dim=-1)
+    images, _ = frames_and_next(source)
+    numbers = np.array([row["episode_index"] for row in plain_rows(source)])
+    for batch in rbtool.load_dataset(kept, 6, streaming=True, transform=frames, seed=0):
+        rows = batch["index"].numpy()
+        begins = (rows == 0) | (numbers[rows] != numbers[rows - 1])
+        before = np.where(begins[:, None, None, None], 0, images[rows - 1])
+        assert np.array_equal(batch[IMAGE].numpy(), np.concatenate([before, images[rows]], -1))
+
+
+def test_a_stream_of_a_hub_refuses_videos_in_one_sentence(kept: Path, tmp_path: Path) -> None:
+    shutil.copytree(kept, tmp_path / "hub" / "org" / "kept")
+    with Hub(tmp_path / "hub", lfs_threshold=1000) as hub:
+        places = hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
+        [found] = in_process(places, {"dataset": "hf://org/kept"})
+    assert found["error"] == "UsageError"
+    assert "has images in videos that are kept, which a stream of shards cannot hold" in found["message"]
+    assert found["hint"] == "rbtool download hf://org/kept"
 
 
 def test_kept_and_decoded_datasets_give_equal_batches(source: Path, kept: Path, tmp_path: Path) -> None:
@@ -141,7 +164,7 @@ def test_references_are_there_on_demand(kept: Path) -> None:
 
 def test_padded_trajectories_have_black_frames_after_their_ends(source: Path, kept: Path) -> None:
     batch = rbtool.load_dataset(kept, split_trajs=True)[:]
-    images, _ = frames(source)
+    images, _ = frames_and_next(source)
     assert torch.equal(batch[IMAGE][batch["mask"]], torch.from_numpy(images))
     assert not batch[IMAGE][~batch["mask"]].any()
 
@@ -225,7 +248,7 @@ def test_parts_and_merged_datasets_have_their_videos(source: Path, kept: Path, t
             assert len(list((part.path / ".rbtool/videos").glob("*.mp4"))) == len(videos_in(reader))
     merged = rbtool.merge([part.path for part in parts], tmp_path / "merged").path
     batch = rbtool.load_dataset(merged, verify=True)[:]
-    images, _ = frames(source)
+    images, _ = frames_and_next(source)
     index = batch["info", "index"].numpy()
     assert sorted(index.tolist()) == list(range(STEPS))
     assert torch.equal(batch[IMAGE], torch.from_numpy(images[index]))
