@@ -43,7 +43,7 @@ class History:
         return list(rows.unbind(0)) if objects else rows
 
     def _ages(self, transform: Any, storage: Storage) -> Ages:
-        """Return what knows how far back the episodes of a storage go."""
+        """Return how far back the episodes of a storage go."""
         done_key, traj_key = transform.episode_keys
         if isinstance(storage, StreamStorage):
             if traj_key is not None:
