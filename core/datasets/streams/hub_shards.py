@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 from ...errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ...format import fs
-from ...format.digest import digest_text, open_regular, read_regular
+from ...format.digest import digest_file, digest_text, open_regular, read_regular
 from ...format.manifest import MANIFEST, Manifest
 from ...format.open_files import ListedFiles
 from ...format.packed.reader import PackedReader
@@ -24,8 +25,9 @@ from ...remote.hub import Hub, HubFile, hub_endpoint
 from ...remote.transport import read_range
 from ...storages.stream import OpenShard
 from .cache import ShardFiles
-from .ted_shards import EpisodeShards, Range, row_files, row_ranges, storage_of
+from .ted_shards import EpisodeShards, Range, disagreement, row_files, row_ranges, storage_of
 
+_LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
 _LOCK = "base.lock"
 _PAGE = 8 << 10
@@ -116,6 +118,7 @@ class HubShards(ShardFiles):
             raise UsageError(f"{self.address} has no steps: there is nothing to sample")
         rows = self._files_of_rows(manifest)
         self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
+        self._digests = {file.path: file.digest for file in manifest.files}
         self._others = [file.path for file in manifest.files if file.path not in rows]
         self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
         self._shards = EpisodeShards.of(self._reader)
@@ -160,8 +163,22 @@ class HubShards(ShardFiles):
         return sum(stop - start + _PAGE for start, stop in self._ranges(number).values())
 
     def fetch(self, number: int, folder: Path) -> None:
-        """Fetch the ranges of a shard into files with holes."""
-        ranges = self._ranges(number)
+        """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
+
+        A hub has checksums of whole files, and the manifest digests of them: they are compared where a shard has all of
+        a file. Rows of a part have to agree with the episode table, which has their numbers, flags and returns.
+        """
+        self._fetch_ranges(self._ranges(number), folder)
+        try:
+            self._verify(number, folder)
+        except CorruptDataError as error:
+            _LOG.warning("%s; it is fetched again", error.message)
+            fs.remove(folder)
+            fs.make_folder(folder)
+            self._fetch_ranges(self._ranges(number), folder)
+            self._verify(number, folder)
+
+    def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
         for name, size in self._sizes.items():
             path = folder / name
             fs.make_folder(path.parent)
@@ -173,6 +190,16 @@ class HubShards(ShardFiles):
                     fs.fsync(descriptor, path)
             finally:
                 os.close(descriptor)
+
+    def _verify(self, number: int, folder: Path) -> None:
+        for name, range_ in self._ranges(number).items():
+            if range_ == (0, self._sizes[name]) and digest_file(folder / name) != self._digests[name]:
+                raise CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            problem = disagreement(reader, first, stop)
+        if problem:
+            raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
 
     def _fetch_range(self, name: str, range_: Range, descriptor: int, path: Path) -> None:
         def write(data: memoryview, position: int) -> None:

@@ -18,13 +18,14 @@ from ...format.documents import decode, parse_json
 from ...format.manifest import SHARDS_DOCUMENT, Manifest
 from ...format.packed.reader import PackedReader
 from ...format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
+from ...format.returns import return_field_of, sum_rewards
 from ...format.ted.reader import TedReader
 from ...format.ted.tree import leaf_path
 from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
 from ...storages.stream import OpenShard, StreamShards
-from ...ted.schema import Field, row_bytes
+from ...ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name, row_bytes
 from ..storage import DatasetStorage
 from ..videos import with_frames
 
@@ -171,3 +172,31 @@ def _own_bytes(reader: PackedReader, one: PackedField, rows: Range, *, explicit:
         return _bytes(rows, one.field.row_bytes)
     offsets = reader.offsets(one, explicit)
     return int(offsets[rows[0] // one.chunk_rows]), int(offsets[-(-rows[1] // one.chunk_rows)])
+
+
+# Rows -----------------------------------------------------------------------------------------------
+
+
+def disagreement(reader: TedReader | PackedReader, first: int, stop: int) -> str:
+    """Return how rows of the episodes `[first, stop)` differ from the episode table, in one sentence; "" if they agree.
+
+    Compared are the numbers of episodes, how they end, and their returns, to the last bit.
+    """
+    table, there = reader.episodes, {field.key for field in reader.fields}
+    if first == stop:
+        return ""
+    starts, lengths = table.start[first:stop], table.length[first:stop]
+    begin, end = int(starts[0]), int(starts[-1] + lengths[-1])
+    if EPISODE in there and (reader.read(EPISODE, begin, end) != np.repeat(table.episode[first:stop], lengths)).any():
+        return "a step has the number of another episode than the table states"
+    for key, stated in ((NEXT_TERMINATED, table.terminated), (NEXT_TRUNCATED, table.truncated)):
+        if key in there:
+            flags = reader.read(key, begin, end).reshape(end - begin, -1)[starts + lengths - 1 - begin]
+            if (flags.any(1) != stated[first:stop]).any():
+                return f"{key_name(key)} of a last step differs from the table"
+    reward = return_field_of(reader.manifest)
+    if reward is not None and reward.key == NEXT_REWARD:  # tables of n-step data may hold other sums
+        returns = sum_rewards(reader, starts, lengths)
+        if not np.array_equal(returns, table.total_reward[first:stop], equal_nan=True):
+            return "the return of an episode differs from the table"
+    return ""
