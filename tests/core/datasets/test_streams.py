@@ -115,41 +115,6 @@ def test_a_remote_that_refuses_is_one_sentence(hub: Hub, environment: dict[str, 
     assert "\n" not in found[0]["message"]
 
 
-@pytest.mark.parametrize("leaf", ["episode", "next/reward"])
-def test_other_bytes_than_the_episode_table_states_are_fetched_again(
-    datasets: Path, hub: Hub, environment: dict[str, str], leaf: str
-) -> None:
-    hub.faults.append(Fault(f"GET .*/resolve/[^/]+/{leaf}.memmap", "corrupt"))
-    found = in_process(environment, {"dataset": "hf://org/ted"})[0]
-    assert not hub.faults[0].times
-    assert found == batches_of(str(datasets / "org" / "ted"))
-
-
-@pytest.mark.parametrize(("leaf", "said"), [("episode", "number of another"), ("next/reward", "the return of an")])
-def test_other_bytes_than_the_episode_table_states_are_an_error(
-    hub: Hub, environment: dict[str, str], leaf: str, said: str
-) -> None:
-    hub.faults.append(Fault(f"GET .*/resolve/[^/]+/{leaf}.memmap", "corrupt", times=99))
-    found = in_process(environment, {"dataset": "hf://org/ted"})[0]
-    assert found["error"] == "CorruptDataError"
-    assert said in found["message"]
-
-
-@pytest.mark.parametrize("leaf", ["observation", "action", "next/observation"])
-def test_a_shard_with_all_of_a_file_is_compared_with_its_digest(
-    hub: Hub, environment: dict[str, str], leaf: str, tmp_path: Path
-) -> None:
-    hub.root = tmp_path / "hub"
-    write_walks(hub.root / "org" / "small", EPISODES[:3])
-    hub.rescan()
-    hub.faults.append(Fault(f"GET .*/{leaf}.memmap", "corrupt", times=99))
-    failed = in_process(environment, {"dataset": "hf://org/small"})[0]
-    assert failed["error"] == "CorruptDataError"
-    assert f"{leaf}.memmap" in failed["message"]
-    hub.faults.clear()
-    assert in_process(environment, {"dataset": "hf://org/small"})[0] == batches_of(str(hub.root / "org" / "small"))
-
-
 def test_a_stream_continues_where_the_network_failed(datasets: Path, hub: Hub, environment: dict[str, str]) -> None:
     hub.faults.append(Fault("GET .*observation.memmap", "status:401", times=99))
     assert in_process(environment, {"dataset": "hf://org/ted"})[0]["error"] == "AuthorisationError"
