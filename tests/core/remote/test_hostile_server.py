@@ -65,6 +65,13 @@ class Hostile:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_before() -> None:
+    """Take it out of the garbage collection: the one after each test then visits the objects of these tests alone."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Hostile]]:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
