@@ -112,7 +112,10 @@ def _parsed(text: str, what: str, size: int) -> NpyHeader:
             stated = ast.literal_eval(re.sub(r"(?<=\d)L(?=\s*[,)])", "", text))  # long integers of Python 2
         described, shape, fortran = stated["descr"], stated["shape"], stated["fortran_order"]
         dtype = np.lib.format.descr_to_dtype(described)
-    except (SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError) as error:
+    except (
+        SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError,
+        Warning,  # where warnings are errors: of names of element types that NumPy never writes
+    ) as error:  # fmt: skip
         raise damaged(what, f"its header cannot be read ({type(error).__name__})") from error
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
         raise damaged(what, "its header states no shape")

@@ -192,6 +192,7 @@ HEADERS = {
     "more than there is": (_npy(_described(shape="(3,)"), b"\0" * 8), "is 12 bytes, and 8 follow"),
     "less than there is": (_npy(_described(shape="(1,)"), b"\0" * 8), "is 4 bytes, and 8 follow"),
     "an unknown type": (_npy(_described("'spam'"), b"\0" * 8), "cannot be read"),
+    "a type that NumPy warns of": (_npy(_described("'|a4'"), b"\0" * 8), "cannot be read"),
     "no order": (_npy(_described(fortran="1"), b"\0" * 8), "order of elements"),
     "arrays of arrays": (_npy(_described("('<f4', (2,))", "(1,)"), b"\0" * 8), "arrays themselves"),
 }
