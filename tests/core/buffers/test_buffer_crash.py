@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from strikes import course_of, forked, kill
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -42,29 +42,30 @@ def sampler_is_whole(buffer: TensorDictReplayBuffer) -> bool:
     return bool(torch.allclose(batch["priority_weight"] * (1 + batch["a"]), torch.ones(2)))
 
 
-def killed_at(step: int, buffer: TensorDictReplayBuffer, path: Path) -> bool:
-    """Dump in a child that dies at the given step; tell whether it got that far."""
-    child = os.fork()
-    if not child:
-        steps: Iterator[int] = iter(range(1, step + 1))
-        sys.addaudithook(lambda event, _: os._exit(9) if event == "rbtool.fs" and next(steps) == step else None)
-        try:
-            buffer.dumps(path)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+def places(buffer: TensorDictReplayBuffer, older: TensorDictReplayBuffer | None, folder: Path) -> Iterator[int]:
+    """The operations of a dump before which files change; behind them every third, for what sweeping adds."""
+    folder.mkdir()
+    if older is not None:
+        older.dumps(folder / "saved")
+    course = course_of(buffer.dumps, folder, folder / "saved")
+    assert course.status == 0
+    yield from course.changes
+    yield from range(course.operations + 1, 1000, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_a_dump_killed_at_any_step(tmp_path: Path, prioritised: bool, there: bool) -> None:
+def test_a_dump_killed_where_files_change(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, prioritised: bool, there: bool
+) -> None:
     path, old, new = tmp_path / "saved", made(OLD, prioritised), made(NEW, prioritised)
     found = set()
-    for step in range(1, 1000):
-        if there and step % 7 == 1:
+    for number, at in enumerate(places(new, old if there else None, tmp_path_factory.mktemp("undisturbed") / "made")):
+        if there and number % 7 == 0:
             old.dumps(path)
-        if not killed_at(step, new, path):
+        status, _ = forked(new.dumps, tmp_path, path, kill, at)
+        if not os.WIFSIGNALED(status):
             break
         if path.exists():
             other = made(0, prioritised)
@@ -72,7 +73,8 @@ def test_a_dump_killed_at_any_step(tmp_path: Path, prioritised: bool, there: boo
             assert other["a"].tolist() == list(range(len(other)))
             assert sampler_is_whole(other)
             found.add(len(other))
-    assert step > 30
+    assert number > 30
+    assert os.waitstatus_to_exitcode(status) == 0
     assert found == ({OLD, NEW} if there else {NEW})
     new.dumps(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
