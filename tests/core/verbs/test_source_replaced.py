@@ -190,7 +190,7 @@ def require_one_of_both(
     new, _ = swapped(pair[::-1], verb, folder, -1)
     again, reads = swapped(pair, verb, folder, -2)  # the first time, modules are imported, too
     assert old == again != new
-    places = places_of(reads[:-1], verb)
+    places = places_of(reads[:-2], verb)
     step = max(1, len(places) // count) | 1  # odd: a look at a file and its opening often take turns
     for at in [*places[number % step :: step], len(reads) - 1]:
         found, _ = swapped(pair, verb, folder, at)
