@@ -52,7 +52,7 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
     def end(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def copy_run(columns: Columns, start: int, count: int, sources: Any) -> None:
+    def copy_run(columns: Columns, start: int, count: int, sources: Any, **_: Any) -> None:
         width = columns.widths[0]
         ctypes.memmove(columns.plain[0].data_ptr() + start * width, int(sources.addresses[0]), count * width)
         end()
@@ -68,7 +68,7 @@ def _write_half(act: Callable[[ReplayBuffer], Any], buffer: ReplayBuffer) -> Non
 
     Columns.copy_run, Columns.write_rows, Columns.write_cells = copy_run, write_rows, end  # type: ignore[method-assign]
     if act is fill_up:
-        Columns.copy_run = lambda columns, start, number, sources: None  # type: ignore[method-assign]
+        Columns.copy_run = lambda *_, **__: None  # type: ignore[method-assign]
         Counter.value = property(Counter.value.fget, count)  # type: ignore[attr-defined, method-assign]
     if act in (edit, edit_some):
         buffer.storage.put_back = end  # type: ignore[method-assign]
