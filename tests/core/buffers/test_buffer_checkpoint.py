@@ -197,6 +197,7 @@ def damaged(folder: Path, how: str) -> type[Exception]:
         os.truncate(folder / "rng_state/rng_state.memmap", 100)
         return CorruptDataError
     if how == "cut rows":
+        (folder / "storage/segment-00000.memmap").chmod(0o644)
         os.truncate(folder / "storage/segment-00000.memmap", 20)
         return FormatError
     (folder / "prefetch.json").write_text(

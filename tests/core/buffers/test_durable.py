@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flip
 from tensordict import TensorDict
 
 import rbtool
@@ -80,9 +81,7 @@ def test_the_checkpoint_has_its_digests_with_each_level(kind: str, durable: Any,
     other.loads(tmp_path / "saved")
     assert torch.equal(other[:]["next", "observation"], saved[:]["next", "observation"])
     largest = max((path for path in tmp_path.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    data = bytearray(largest.read_bytes())
-    data[-1] ^= 1
-    largest.write_bytes(data)
+    flip(largest, largest.stat().st_size - 1)
     with pytest.raises(CorruptDataError):
         buffer_of(kind, 0).loads(tmp_path / "saved")
 

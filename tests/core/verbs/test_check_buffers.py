@@ -143,9 +143,9 @@ def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: s
     files = [file for file in path.rglob("*") if file.is_file() and file.stat().st_size]
     for file in files:
         at = 0 if "storage" in file.parts else file.stat().st_size // 2
-        sound = flip(file, at)
+        flip(file, at)
         assert rbtool.check(path).failed(), file
-        file.write_bytes(sound)
+        flip(file, at)
     assert rbtool.check(without_digests(path)).notes
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
@@ -161,10 +162,7 @@ def test_saving_it_again_is_refused_with_a_way_out(form: str, tmp_path: Path) ->
 def test_one_wrong_byte_is_found(form: str, tmp_path: Path) -> None:
     source = saved(tmp_path / "buffer", form, steps())
     files = [file for name in ("*.h5", "segment-*", "observation.memmap") for file in (source / "storage").rglob(name)]
-    file = files[0]
-    content = bytearray(file.read_bytes())
-    content[40 if form != "h5" else -20] ^= 1
-    file.write_bytes(content)
+    flip(files[0], 40 if form != "h5" else files[0].stat().st_size - 20)
     with pytest.raises(CorruptDataError):
         checkpoint.load(source, tmp_path / "dataset")
     assert not (tmp_path / "dataset").exists()
