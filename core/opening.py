@@ -24,7 +24,7 @@ from .errors import (
 )
 from .format.contracts import Array, PassedSteps, StepReader
 from .format.episodes import EpisodeTable
-from .format.locate import reader_class, reader_names
+from .format.locate import reader_class, reader_names, refuse_empty
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
 from .format.mixture import refuse_mixture
 from .format.open_files import ListedFiles, one_generation
@@ -209,8 +209,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
         return H5Reader(path)
     if not path.exists():
         raise DatasetNotFoundError(f"there is nothing at {path}")
-    if not any(path.iterdir()):
-        raise DatasetNotFoundError(f"{path} is an empty folder, and no rbtool dataset")
+    refuse_empty(path)
     if not has_manifest(path) and (path / HIDDEN).is_dir():
         lost = CorruptDataError(f"{path} was an rbtool dataset or checkpoint, but {MANIFEST} is missing")
         raise unfinished_recording(path) or lost

@@ -334,7 +334,13 @@ def recognised(path: Path) -> str | None:
 
 
 def refuse_empty(path: Path) -> None:
-    """Raise CorruptDataError for a file without a byte: a download or a copy that failed."""
+    """Refuse what has nothing in it.
+
+    CorruptDataError for a file without a byte, after a download or a copy that failed; DatasetNotFoundError for an
+    empty folder.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        raise DatasetNotFoundError(f"{path} is an empty folder, expected a dataset or a checkpoint")
     if path.is_file() and not path.stat().st_size:
         raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
 

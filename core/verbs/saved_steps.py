@@ -18,7 +18,7 @@ from ..encodings.flat import STORAGE_METADATA
 from ..encodings.h5_layout import read_block
 from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..encodings.save import VerifyingReader
-from ..errors import DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..errors import FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
 from ..format.documents import load_json
 from ..format.episodes import EpisodeTable, parse_episodes, select_episodes
@@ -57,6 +57,7 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
         _refuse_unknown_file(path)
         return True
     if form is None:
+        refuse_empty(path)
         raise _unknown(path)
     if not raw:
         raise UsageError(
@@ -107,9 +108,7 @@ def _refuse_unknown_file(path: Path) -> None:
         raise
 
 
-def _unknown(path: Path) -> DatasetNotFoundError | FormatError:
-    if path.is_dir() and not any(path.iterdir()):
-        return DatasetNotFoundError(f"{path} is an empty folder, expected a dataset or a checkpoint")
+def _unknown(path: Path) -> FormatError:
     if inside := inside_hint(path):
         return FormatError(f"{path} is not a dataset or checkpoint, but there are some in it", hint=inside)
     formats = ", ".join(reader_names())

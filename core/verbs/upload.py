@@ -18,7 +18,7 @@ from ..format.checks import FOLDER_RULES
 from ..format.digest import read_regular
 from ..format.documents import written_time
 from ..format.hub_address import HubAddress, Transfer, add_transfer, transfers_of
-from ..format.locate import find_dataset
+from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..progress import Progress, Silent, readable_size
@@ -123,6 +123,7 @@ def upload(
 def _require_dataset(path: Path) -> None:
     hint = f"convert it first: rbtool convert {shlex.quote(str(path))} DEST"
     if not has_manifest(path):
+        refuse_empty(path)
         raise UsageError(f"{path} is no dataset in TED, which an upload needs", hint=hint)
     kind = Manifest.load(path).kind
     if kind != "dataset":

@@ -226,7 +226,10 @@ def test_an_address_that_makes_no_sense(machine, hub, dataset, address):
 
 def test_what_is_no_dataset(machine, hub, tmp_path):
     (tmp_path / "raw").mkdir()
-    assert machine.run("upload", str(tmp_path / "raw"), WHERE).returncode == 2
+    done = machine.run("upload", "raw", WHERE)
+    assert (done.returncode, "raw is an empty folder" in done.stderr) == (4, True)
+    (tmp_path / "raw" / "notes.txt").write_text("no rows")
+    assert machine.run("upload", "raw", WHERE).returncode == 2
     assert machine.run("upload", str(tmp_path / "none"), WHERE).returncode == 4
     write_walks(tmp_path / "walks", [(5, "truncated")])
     assert machine.run("checkpoint", "save", "walks", "saved", "--as", "flat").returncode == 0

@@ -245,6 +245,9 @@ def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="there is nothing at"):
         convert(tmp_path / "no", tmp_path / "ted")
+    with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
+        convert(tmp_path, tmp_path / "ted")
+    (tmp_path / "notes.txt").write_text("no rows")
     with pytest.raises(FormatError, match="unknown format; supported: "):
         convert(tmp_path, tmp_path / "ted")
 
