@@ -18,9 +18,9 @@ from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.ted.reader import TedReader
 from ..opening import open_steps
-from .drawing import Drawing
 from .frame_stacks import FrameStacks
 from .mixtures import open_mixture
+from .sample_request import SampleRequest
 from .sample_result import DrawnRows, SampledDataset, SampleResult
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
 from .saved_steps import has_steps
@@ -88,7 +88,7 @@ def sample(
         pad=pad, batched=batched, drop_last=drop_last, shuffle=shuffle, alpha=alpha, beta=beta, priority=priority,
     )  # fmt: skip
     frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
-    drawing = _Drawing(Drawing.of(options, frames, n, seed=seed, time=time, seconds=seconds), verify)
+    drawing = _Drawing(SampleRequest.of(options, frames, n, seed=seed, time=time, seconds=seconds), verify)
     path = find_dataset(dataset, root)
     if is_mixture(path):
         return drawing.of_mixture(path, root)
@@ -103,32 +103,32 @@ def sample(
 class _Drawing:
     """One run of `sample`."""
 
-    drawing: Drawing
+    request: SampleRequest
     verify: bool
 
     def of_dataset(self, reader: StepReader) -> SampleResult:
-        drawing = self.drawing
+        request = self.request
         self._require(reader)
-        buffer = _buffer(reader, drawing.options, drawing.frames, drawing.size)
-        batch = drawing.batch(buffer)
+        buffer = _buffer(reader, request.options, request.frames, request.size)
+        batch = request.batch(buffer)
         rows = np.asarray(batch["index"]).reshape(-1)
         drawn = DrawnRows.of(rows, np.zeros_like(rows), [reader.episodes])
-        return drawing.result(reader.path, buffer, batch, reader.fields, drawn)
+        return request.result(reader.path, buffer, batch, reader.fields, drawn)
 
     def of_mixture(self, path: Path, root: str | os.PathLike[str] | None) -> SampleResult:
         """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
-        drawing, options = self.drawing, self._of_exact_length()
+        request, options = self.request, self._of_exact_length()
 
         def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
             try:
                 self._require(reader)
-                return _buffer(reader, options, drawing.frames), reader.episodes
+                return _buffer(reader, options, request.frames), reader.episodes
             except UsageError as error:
                 raise UsageError(f"{reader.path}: {error.message}", hint=error.hint) from error
 
         opening = open_mixture(path, opened, root)
-        buffer = opening.ensemble(lambda made: made[0], batch_size=drawing.size)
-        batch = drawing.batch(buffer)
+        buffer = opening.ensemble(lambda made: made[0], batch_size=request.size)
+        batch = request.batch(buffer)
         sources, rows = (np.asarray(batch[key]).reshape(-1) for key in ("source_id", ("index", "index")))
         drawn = DrawnRows.of(rows, sources, [one.made[1] for one in opening.datasets])
         counts = np.bincount(sources, minlength=len(opening.datasets)).tolist()
@@ -136,12 +136,12 @@ class _Drawing:
             SampledDataset(name=one.member.name, path=one.path, steps=count)
             for one, count in zip(opening.datasets, counts, strict=True)
         )
-        found = drawing.result(path, buffer, batch, opening.fields, drawn)
+        found = request.result(path, buffer, batch, opening.fields, drawn)
         return replace(found, datasets=datasets, sources=tuple(sources.tolist()))
 
     def _of_exact_length(self) -> SamplerOptions:
         """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
-        options = self.drawing.options
+        options = self.request.options
         if not options.in_slices:
             return options
         if not options.strict_length and not options.pad:
@@ -149,12 +149,12 @@ class _Drawing:
                 "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
                 hint="--pad takes short episodes and fills them up",
             )
-        return replace(options, slice_len=options.steps_of_a_slice(self.drawing.size), num_slices=None)
+        return replace(options, slice_len=options.steps_of_a_slice(self.request.size), num_slices=None)
 
     def _require(self, reader: StepReader) -> None:
         if self.verify:
             _verify(reader)
-        self.drawing.options.check_lengths(reader.episodes.length, self.drawing.size)
+        self.request.options.check_lengths(reader.episodes.length, self.request.size)
 
 
 def _verify(reader: StepReader) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..ted.schema import row_bytes
-from .drawing import Drawing
 from .frame_stacks import FrameStacks
 from .results import Result
+from .sample_request import SampleRequest
 from .sample_result import DrawnRows, SampleResult
 from .sampler_options import SamplerOptions
 
@@ -113,37 +113,37 @@ def sample_stream(
         drop_last=drop_last, shuffle=shuffle,
     )  # fmt: skip
     frames = FrameStacks(frames=frame_stack, keys=tuple(frame_keys))
-    drawing = Drawing.of(options, frames, n, seed=seed, time=time, seconds=seconds)
+    request = SampleRequest.of(options, frames, n, seed=seed, time=time, seconds=seconds)
     storage = opened()
-    return _drawn(drawing, storage)
+    return _drawn(request, storage)
 
 
-def _drawn(drawing: Drawing, storage: StreamStorage) -> SampleResult:
+def _drawn(request: SampleRequest, storage: StreamStorage) -> SampleResult:
     # These imports load torch, which takes seconds: an invalid request fails before.
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
-    transform = drawing.frames.transform(storage.fields)
+    transform = request.frames.transform(storage.fields)
     buffer = TensorDictReplayBuffer(
-        storage=storage, sampler=_sampler(drawing), writer=ImmutableDatasetWriter(), transform=transform,
-        batch_size=drawing.size,
+        storage=storage, sampler=_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
+        batch_size=request.size,
     )  # fmt: skip
-    batch = drawing.batch(buffer)
+    batch = request.batch(buffer)
     rows, episodes = (np.asarray(batch[key]).reshape(-1) for key in ("index", "episode"))
     drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), episodes=episodes, steps=storage.steps_before(rows))
     # References to frames of videos are not in the batch, the frames are.
     fields = [field for field in storage.fields if batch.get(field.key, None) is not None]
-    return drawing.result(storage.shards.address, buffer, batch, fields, drawn)
+    return request.result(storage.shards.address, buffer, batch, fields, drawn)
 
 
-def _sampler(drawing: Drawing) -> StreamSampler:
+def _sampler(request: SampleRequest) -> StreamSampler:
     """Make the sampler; shards beyond the window are fetched only where more than one batch is drawn."""
     from ..samplers.stream import StreamSampler, StreamSliceSampler
 
-    options = drawing.options
+    options = request.options
     order: dict[str, Any] = {
         "shuffle": options.shuffle is not False, "drop_last": options.drop_last,
-        "ahead": 0 if drawing.limit is None else _AHEAD,
+        "ahead": 0 if request.limit is None else _AHEAD,
     }  # fmt: skip
     if not options.in_slices:
         return StreamSampler(**order)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class SampleRequest:
     """A batch of `size` steps of a seed, and for how many seconds to measure; None measures nothing."""
 
     options: SamplerOptions
