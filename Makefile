@@ -8,8 +8,8 @@ READY := .venv/.ready
 # The oldest tensordict we promise to work with, for the tests that run beside the pinned one.
 OLDER_TENSORDICT := 0.14.3
 
-# Tests wait for processes and sockets a sixth of their time: one more worker than processors takes 8.6 minutes on two,
-# as many as processors 10.6.
+# Tests wait for processes and sockets a sixth of their time: one more worker than processors takes four fifths of the
+# time that as many as processors take.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # One thread a process: tests and type checks already run side by side.
 export OMP_NUM_THREADS ?= 1
