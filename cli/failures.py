@@ -169,7 +169,10 @@ def _usage(error: Any) -> Failure:
     message = _missing(error) or _extra(error) or error.format_message().rstrip(".")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
-    return Failure("UsageError", message, f"{context.command_path} --help" if context else "", 2)
+    hint = f"{context.command_path} --help" if context else ""
+    if context and _extra(error) and any("--dest" in one.opts for one in context.command.params):
+        hint = f"the destination is an option: --dest DEST; {hint}"
+    return Failure("UsageError", message, hint, 2)
 
 
 def _extra(error: Any) -> str:

@@ -125,6 +125,13 @@ def test_options_without_a_verb_are_explained(option, shell):
     assert f"{option.split()[0]} comes after the verb" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line", ["split cartpole parts --train 0.5 --test 0.5", "preprocess cartpole x --select action"]
+)
+def test_a_destination_that_is_an_option_is_explained(line, shell):
+    assert "hint: the destination is an option: --dest DEST; rbtool " in shell(f"rbtool {line}").stderr
+
+
 def test_an_option_that_is_near_to_none_gets_no_advice(shell):
     assert shell("rbtool inspect cartpole --bogus").stderr.splitlines()[0] == "error: no such option: --bogus"
     assert shell("rbtool zzz").stderr.splitlines()[0] == "error: no such command 'zzz'"
