@@ -189,9 +189,13 @@ class PickleReader(Closing):
 
     def _value(self, found: dict[str, Any]) -> Value:
         if "array" in found:
-            return PickledArray(
-                found["array"], _element_type(found["kind"]), tuple(found["shape"]), found.get("python", False)
-            )
+            try:
+                dtype = _element_type(found["kind"])
+            except (TypeError, ValueError, OverflowError) as error:  # such as bools of four bytes
+                raise CorruptDataError(
+                    f"{self._what}: a pickle has the element type {found['kind']!r}, which NumPy does not have"
+                ) from error
+            return PickledArray(found["array"], dtype, tuple(found["shape"]), found.get("python", False))
         if "list" in found:
             return PickledList(found["list"], tuple(found["shape"]))
         if "dict" in found:

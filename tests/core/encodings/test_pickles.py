@@ -100,6 +100,13 @@ class Calls:
         return self.call
 
 
+@pytest.mark.parametrize("spec", [b"b4", b"i3", b"f0"])
+def test_an_element_type_that_numpy_does_not_have_is_damage(reader: PickleReader, spec: bytes) -> None:
+    with pytest.raises(CorruptDataError, match="which NumPy does not have"):
+        load(reader, pickle.dumps(np.zeros(0, np.float32), 2).replace(b"f4", spec))
+    assert reader.items(load(reader, pickle.dumps([1]))) == [1]
+
+
 def global_of(module: str, name: str, *, argument: str = "x") -> bytes:
     return f"c{module}\n{name}\n(S'{argument}'\ntR.".encode()
 
