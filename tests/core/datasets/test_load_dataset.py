@@ -166,7 +166,7 @@ def test_a_tensordict_folder_is_none(walks: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_file_of_others(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="no rbtool dataset"):
+    with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
         load_dataset(tmp_path)
     (tmp_path / "file").write_bytes(b"hello")
     with pytest.raises(FormatError):
