@@ -69,10 +69,8 @@ class Unbounded(BoxSpec):
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         size = batched(shape, self._shape)
-        if self._is_real:
-            if generator is None:
-                return torch.randn(size, dtype=self._dtype, device=self._device)
-            return torch.randn(size, dtype=self._dtype, device=self._device, generator=generator)
+        if self._is_real:  # the numbers of torch.randn, which takes twice the time for small tensors
+            return torch.normal(0.0, 1.0, size, generator=generator, dtype=self._dtype, device=self._device)
         if self._is_whole:
             most = torch.tensor(int(1 / torch.finfo(self._dtype).eps), device=self._device)
             return uniform_integers(-most, most, size, generator).to(self._dtype)

@@ -302,3 +302,10 @@ def test_bounds_edited_in_place_are_seen_by_the_next_draw() -> None:
     assert spec.is_in(spec.rand((100,)))
     stacked: Any = torch.stack([Bounded(0, 1, ()), Bounded(0, INF, ())])
     assert stacked.is_in(stacked.rand((100,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("size", [(), (1,), (17,), (8, 5)])
+def test_unbounded_draws_what_randn_does(dtype: torch.dtype, size: tuple[int, ...]) -> None:
+    drawn = Unbounded(size, dtype=dtype).rand(generator=torch.Generator().manual_seed(1))
+    assert torch.equal(drawn, torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(1)))
