@@ -121,18 +121,20 @@ class Categorical(CategoriesSpec):
 
     def is_in(self, value: Any) -> bool:
         """Return whether a value is a tensor of this element type and trailing shape, with every category legal."""
-        if self._mask is None or not isinstance(value, torch.Tensor) or value.shape or value.device.type == "meta":
+        mask = self._mask
+        if mask is None or self._shape or not isinstance(value, torch.Tensor) or value.device.type == "meta":
             return super().is_in(value)
-        if value.dtype != self._dtype or self._shape:
+        if value.dtype != self._dtype:
             return False
-        number = value.item()
-        return 0 <= number < self._n and number == int(number) and bool(self._mask[int(number)])
+        if not value.shape:
+            number = value.item()
+            return 0 <= number < self._n and number == int(number) and bool(mask[int(number)])
+        if value.dtype not in _WHOLE_TYPES:
+            return super().is_in(value)
+        numbers = value.clamp(0, self._n - 1)
+        return torch.equal(numbers, value) and bool(mask.to(value.device).take(numbers.long()).all())
 
     def _members(self, value: torch.Tensor) -> torch.Tensor:
-        if self._mask is not None and self._mask.dim() == 1 and value.dtype in _WHOLE_TYPES:
-            mask = self._mask.to(value.device)
-            number = value.long()
-            return mask[number.clamp(0, self._n - 1)] & (number >= 0) & (number < self._n)
         if self._mask is not None or not 0 < self._n <= _EVERY_TYPE or value.is_floating_point() or value.is_complex():
             return super()._members(value)
         return (value >= 0) & (value < self._n)

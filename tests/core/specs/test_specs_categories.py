@@ -89,6 +89,22 @@ def test_a_mask_that_does_not_fit_is_refused(mask: torch.Tensor, says: str) -> N
         Categorical(3, (2,), mask=mask)
 
 
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(-3, 8), max_size=5),
+    st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_batch_is_in_if_each_of_its_categories_is_legal(
+    legal: list[bool], numbers: list[int], dtype: torch.dtype
+) -> None:
+    value = torch.tensor(numbers).to(dtype)
+    expected = all(0 <= number < len(legal) and legal[int(number)] for number in value.tolist())
+    spec = Categorical(len(legal), dtype=dtype, mask=torch.tensor(legal))
+    assert spec.is_in(value) == expected
+    assert spec.is_in(value.unsqueeze(-1)) == expected
+
+
 def test_sharp_edge_4_masked_membership_outside_the_range_is_false() -> None:
     spec = Categorical(5, mask=EVEN)
     assert [spec.is_in(torch.tensor(value)) for value in (-1, 5, 99, 2, 3)] == [False, False, False, True, False]
