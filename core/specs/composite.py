@@ -299,6 +299,8 @@ def entries_of(value: Any) -> dict[str, Any]:
     """Return the entries of a dict, a tensordict or a tensorclass; data that are no tensors stay wrapped."""
     if isinstance(value, Mapping):
         return dict(value)
+    if type(value) is TensorDict:  # its entries as they are; other classes make them when asked for one
+        return dict(value.items())
     return {name: value.get(name) for name in list(value.keys())}
 
 
