@@ -5,7 +5,6 @@ The compiled loops are used once `warm` has imported numba, which takes half a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -106,7 +105,7 @@ def _slices_of(table: SliceTable, chances: NDArray[np.float64], length: int, anc
 def gather_parts(
     places: Numbers,
     widths: Numbers,
-    targets: Sequence[int],
+    targets: Numbers,
     numbers: Numbers,
     members: Numbers,
     stops: Numbers,
@@ -119,6 +118,5 @@ def gather_parts(
     """
     if _loops is None:
         return False
-    ends = np.array(targets, np.int64)
-    beyond: int = _loops.gather_parts(places, widths, ends, np.ascontiguousarray(numbers), members, stops, rows)
+    beyond: int = _loops.gather_parts(places, widths, targets, np.ascontiguousarray(numbers), members, stops, rows)
     return beyond < 0

@@ -13,10 +13,9 @@ import functools
 import gc
 import importlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from torch import from_numpy
 
 from ..format.together import run_together, threads_for_memory
+from .recycling import Array, BatchPool, Memory, memory_of
 
 _PART = 8 << 20
 """Bytes of rows that one of several threads copies at a time."""
@@ -47,14 +47,7 @@ def collector_paused() -> Iterator[None]:
 
 _ADDRESS = torch.Tensor.data_ptr
 
-Array = NDArray[Any]
 Numbers = NDArray[np.int64]
-Memory = Callable[[], Array]
-"""Makes arrays of one shape and type, with anything in them."""
-
-# Bytes of one column of a batch. Less comes from memory that the process holds anyway; more is not held on to.
-_LARGE, _TOO_LARGE = 1 << 18, 1 << 26
-
 # As ctypes.memmove, without the result, which costs as much as the copy of a small row.
 _memmove = ctypes.CDLL(None).memmove
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -83,10 +76,18 @@ class PlainRows:
 
     def gather_into(self, numbers: Numbers, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
         """Copy the rows `numbers` of the arrays `chosen` to contiguous targets `[n, …]`; IndexError as for `gather`."""
-        if len(numbers) and not -rows <= int(numbers.min()) <= int(numbers.max()) < rows:
-            raise IndexError(f"rows are {int(numbers.min())} to {int(numbers.max())}, expected within {rows} rows")
+        self._raise_beyond(numbers, rows)
         for number, target in zip(chosen, targets, strict=True):
             self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
+
+    def gather_to(self, numbers: Numbers, rows: int, addresses: Sequence[int] | Numbers) -> bool:
+        """Copy the rows `numbers` of all arrays to memory; False, with nothing done, where addresses do not help."""
+        return False
+
+    @staticmethod
+    def _raise_beyond(numbers: Numbers, rows: int) -> None:
+        if len(numbers) and not -rows <= int(numbers.min()) <= int(numbers.max()) < rows:
+            raise IndexError(f"rows are {int(numbers.min())} to {int(numbers.max())}, expected within {rows} rows")
 
     def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
         """Copy `count` rows into each array from row `start` on; they lie at the addresses `sources`, outside of all.
@@ -117,16 +118,16 @@ class CompiledRows(PlainRows):
         self._gather = compiled.gather_rows
         self._copy = compiled.copy_runs
         self._table = np.array(self._places, np.int64), np.array(self._widths, np.int64)
-        self._batch: tuple[int, list[Memory]] = (-1, [])
+        self._batch = (-1, BatchPool([], []))
 
     def gather(self, numbers: Numbers, rows: int) -> list[torch.Tensor]:
         count, memory = self._batch
         if count != len(numbers):
             count = len(numbers)
-            memory = [memory_of((count, *array.shape[1:]), array.dtype) for array in self._arrays]
+            shapes = [(count, *array.shape[1:]) for array in self._arrays]
+            memory = BatchPool(shapes, [array.dtype for array in self._arrays])
             self._batch = (count, memory)
-        found = [from_numpy(make()) for make in memory]
-        targets = np.array(list(map(_ADDRESS, found)), np.int64)
+        found, targets = memory()
         if self._gather(*self._table, targets, np.ascontiguousarray(numbers), rows) >= 0:
             return super().gather(numbers, rows)  # numpy raises the error for the missing row
         return found
@@ -139,6 +140,12 @@ class CompiledRows(PlainRows):
         ends = np.array(list(map(_ADDRESS, targets)), np.int64)
         if self._gather(places, widths, ends, np.ascontiguousarray(numbers), rows) >= 0:
             super().gather_into(numbers, rows, targets, chosen)  # which raises the error for the missing row
+
+    def gather_to(self, numbers: Numbers, rows: int, addresses: Sequence[int] | Numbers) -> bool:
+        ends = np.asarray(addresses, np.int64)
+        if self._gather(*self._table, ends, np.ascontiguousarray(numbers), rows) >= 0:
+            self._raise_beyond(numbers, rows)
+        return True
 
     def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
         self._copy(*self._table, np.asarray(sources, np.int64), start, count)
@@ -163,56 +170,6 @@ def compiled_module(name: str) -> ModuleType | None:
             return importlib.import_module(f".{name}", __package__)
     except ImportError:
         return None
-
-
-def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
-    """Return a function that makes uninitialised arrays of one shape and type, reusing the memory of large ones."""
-    size = math.prod(shape) * dtype.itemsize
-    return ArrayPool(shape, dtype) if _LARGE <= size <= _TOO_LARGE else functools.partial(np.empty, shape, dtype)
-
-
-_KEPT = 2
-
-Thing = TypeVar("Thing")
-
-
-class ArrayPool:
-    """Makes uninitialised arrays of one shape and type; keeps up to two for reuse.
-
-    Tensors and arrays that are views of an array keep a reference to it: it is reused once the last of them is freed.
-    Thread-safe: an array taken off the list belongs to one thread.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shape = shape
-        self._dtype = dtype
-        self._kept: list[NDArray[Any]] = []
-
-    def __call__(self) -> NDArray[Any]:
-        kept = self._kept
-        for _ in range(len(kept)):
-            try:
-                array, references = _first_of(kept)
-            except IndexError:  # another thread took it
-                break
-            if references == _UNUSED:
-                kept.insert(0, array)  # first in line, as it is still in the CPU's caches
-                return array
-            kept.append(array)
-        array = np.empty(self._shape, self._dtype)
-        kept.append(array)
-        del kept[:-_KEPT]
-        return array
-
-
-def _first_of(kept: list[Thing]) -> tuple[Thing, int]:
-    """Take the first item off the list; return it and its reference count as seen here."""
-    first = kept.pop(0)
-    return first, sys.getrefcount(first)
-
-
-# The reference count of an otherwise unreferenced object depends on the version of Python.
-_UNUSED = _first_of([object()])[1]
 
 
 # Packed records ------------------------------------------------------------------------------------

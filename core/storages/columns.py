@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError
-from ..kernels.rows import PlainRows, fastest_rows
+from ..kernels.rows import Numbers, PlainRows, fastest_rows
 from ..kernels.tensors import Sources, TensorFinder, tensor_finder
 from .cursors import Index, row_numbers
 from .memory import Memory
@@ -187,6 +187,11 @@ class Columns:
         """Whether numpy has no name for a type, whose bits are then copied as integers."""
         return dtype not in _KNOWN_TO_NUMPY
 
+    @property
+    def known_addresses(self) -> list[int]:
+        """Where the columns were in memory when it was last asked for."""
+        return self._places
+
     def addresses(self) -> list[int]:
         """Return where the columns are in memory; the same list as long as they stay there."""
         self._follow_moves()
@@ -199,11 +204,22 @@ class Columns:
         self._follow_moves()
         self._rows.gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets, chosen)
 
-    def gather_all_into(self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor]) -> None:
-        """Copy the rows `index`, int64 `[n]`, of all columns, as `gather_into` does."""
-        self._follow_moves()
-        numbers = (index if index.is_cpu else index.cpu()).numpy()
-        self._mover(rows).gather_into(numbers, rows, targets, self._numbers)
+    def gather_all_into(
+        self,
+        index: torch.Tensor,
+        rows: int,
+        targets: Sequence[torch.Tensor],
+        addresses: Sequence[int] | Numbers | None = None,
+    ) -> None:
+        """Copy the rows `index`, int64 `[n]`, of all columns, as `gather_into` does.
+
+        `addresses` are those that `sources` just found of the targets, without gaps.
+        """
+        if addresses is None:
+            self._follow_moves()
+        numbers, mover = (index if index.is_cpu else index.cpu()).numpy(), self._mover(rows)
+        if addresses is None or not mover.gather_to(numbers, rows, addresses):
+            mover.gather_into(numbers, rows, targets, self._numbers)
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may share memory with the columns."""

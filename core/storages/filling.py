@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
+from ..kernels.rows import Numbers
 from .columns import Columns
 from .pytree import TensorDictNode, TreeSpec, place, tree_spec_of
 
 _ADDRESS = torch.Tensor.data_ptr
-_IS_CONTIGUOUS, _IS_INFERENCE = torch.Tensor.is_contiguous, torch.Tensor.is_inference
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _CPU = torch.device("cpu")
 _HINT = "give a batch of that size which an earlier call returned, without entries that were added to it"
 
@@ -58,9 +61,7 @@ class Filler:
         self._paths = paths
         self._order = [paths.index(path) for path in structure.paths()]
         self._places = [paths.index((name,)) for name in added]
-        self._rows = [tuple(leaf.shape[1:]) for leaf in columns.leaves]
-        # Several threads use these: each is replaced as a whole.
-        self._shapes: tuple[int, list[tuple[int, ...]]] = (-1, [])
+        # Several threads use this: it is replaced as a whole.
         self._apart: tuple[list[int], list[int], int] = ([], [], -1)
 
     @classmethod
@@ -81,36 +82,42 @@ class Filler:
         count = index.shape[0]
         if type(out) is TensorDict and out.batch_size[:1] != index.shape:
             raise _refused(f"its batch size is {list(out.batch_size)}, expected {count} elements")
-        known, shapes = self._shapes
-        if known != count:
-            shapes = [(count, *row) for row in self._rows]
-            self._shapes = count, shapes
         targets = [leaves[number] for number in self._order]
-        dtypes = self.columns.dtypes
-        # All at once: one by one they would take as long as new tensors.
-        alike = [target.dtype for target in targets] == dtypes and [target.shape for target in targets] == shapes
-        if not (alike and all(target.is_cpu for target in targets) and all(map(_IS_CONTIGUOUS, targets))):
-            for number, target, dtype, shape in zip(self._order, targets, dtypes, shapes, strict=True):
-                _require_like(place(self._paths[number]), target, dtype, torch.Size(shape), _CPU)
+        found = self.columns.sources(targets, (count,), rows)  # other memory of the same kind, as of rows to write
+        addresses = None if found is None or found.steps is not None else found.addresses
+        if addresses is None:
+            self._require_rows(targets, count)
         values = [added[name] for name in self.added]
         for number, value in zip(self._places, values, strict=True):
             _require_like(place(self._paths[number]), leaves[number], value.dtype, value.shape, value.device)
-        self._require_apart(leaves, count)
-        self.columns.gather_all_into(index, rows, targets)
-        if any(map(_IS_INFERENCE, targets)):  # these have no version
-            targets = [target for target in targets if not target.is_inference()]
-        increment_version(targets)
+        self._require_apart(leaves, count, addresses)
+        self.columns.gather_all_into(index, rows, targets, addresses)
+        try:
+            increment_version(targets)
+        except RuntimeError:  # tensors of inference have no version
+            increment_version([target for target in targets if not target.is_inference()])
         for number, value in zip(self._places, values, strict=True):
             leaves[number].copy_(value)
         return out
 
-    def _require_apart(self, leaves: Sequence[torch.Tensor], count: int) -> None:
+    def _require_rows(self, targets: Sequence[torch.Tensor], count: int) -> None:
+        for number, target, leaf in zip(self._order, targets, self.columns.leaves, strict=True):
+            _require_like(place(self._paths[number]), target, leaf.dtype, torch.Size([count, *leaf.shape[1:]]), _CPU)
+
+    def _require_apart(
+        self, leaves: Sequence[torch.Tensor], count: int, addresses: Sequence[int] | Numbers | None
+    ) -> None:
         """Refuse tensors as `fill` does; those that were there with the batch before are looked at only once."""
-        places, stored = list(map(_ADDRESS, leaves)), self.columns.addresses()
+        if addresses is None:
+            places = list(map(_ADDRESS, leaves))
+        else:
+            places = addresses.tolist() if isinstance(addresses, np.ndarray) else list(addresses)
+            places.extend(leaves[number].data_ptr() for number in self._places)
+        stored = self.columns.known_addresses  # `sources` has asked for them
         if self._apart != (places, stored, count):
             _require_apart(self._whole, leaves, self.columns.may_hold)
             self._apart = places, stored, count
-        elif any(leaf.requires_grad for leaf in leaves):
+        elif any(map(_REQUIRES_GRAD, leaves)):
             raise _refused("one of its tensors requires gradients")
 
 
@@ -120,6 +127,8 @@ def _require_like(name: str, target: torch.Tensor, dtype: torch.dtype, shape: to
         raise _refused(f"{name} is {found}, expected {dtype} {list(shape)} on {device}")
     if not target.is_contiguous():
         raise _refused(f"{name} is not contiguous")
+    if target.is_neg() or target.is_conj():
+        raise _refused(f"{name} is a negated or conjugate view")
 
 
 def _require_apart(structure: TreeSpec, leaves: Sequence[torch.Tensor], stored: Callable[[torch.Tensor], bool]) -> None:

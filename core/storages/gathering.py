@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from torch import from_numpy
 
 from ..kernels.parts import gather_parts, warm
-from ..kernels.rows import Memory, Numbers, memory_of
+from ..kernels.recycling import BatchPool
+from ..kernels.rows import Numbers
 from .base import Storage
 from .columns import Columns
 from .ensemble import BUFFER_IDS, INDEX
@@ -107,7 +108,7 @@ class _Plan:
         self.capacities = [0 if columns is None else columns.lead[0] for columns in self.columns]
         self.expecting = any(getattr(storage, "expects_rows", False) for storage in storages)
         """Whether a storage is notified of the rows that are read next."""
-        self._memory: tuple[Any, list[Memory]] = (None, [])
+        self._memory: tuple[Any, BatchPool] = (None, BatchPool([], []))
         self._lengths: tuple[list[int], Numbers] = ([], np.zeros(0, np.int64))
         leaves: dict[Path, Any] = {}
         for member, (storage, columns) in enumerate(zip(storages, self.columns, strict=True)):
@@ -168,14 +169,13 @@ class _Plan:
             self._lengths = found, lengths
         return lengths
 
-    def targets(self, size: torch.Size) -> list[torch.Tensor]:
-        """Return memory for the columns of a batch of this size."""
-        known, makers = self._memory
+    def targets(self, size: torch.Size) -> tuple[list[torch.Tensor], Numbers]:
+        """Return memory for the columns of a batch of this size, and its addresses."""
+        known, memory = self._memory
         if known != size:
-            shapes = [(*size, *row) for row in self.rows]
-            makers = [memory_of(shape, dtype) for shape, dtype in zip(shapes, self._types, strict=True)]
-            self._memory = size, makers
-        return [from_numpy(make()) for make in makers]
+            memory = BatchPool([(*size, *row) for row in self.rows], self._types)
+            self._memory = size, memory
+        return memory()
 
     def batch(self, leaves: list[torch.Tensor], labels: Sequence[torch.Tensor], size: torch.Size) -> TensorDict:
         """Make a batch of gathered columns and labels."""
@@ -213,8 +213,8 @@ class Gatherer:
         if plan.partial and not all(plan.orders[member] for member in members):
             return None
         size = labels[0].shape
-        targets = plan.targets(size)
-        self._fill(plan, storages, guards, rows, targets)
+        targets, places = plan.targets(size)
+        self._fill(plan, storages, guards, rows, targets, places)
         return plan.batch(targets, labels[:2] if self._source_key is None else labels, size)
 
     def _fill(
@@ -224,8 +224,9 @@ class Gatherer:
         guards: Guarding,
         rows: MemberRows,
         targets: Sequence[torch.Tensor],
+        places: Numbers,
     ) -> None:
-        """Copy the rows to the targets, those of each storage of one instant."""
+        """Copy the rows to the targets, at these addresses, those of each storage of one instant."""
         parts, members = rows.parts, rows.parts.listed
         if plan.expecting:
             for member, part in parts:
@@ -236,7 +237,6 @@ class Gatherer:
             before = guards.sequences(members)
             # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
             lengths = plan.lengths(members)
-            places = list(map(_ADDRESS, targets))
             done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
             if done and guards.sequences(members) == before and not any(map(_ODD, before)):
                 return

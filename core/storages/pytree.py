@@ -154,7 +154,10 @@ class MappingNode(TreeSpec):
 
     def __init__(self, children: Mapping[Any, TreeSpec], *, distinct: bool = True) -> None:
         self.children = dict(children)
-        self._flat = all(type(child) is TensorNode for child in self.children.values())
+        leaves = [type(child) is TensorNode for child in self.children.values()]
+        self._leading = tuple(self.children)[: leaves.index(False) if False in leaves else None]
+        """The keys of the tensors before the first nest, which take their leaves all at once."""
+        self._others = tuple(self.children.items())[len(self._leading) :]
         if distinct and len(set(map(str, self.children))) < len(self.children):
             raise SchemaError(f"two of the keys {_list(self.children)} are written alike")
 
@@ -188,10 +191,14 @@ class MappingNode(TreeSpec):
         )
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        return {
-            key: next(leaves) if type(child) is TensorNode else child.unflatten(leaves, batch)
-            for key, child in self.children.items()
-        }
+        return self._taken(leaves, batch, dict)
+
+    def _taken(self, leaves: Iterator[torch.Tensor], batch: torch.Size, kind: type[dict[Any, Any]]) -> dict[Any, Any]:
+        """Make the entries from as many leaves."""
+        found = kind(zip(self._leading, leaves, strict=False))
+        for key, child in self._others:
+            found[key] = next(leaves) if type(child) is TensorNode else child.unflatten(leaves, batch)
+        return found
 
     def joined(self, other: TreeSpec, prefix: Path = ()) -> TreeSpec:
         if not isinstance(other, MappingNode):
@@ -203,6 +210,19 @@ class MappingNode(TreeSpec):
 
     def with_children(self, children: Mapping[Any, TreeSpec]) -> MappingNode:
         return MappingNode(children)
+
+
+def _kind_of_entries() -> type[dict[Any, Any]] | None:
+    """Return the type that a tensordict keeps its entries in; None if it is made of more than is known here."""
+    made = vars(TensorDict._new_unsafe({}, batch_size=NO_BATCH, nested=False))
+    known: dict[str, Any] = {"_tensordict": {}, "_batch_size": NO_BATCH, "_device": None, "_td_dim_names": None}
+    return type(made["_tensordict"]) if made == known else None
+
+
+# The storage has checked what the constructor would check again in several times the time: for 11 leaves it takes
+# 7.1 µs, and 13.5 µs with tensordict 0.14; its unchecked form 1.1 µs, and 0.4 µs what that one does in the end.
+_new = object.__new__
+_ENTRIES = _kind_of_entries()
 
 
 class TensorDictNode(MappingNode):
@@ -239,12 +259,13 @@ class TensorDictNode(MappingNode):
         return self.kind.__name__ if self.kind else "tensordict"
 
     def unflatten(self, leaves: Iterator[torch.Tensor], batch: torch.Size) -> Any:
-        children = dict(zip(self.children, leaves, strict=False)) if self._flat else super().unflatten(leaves, batch)
-        # The storage has checked what the public constructor would check again in several times the time: for 11
-        # leaves it takes 7.1 µs, and 13.5 µs with tensordict 0.14, instead of 1.1 µs and 1.4 µs. With a device, that
-        # one also visits every entry.
         size = batch + self.tail if self.tail else batch
-        tensors = TensorDict._new_unsafe(children, batch_size=size, nested=False)
+        if _ENTRIES is None:
+            tensors = TensorDict._new_unsafe(self._taken(leaves, batch, dict), batch_size=size, nested=False)
+        else:
+            tensors = _new(TensorDict)
+            tensors._tensordict = self._taken(leaves, batch, _ENTRIES)
+            tensors._batch_size, tensors._td_dim_names = size, None
         tensors._device = self.device
         return self.kind.from_tensordict(tensors) if self.kind else tensors
 

@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.errors import SchemaError
-from rbtool.core.kernels.rows import fastest_rows
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages import columns
 
@@ -71,7 +70,7 @@ def full(make: Callable[[], Any]) -> Any:
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"])
 def _loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(columns, "PlainRows", fastest_rows)
+        monkeypatch.setattr(columns, "_MANY", 0)
 
 
 @pytest.mark.usefixtures("_loops")
@@ -109,6 +108,7 @@ def wrong(name: str, batch: TensorDict, buffer: Any) -> Any:
         "another size": lambda: buffer.sample(9),
         "not contiguous": lambda: batch.set("observation", torch.zeros(5, 8).double().T),
         "a graph": lambda: batch.set("observation", observation.requires_grad_()),
+        "negated": lambda: batch.set("observation", torch._neg_view(observation)),
         "stored rows": lambda: buffer[:8],
         "one memory": lambda: batch.set("index", batch["step"]),
         "no tensordict": lambda: observation,
@@ -117,9 +117,10 @@ def wrong(name: str, batch: TensorDict, buffer: Any) -> Any:
 
 
 NAMES = ["more entries", "fewer entries", "another type", "another shape", "another size", "not contiguous", "a graph",
-         "stored rows", "one memory", "no tensordict"]  # fmt: skip
+         "negated", "stored rows", "one memory", "no tensordict"]  # fmt: skip
 
 
+@pytest.mark.usefixtures("_loops")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("make", [uniform, transformed])

@@ -50,7 +50,7 @@ def gathered(
     widths = np.array([column[0].nbytes for column in first], np.int64)
     targets = [np.empty((len(numbers), *column.shape[1:]), column.dtype) for column in first]
     stops, lengths = np.cumsum(counts), np.full(len(members), rows)
-    addresses = [target.ctypes.data for target in targets]
+    addresses = np.array([target.ctypes.data for target in targets])
     done = parts.gather_parts(places, widths, addresses, numbers, np.array(members), stops, lengths)
     return targets if done else None
 

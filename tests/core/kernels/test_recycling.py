@@ -8,18 +8,37 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.kernels.rows import ArrayPool, fastest_rows
+from rbtool.core.kernels.recycling import ArrayPool, BatchPool
+from rbtool.core.kernels.rows import fastest_rows
+
+
+Make = Callable[[], torch.Tensor]
 
 
 def place(array: Any) -> int:
     return torch.as_tensor(array).data_ptr()
 
 
-def test_memory_is_used_again_when_nobody_has_it() -> None:
-    pool = ArrayPool((4, 3), np.dtype(np.float32))
+def of_arrays(shape: tuple[int, ...], dtype: Any) -> Make:
+    pool = ArrayPool(shape, np.dtype(dtype))
+    return lambda: torch.from_numpy(pool())
+
+
+def of_batches(shape: tuple[int, ...], dtype: Any) -> Make:
+    pool = BatchPool([(2,), shape], [np.dtype(np.int8), np.dtype(dtype)])
+    return lambda: pool()[0][1]
+
+
+@pytest.fixture(params=[of_arrays, of_batches])
+def make(request: pytest.FixtureRequest) -> Callable[..., Make]:
+    return request.param
+
+
+def test_memory_is_used_again_when_nobody_has_it(make: Callable[..., Make]) -> None:
+    pool = make((4, 3), np.float32)
     first = pool()
     assert first.shape == (4, 3)
-    assert first.dtype == np.float32
+    assert first.dtype == torch.float32
     before = place(first)
     del first
     assert place(pool()) == before
@@ -37,9 +56,11 @@ def test_memory_is_used_again_when_nobody_has_it() -> None:
         lambda tensor: (tensor.requires_grad_() * tensor).sum().grad_fn,
     ],
 )
-def test_memory_is_left_alone_while_anything_looks_at_it(hold: Callable[[torch.Tensor], Any]) -> None:
-    pool = ArrayPool((4, 3), np.dtype(np.float32))
-    tensor = torch.from_numpy(pool())
+def test_memory_is_left_alone_while_anything_looks_at_it(
+    make: Callable[..., Make], hold: Callable[[torch.Tensor], Any]
+) -> None:
+    pool = make((4, 3), np.float32)
+    tensor = pool()
     before, held = tensor.data_ptr(), hold(tensor)
     del tensor
     others = [pool() for _ in range(3)]
@@ -48,15 +69,37 @@ def test_memory_is_left_alone_while_anything_looks_at_it(hold: Callable[[torch.T
     assert len({place(pool()) for _ in range(3)}) == 1
 
 
-def test_little_is_held_on_to() -> None:
-    pool = ArrayPool((4, 3), np.dtype(np.float32))
+@pytest.mark.parametrize(
+    "pool",
+    [ArrayPool((4, 3), np.dtype(np.float32)), BatchPool([(4, 3)], [np.dtype(np.float32)])],
+    ids=["array", "batch"],
+)
+def test_little_is_held_on_to(pool: Any) -> None:
     many = [pool() for _ in range(9)]
-    assert len({place(array) for array in many}) == 9
+    assert len({place(array[0][0] if isinstance(array, tuple) else array) for array in many}) == 9
     assert len(pool._kept) == 2
 
 
-def test_threads_get_different_memory() -> None:
-    pool = ArrayPool((50,), np.dtype(np.int64))
+def test_columns_are_used_again_while_another_of_their_batch_is_held() -> None:
+    pool = BatchPool([(2,), (4, 3)], [np.dtype(np.int64), np.dtype(np.float32)])
+    held, places = [], set()
+    for _ in range(9):
+        (index, wide), addresses = pool()
+        assert addresses.tolist() == [index.data_ptr(), wide.data_ptr()]
+        held.append(index)
+        places.add(place(wide))
+    assert len({place(index) for index in held}) == 9
+    assert len(places) <= 3
+
+
+def test_batches_that_are_too_large_are_not_held_on_to() -> None:
+    pool = BatchPool([(1 << 27,)], [np.dtype(np.uint8)])
+    pool()
+    assert not pool._kept
+
+
+def test_threads_get_different_memory(make: Callable[..., Make]) -> None:
+    pool = make((50,), np.int64)
     mixed = []
 
     def use(number: int) -> None:
