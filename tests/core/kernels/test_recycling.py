@@ -11,7 +11,6 @@ import torch
 from rbtool.core.kernels.recycling import ArrayPool, BatchPool
 from rbtool.core.kernels.rows import fastest_rows
 
-
 Make = Callable[[], torch.Tensor]
 
 
