@@ -52,6 +52,11 @@ _MANY = 32 << 20
 _DATA_PTR = torch.Tensor.data_ptr
 
 
+def renames(dtype: torch.dtype) -> bool:
+    """Whether numpy has no name for a type, whose bits are then copied as integers."""
+    return dtype not in _KNOWN_TO_NUMPY
+
+
 class Columns:
     """The leaves of a storage, cut along their first dimension into rows.
 
@@ -70,7 +75,7 @@ class Columns:
         self.widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
         """Bytes of a row of each column."""
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
-        self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if dtype not in _KNOWN_TO_NUMPY]
+        self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if renames(dtype)]
         self._widest = max(self.widths)
         self._numbers = range(len(self.plain))
         marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
@@ -182,11 +187,6 @@ class Columns:
         """The types of the memory that rows are copied to: integers where numpy has no name for a type."""
         return [array.dtype for array in self._arrays]
 
-    @staticmethod
-    def renames(dtype: torch.dtype) -> bool:
-        """Whether numpy has no name for a type, whose bits are then copied as integers."""
-        return dtype not in _KNOWN_TO_NUMPY
-
     @property
     def known_addresses(self) -> list[int]:
         """Where the columns were in memory when it was last asked for."""
@@ -198,28 +198,23 @@ class Columns:
         return self._places
 
     def gather_into(
-        self, index: torch.Tensor, rows: int, targets: Sequence[torch.Tensor], chosen: Sequence[int]
-    ) -> None:
-        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to contiguous tensors of their `numpy_types`."""
-        self._follow_moves()
-        self._rows.gather_into((index if index.is_cpu else index.cpu()).numpy(), rows, targets, chosen)
-
-    def gather_all_into(
         self,
         index: torch.Tensor,
         rows: int,
         targets: Sequence[torch.Tensor],
+        chosen: Sequence[int] | None = None,
         addresses: Sequence[int] | Numbers | None = None,
     ) -> None:
-        """Copy the rows `index`, int64 `[n]`, of all columns, as `gather_into` does.
+        """Copy the rows `index`, int64 `[n]`, of the columns `chosen`, or of all, to tensors of their `numpy_types`.
 
-        `addresses` are those that `sources` just found of the targets, without gaps.
+        They are contiguous. `addresses`, of all, are those that `sources` just found, without gaps.
         """
         if addresses is None:
             self._follow_moves()
-        numbers, mover = (index if index.is_cpu else index.cpu()).numpy(), self._mover(rows)
+        mover = self._mover(rows) if chosen is None else self._rows
+        numbers = (index if index.is_cpu else index.cpu()).numpy()
         if addresses is None or not mover.gather_to(numbers, rows, addresses):
-            mover.gather_into(numbers, rows, targets, self._numbers)
+            mover.gather_into(numbers, rows, targets, self._numbers if chosen is None else chosen)
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may share memory with the columns."""

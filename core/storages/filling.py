@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 
 from ..errors import SchemaError
 from ..kernels.rows import Numbers
-from .columns import Columns
+from .columns import Columns, renames
 from .pytree import TensorDictNode, TreeSpec, place, tree_spec_of
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -67,7 +67,7 @@ class Filler:
     @classmethod
     def of(cls, structure: TreeSpec, columns: Columns, out: Any, added: Mapping[Any, Any]) -> Filler | None:
         """Return what fills such a batch; None where rows are not copied as they are."""
-        if not columns.gathers_into or columns.ndim != 1 or any(map(columns.renames, columns.dtypes)):
+        if not columns.gathers_into or columns.ndim != 1 or any(map(renames, columns.dtypes)):
             return None
         if added and not (type(structure) is TensorDictNode and structure.kind is None and type(out) is TensorDict):
             return None
@@ -91,7 +91,7 @@ class Filler:
         for number, value in zip(self._places, values, strict=True):
             _require_like(place(self._paths[number]), leaves[number], value.dtype, value.shape, value.device)
         self._require_apart(leaves, count, addresses)
-        self.columns.gather_all_into(index, rows, targets, addresses)
+        self.columns.gather_into(index, rows, targets, addresses=addresses)
         try:
             increment_version(targets)
         except RuntimeError:  # tensors of inference have no version

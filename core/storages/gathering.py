@@ -15,7 +15,7 @@ from ..kernels.parts import gather_parts, warm
 from ..kernels.recycling import BatchPool
 from ..kernels.rows import Numbers
 from .base import Storage
-from .columns import Columns
+from .columns import Columns, renames
 from .ensemble import BUFFER_IDS, INDEX
 from .pytree import Path, TensorDictNode, TensorNode, TreeSpec
 from .tensor import TensorStorage
@@ -137,7 +137,7 @@ class _Plan:
         self.widths = np.array([columns.widths[number] for number in chosen], np.int64)
         self.places = np.zeros((len(self.columns), len(chosen)), np.int64)
         dtypes = [columns.dtypes[number] for number in chosen]
-        self._renamed = [(number, kind) for number, kind in enumerate(dtypes) if columns.renames(kind)]
+        self._renamed = [(number, kind) for number, kind in enumerate(dtypes) if renames(kind)]
         children = {key: child for key, child in storage.structure.children.items() if key != INDEX}
         children[INDEX] = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode()})
         if source_key is not None:
