@@ -77,7 +77,6 @@ class Columns:
         # numpy has no word for these types: their bits are gathered, and named again afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if renames(dtype)]
         self._widest = max(self.widths)
-        self._numbers = range(len(self.plain))
         marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
         self._marks = [(number, mark) for number, mark in marks if mark is not None]
         self._expected: tuple[tuple[int, ...] | None, list[torch.Size]] = (None, [])
@@ -214,7 +213,7 @@ class Columns:
         mover = self._mover(rows) if chosen is None else self._rows
         numbers = (index if index.is_cpu else index.cpu()).numpy()
         if addresses is None or not mover.gather_to(numbers, rows, addresses):
-            mover.gather_into(numbers, rows, targets, self._numbers if chosen is None else chosen)
+            mover.gather_into(numbers, rows, targets, range(len(self.plain)) if chosen is None else chosen)
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may share memory with the columns."""
