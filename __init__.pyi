@@ -93,6 +93,7 @@ from .core.samplers.stream import StreamSampler as StreamSampler
 from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler
 from .core.samplers.uniform import RandomSampler as RandomSampler
 from .core.samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
+from .core.specs.action_spaces import ACTION_SPACE_MAP as ACTION_SPACE_MAP
 from .core.specs.base import TensorSpec as TensorSpec
 from .core.specs.bounded import Bounded as Bounded
 from .core.specs.bounded import BoundedContinuous as BoundedContinuous
@@ -128,6 +129,12 @@ from .core.specs.stacked_composite import StackedComposite as StackedComposite
 from .core.specs.unbounded import Unbounded as Unbounded
 from .core.specs.unbounded import UnboundedContinuous as UnboundedContinuous
 from .core.specs.unbounded import UnboundedDiscrete as UnboundedDiscrete
+from .core.specs.values import DEVICE_TYPING as DEVICE_TYPING
+from .core.specs.values import BinaryBox as BinaryBox
+from .core.specs.values import Box as Box
+from .core.specs.values import BoxList as BoxList
+from .core.specs.values import CategoricalBox as CategoricalBox
+from .core.specs.values import ContinuousBox as ContinuousBox
 from .core.storages.base import Storage as Storage
 from .core.storages.compressed import CompressedListStorage as CompressedListStorage
 from .core.storages.ensemble import StorageEnsemble as StorageEnsemble

@@ -20,6 +20,7 @@ from .values import (
     ShapeLike,
     SpecTypeError,
     are_categories,
+    as_count,
     as_shape,
     combinations,
     draw_categories,
@@ -84,7 +85,7 @@ class Categorical(CategoriesSpec):
     ) -> None:
         super().__init__(() if shape is None else shape, device, dtype, torch.int64)
         self._mask: torch.Tensor | None = None
-        self._n = int(n)
+        self._n = as_count(n, "n")
         if self._n != -1:
             self._n = expect_countable(self._n, self._dtype)
         self.update_mask(mask)
@@ -100,7 +101,7 @@ class Categorical(CategoriesSpec):
         """Set the number of categories, in place."""
         if self._mask is not None and self._mask.shape[-1] != n:
             raise UsageError(f"{n} categories do not go with a mask of {self._mask.shape[-1]}")
-        self._n = expect_countable(int(n), self._dtype)
+        self._n = expect_countable(as_count(n, "n"), self._dtype)
 
     @property
     def mask(self) -> torch.Tensor | None:
@@ -248,6 +249,9 @@ class Binary(Categorical):
         device: DeviceLike | None = None,
         dtype: torch.dtype | str | None = torch.int8,
     ) -> None:
+        n = None if n is None else as_count(n, "n")
+        if n is not None and n < 0:
+            raise UsageError(f"n is {n}, expected a number of bits")
         if shape is None:
             if n is None:
                 raise SpecTypeError("Binary() was called without n and without shape; one of them is needed")

@@ -50,6 +50,11 @@ class Choice(TensorSpec):
         return self._choices
 
     @property
+    def num_choices(self) -> int:
+        """How many alternatives there are."""
+        return len(self._choices)
+
+    @property
     def shape(self) -> torch.Size:
         return self._choices[0].shape
 

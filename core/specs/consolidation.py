@@ -15,6 +15,7 @@ from .non_tensor import NonTensor
 from .stacked import LazyStack
 from .stacked_composite import StackedComposite
 from .unbounded import Unbounded
+from .values import SpecTypeError
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
@@ -53,8 +54,10 @@ def consolidate_spec(
     not, in all dimensions after those of the Composite. Rows of one-hot specs, which cannot be empty, become an
     Unbounded of size 0. `recurse_through_entries` and `recurse_through_stack` decide whether nested Composites and the
     members of stacks are treated, too. UsageError (a ValueError) for entries of one key that differ in class or in
-    number of dimensions.
+    number of dimensions, SpecTypeError (a TypeError) for what is no Composite.
     """
+    if not isinstance(spec, Composite):
+        raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a Composite")
     if isinstance(spec, StackedComposite):
         members = [_as_composite(member.clone()) for member in spec.specs]
         if recurse_through_stack:

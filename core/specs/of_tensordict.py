@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from .base import TensorSpec
 from .composite import Composite, is_nest
 from .non_tensor import NonTensor
 from .stacked_composite import StackedComposite
 from .unbounded import Unbounded
+from .values import SpecTypeError
 
 
 def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
@@ -20,7 +28,7 @@ def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynam
     Shape, device, element types and nests are those of the tensordict, a NonTensor has the first datum as its example,
     and `data_cls` is the class of the tensordict, so that values are of it. `unsqueeze_null_shapes` makes `[1]` of the
     shape `[]`, `dynamic_shape` lets the last dimension of tensors have any size, unless it is one of the batch. A lazy
-    stack becomes a StackedComposite.
+    stack becomes a StackedComposite. SpecTypeError (a TypeError) for what is neither.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -28,6 +36,8 @@ def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynam
     >>> make_composite_from_td(TensorDict({"observation": torch.zeros(5, 3)}, [5]))["observation"].shape
     torch.Size([5, 3])
     """
+    if not is_tensor_collection(td):
+        raise SpecTypeError(f"td is a {type(td).__name__}, expected a tensordict or a tensorclass")
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
     if isinstance(td, LazyStackedTensorDict):
         return StackedComposite(*(make_composite_from_td(one, **options) for one in td.tensordicts), dim=td.stack_dim)

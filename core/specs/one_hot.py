@@ -24,6 +24,7 @@ from .values import (
     DeviceLike,
     NotInSpecError,
     ShapeLike,
+    as_count,
     as_int64,
     as_shape,
     combinations,
@@ -74,7 +75,7 @@ class _OneHotSpec(LeafSpec):
         use_register: bool,
         mask: torch.Tensor | None,
     ) -> None:
-        self._counts = tuple(int(count) for count in counts)
+        self._counts = tuple(as_count(count, "a number of categories") for count in counts)
         if not self._counts or min(self._counts) < 1:
             raise UsageError(f"the categories are {list(self._counts)}, expected 1 or more in each column")
         total = sum(self._counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,22 +32,37 @@ class UndefinedForSpecError(UsageError, NotImplementedError):
 
 ShapeLike: TypeAlias = int | Iterable[int]
 DeviceLike: TypeAlias = torch.device | str | int
+DEVICE_TYPING = DeviceLike
+"""TorchRL's name of what a device may be given as."""
 
 
 _SCALAR = torch.Size()
 
 
 def as_shape(shape: ShapeLike) -> torch.Size:
-    """Read a shape, in which -1 is a size not known; one dimension may be given as an int."""
+    """Read a shape, in which -1 is a size not known; one dimension may be given as an int.
+
+    SpecTypeError (a TypeError) for sizes that are no whole numbers, UsageError (a ValueError) for those below -1.
+    """
     if isinstance(shape, tuple) and not shape:
         return _SCALAR
     try:
         sizes = torch.Size([shape] if isinstance(shape, int) else shape)
     except TypeError:
-        sizes = torch.Size([int(size) for size in shape])  # type: ignore[union-attr]
+        sizes = torch.Size([as_count(size, "a size") for size in (shape if isinstance(shape, Iterable) else [shape])])
     if min(sizes, default=0) < -1:
         raise UsageError(f"a shape has the sizes {list(sizes)}, expected sizes from 0, or -1 for any")
     return sizes
+
+
+def as_count(number: Any, name: str) -> int:
+    """Read a whole number, of numpy and torch too; SpecTypeError (a TypeError) for floats, bools and text."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise SpecTypeError(f"{name} is {number!r}, expected a whole number")
+    try:
+        return operator.index(number)
+    except TypeError:  # tensors of floats, and arrays of several numbers
+        raise SpecTypeError(f"{name} is {number!r}, expected a whole number") from None
 
 
 def as_device(device: DeviceLike | None) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.specs.categorical import Binary, Categorical
 from rbtool.core.specs.multi_categorical import MultiCategorical
+from rbtool.core.specs.one_hot import MultiOneHot, OneHot
 from rbtool.core.specs.stacked import Stacked
 from rbtool.core.specs.values import BinaryBox, BoxList, CategoricalBox
 
@@ -34,6 +36,28 @@ def test_draws_are_even() -> None:
 def test_a_number_of_categories_below_one_is_refused(n: int) -> None:
     with pytest.raises(ValueError, match=str(n)):
         Categorical(n)
+
+
+@pytest.mark.parametrize("n", [2.5, True, "3", torch.tensor(2.0)])
+@pytest.mark.parametrize("spec", [Categorical, OneHot, lambda n: MultiOneHot([n, 3]), lambda n: Binary(n, (2,))])
+def test_a_number_of_categories_is_a_whole_number(spec: Any, n: Any) -> None:
+    with pytest.raises(TypeError, match="expected a whole number"):
+        spec(n)
+
+
+def test_numbers_of_categories_may_be_of_numpy_and_torch() -> None:
+    assert Categorical(np.int32(3)).n == OneHot(torch.tensor(3)).n == 3  # type: ignore[arg-type]
+
+
+def test_a_negative_number_of_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="n is -1"):
+        Binary(-1)
+
+
+@pytest.mark.parametrize("shape", [(2.5,), ("x",), 2.5, [None]])
+def test_a_shape_consists_of_whole_numbers(shape: Any) -> None:
+    with pytest.raises(TypeError, match=r"a size is .*, expected a whole number"):
+        Categorical(3, shape)
 
 
 def test_more_categories_than_the_type_can_number_are_refused() -> None:

@@ -105,6 +105,12 @@ def test_shapes_of_a_tensordict() -> None:
     assert batched["a"].shape == (5,)
 
 
+@pytest.mark.parametrize("function", [make_composite_from_td, consolidate_spec])
+def test_what_is_no_nest_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="is a dict, expected a"):
+        function({"a": 1})
+
+
 def test_a_lazy_stack_has_a_lazy_spec() -> None:
     td = LazyStackedTensorDict.lazy_stack([TensorDict({"a": torch.zeros(n)}, []) for n in (2, 3)], 0)
     spec = make_composite_from_td(td)
