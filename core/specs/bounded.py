@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +14,8 @@ from ..errors import SchemaError, UsageError
 from .base import batched, concrete
 from .leaf import LeafSpec
 from .values import (
+    FEW,
+    FEWER_THAN_FLOATS,
     ContinuousBox,
     DeviceLike,
     ShapeLike,
@@ -20,6 +23,7 @@ from .values import (
     as_dtype,
     combinations,
     nearest_integers,
+    small_integers,
     uniform_integers,
     whole,
 )
@@ -88,8 +92,7 @@ class Bounded(BoxSpec):
 
     _PARAMETERS = ("_low", "_high")
     _DEFAULT_DTYPE: torch.dtype | None = None
-    _span_of: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
-    _is_finite = False
+    _known: _Reach | None = None
 
     def __new__(
         cls,
@@ -160,19 +163,53 @@ class Bounded(BoxSpec):
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         size = batched(shape, self._shape)
+        reach = self._reach()
         if self.domain == "discrete":
-            return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
-        if self._dtype in _DRAWN and self._finite_span():
+            return self._drawn_integers(reach, size, generator)
+        if not reach.is_finite or self._device.type == "meta":
+            return self._drawn_widely(size, generator)
+        if self._dtype in _DRAWN:
             return torch.lerp(self._low, self._high, _evenly(size, self._dtype, self._device, generator))
-        return self._drawn_widely(size, generator)
+        part = _evenly(size, torch.float32, self._device, generator)  # rounding leads no further than to a bound
+        return torch.lerp(self._low.float(), self._high.float(), part).to(self._dtype)
 
-    def _finite_span(self) -> bool:
-        """Return whether no bound is infinite, nor the difference of two; looked up again after they were edited."""
-        low, high, of = self._low, self._high, self._span_of
-        if of is None or of[0] is not low or of[1] is not high or of[2:] != (low._version, high._version):
-            self._span_of = low, high, low._version, high._version
-            self._is_finite = bool((high - low).isfinite().all())
-        return self._is_finite
+    def _drawn_integers(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        if reach.common is not None and self._dtype in _RANDINT:
+            low, high = reach.common
+            return torch.randint(low, high + 1, size, dtype=self._dtype, device=self._device, generator=generator)
+        if reach.counts is not None and reach.first is not None and self._device.type != "mps":  # which has no float64
+            return small_integers(reach.counts, size, torch.int64, generator).add_(reach.first).to(self._dtype)
+        return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
+
+    def _reach(self) -> _Reach:
+        """Return what draws need to know of the bounds; looked up again after they were edited."""
+        known, low, high = self._known, self._low, self._high
+        if (
+            known is None
+            or known.of[0] is not low
+            or known.of[1] is not high
+            or (known.of[2:] != (low._version, high._version))
+        ):
+            known = self._known = self._found_reach()
+        return known
+
+    def _found_reach(self) -> _Reach:
+        low, high = self._low, self._high
+        of = low, high, low._version, high._version
+        if low.device.type == "meta":
+            return _Reach(of)
+        if self.domain == "continuous":
+            wide = torch.promote_types(self._dtype, torch.float32)
+            return _Reach(of, is_finite=bool((high.to(wide) - low.to(wide)).isfinite().all()))
+        first, last = self._integer_bounds()
+        counts = last - first + 1  # wraps around where there are more than 2**63
+        if not bool(((counts > 0) & (counts <= FEWER_THAN_FLOATS)).all()):
+            return _Reach(of)
+        common = None
+        if first.numel() and bool((first == first.flatten()[0]).all() & (last == last.flatten()[0]).all()):
+            common = int(first.flatten()[0]), int(last.flatten()[0])
+        few = common is not None and common[1] - common[0] < FEW
+        return _Reach(of, first=first, counts=counts, common=common if few else None)
 
     def _drawn_widely(self, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         """Draw where bounds may be infinite, their difference overflow, or the element type be too coarse to draw."""
@@ -243,14 +280,30 @@ class Bounded(BoxSpec):
         return Bounded(self._low, self._high, self._shape, self._device, dtype, domain=domain)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_known": None}
         if self._dtype not in (torch.uint16, torch.uint32):
-            return self.__dict__
+            return state
         # torch 2.13 cannot pickle tensors of these types.
-        return {**self.__dict__, "_low": self._low.to(torch.int64), "_high": self._high.to(torch.int64)}
+        return {**state, "_low": self._low.to(torch.int64), "_high": self._high.to(torch.int64)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._low, self._high = self._low.to(self._dtype), self._high.to(self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What draws need to know of two bounds, which `of` names with their versions.
+
+    `first` and `counts` are the least integer and how many there are, int64, unless there are too many for a draw of a
+    float; `common` is the least and the largest where they are the same for all elements, and few.
+    """
+
+    of: tuple[torch.Tensor, torch.Tensor, int, int]
+    is_finite: bool = False
+    first: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    common: tuple[int, int] | None = None
 
 
 class BoundedContinuous(Bounded):
@@ -267,6 +320,7 @@ class BoundedDiscrete(Bounded):
 
 
 _DRAWN = (torch.float32, torch.float64)
+_RANDINT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NOT_COMPARED = (torch.uint16, torch.uint32)
 
 

@@ -13,6 +13,7 @@ from .base import batch_of, batched, concrete
 from .categorical import CategoriesSpec, expect_countable, one_hot
 from .leaf import LeafSpec
 from .values import (
+    FEWER_THAN_FLOATS,
     Box,
     BoxList,
     CategoricalBox,
@@ -27,8 +28,6 @@ from .values import (
 
 if TYPE_CHECKING:
     from .one_hot import MultiOneHot
-
-_SMALL = 2**30  # the most categories that `small_integers` draws
 
 
 class MultiCategorical(CategoriesSpec):
@@ -71,7 +70,7 @@ class MultiCategorical(CategoriesSpec):
             raise UsageError(f"an nvec of shape {found} does not go with the shape {list(sizes)}") from None
         for count in self._nvec.unique().tolist():
             expect_countable(count, self._dtype)
-        self._all_small = bool((self._nvec <= _SMALL).all())
+        self._all_small = bool((self._nvec <= FEWER_THAN_FLOATS).all())
         self._remove_singleton = remove_singleton
         self._allowed: torch.Tensor | None = None
         self.update_mask(mask)

@@ -227,6 +227,8 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _EVEN_ENOUGH = 2**40  # the modulus below is off from even by less than this over 2**63
 FEW = 2**16
 """Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
+FEWER_THAN_FLOATS = 2**30
+"""Up to as many categories are drawn by a float64."""
 _SMALL = 2**14  # numbers that are drawn at once to choose among legal categories
 
 
@@ -265,18 +267,32 @@ def random_values(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> torch.Tensor:
     """Draw evenly from the whole range of an integer type, or bools."""
+    if dtype is torch.int64:
+        return torch.empty(shape, dtype=dtype, device=device).random_(_LOWEST, None, generator=generator)
     count = math.prod(shape)
+    if count <= _FEW_ELEMENTS and dtype in _RANGES:
+        low, high = _RANGES[dtype]
+        return torch.randint(low, high, shape, dtype=dtype, device=device, generator=generator)
     words = torch.empty((count * dtype.itemsize + 7) // 8, dtype=torch.int64, device=device)
-    values = words.random_(_LOWEST, None, generator=generator).view(torch.uint8)
-    if dtype is torch.bool:
-        return values[:count].bitwise_and_(1).view(torch.bool).reshape(shape)
-    return values.view(dtype)[:count].reshape(shape)
+    values = words.random_(_LOWEST, None, generator=generator).view(torch.uint8 if dtype is torch.bool else dtype)
+    values = values if len(values) == count else values[:count]
+    return (values.bitwise_and_(1).view(torch.bool) if dtype is torch.bool else values).view(shape)
+
+
+_FEW_ELEMENTS = 256  # for more, one draw for several elements is faster than one call less
+_RANGES = {
+    torch.bool: (0, 2),
+    torch.uint8: (0, 2**8),
+    torch.int8: (-(2**7), 2**7),
+    torch.int16: (-(2**15), 2**15),
+    torch.int32: (-(2**31), 2**31),
+}
 
 
 def small_integers(
     counts: torch.Tensor, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Draw below `counts` element by element, which broadcast to `shape` and are at most 2**30.
+    """Draw below `counts` element by element, which broadcast to `shape` and are at most `FEWER_THAN_FLOATS`.
 
     The product with 53 random bits is below the count: it is rounded to a number that exists below it.
     """

@@ -309,3 +309,39 @@ def test_bounds_edited_in_place_are_seen_by_the_next_draw() -> None:
 def test_unbounded_draws_what_randn_does(dtype: torch.dtype, size: tuple[int, ...]) -> None:
     drawn = Unbounded(size, dtype=dtype).rand(generator=torch.Generator().manual_seed(1))
     assert torch.equal(drawn, torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(1)))
+
+
+@given(
+    st.sampled_from([torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32]),
+    st.integers(0, 100),
+    st.integers(0, 27),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_integers_are_drawn_evenly_between_their_bounds(dtype: torch.dtype, low: int, more: int, alike: bool) -> None:
+    least = torch.tensor([low, low if alike else 3])
+    spec = Bounded(least, least + more, dtype=dtype, domain="discrete")
+    drawn = spec.rand((4_000,), generator=torch.Generator().manual_seed(low))
+    assert drawn.dtype is dtype
+    for column in (drawn.long() - least).T:
+        counts = column.bincount(minlength=more + 1)
+        assert len(counts) == more + 1
+        assert (counts - 4_000 / (more + 1)).abs().max() < 6 * (4_000 / (more + 1)) ** 0.5
+
+
+def test_draws_follow_bounds_that_are_edited() -> None:
+    spec = Bounded(0, 3, (2,), dtype=torch.int64)
+    assert spec.rand((50,)).max() <= 3
+    spec.low.fill_(10)
+    spec.high.fill_(11)
+    assert set(spec.rand((50,)).unique().tolist()) == {10, 11}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (5, 7), (1000, 3)])
+def test_unbounded_integers_have_all_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    drawn = Unbounded(shape, dtype=dtype).rand(generator=torch.Generator().manual_seed(0))
+    assert (drawn.dtype, drawn.shape) == (dtype, shape)
+    if drawn.numel() == 3000:
+        bits = drawn.long().unsqueeze(-1) >> torch.arange(1 if dtype is torch.bool else 8 * dtype.itemsize) & 1
+        assert (bits.double().mean((0, 1)) - 0.5).abs().max() < 0.05
