@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from .bounded import type_limits
 from .leaf import LeafSpec
 from .values import (
     FEW,
+    WHOLE_TYPES,
     BinaryBox,
     Box,
     CategoricalBox,
@@ -24,6 +26,7 @@ from .values import (
     as_shape,
     combinations,
     draw_categories,
+    looked_up,
     mask_over,
     nearest_categories,
 )
@@ -122,27 +125,32 @@ class Categorical(CategoriesSpec):
 
     def is_in(self, value: Any) -> bool:
         """Return whether a value is a tensor of this element type and trailing shape, with every category legal."""
-        mask = self._mask
-        if mask is None or self._shape or not isinstance(value, torch.Tensor) or value.device.type == "meta":
-            return super().is_in(value)
-        if value.dtype != self._dtype:
+        if not isinstance(value, torch.Tensor) or value.dtype != self._dtype:
             return False
-        if not value.shape:
-            number = value.item()
-            return 0 <= number < self._n and number == int(number) and bool(mask[int(number)])
-        if value.dtype not in _WHOLE_TYPES:
+        if value.shape or self._shape or self._n == -1 or value.is_complex() or value.device.type == "meta":
             return super().is_in(value)
-        numbers = value.clamp(0, self._n - 1)
-        return torch.equal(numbers, value) and bool(mask.to(value.device).take(numbers.long()).all())
+        number, mask = value.item(), self._mask
+        return 0 <= number < self._n and number == int(number) and (mask is None or bool(mask[int(number)]))
 
-    def _members(self, value: torch.Tensor) -> torch.Tensor:
-        if self._mask is not None or not 0 < self._n <= _EVERY_TYPE or value.is_floating_point() or value.is_complex():
-            return super()._members(value)
-        return (value >= 0) & (value < self._n)
+    def _are_members(self, value: torch.Tensor) -> bool:
+        mask = self._mask
+        if self._n == -1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
+            return (mask is None and self._n == 2 and value.dtype is torch.bool) or super()._are_members(value)
+        numbers = (value.floor() if value.is_floating_point() else value).clamp(0, self._n - 1)
+        if not torch.equal(numbers, value):
+            return False
+        if mask is None:
+            return True
+        mask, numbers = mask.to(value.device), numbers.long()
+        return bool((mask.take(numbers) if mask.dim() == 1 else looked_up(mask, numbers)).all())
 
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
-        if self._mask is None and 0 < self._n <= _EVERY_TYPE and value.dtype == self._dtype in _WHOLE_TYPES:
-            return value.clamp(0, self._n - 1)
+        if self._mask is None and self._n > 0 and value.dtype == self._dtype:
+            if value.dtype in WHOLE_TYPES:
+                return value.clamp(0, self._n - 1)
+            if value.is_floating_point():
+                finite = value.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
+                return finite.round_().clamp_(0, self._n - 1).abs_()  # no zero has a sign
         return super()._nearest(value)
 
     def _legal(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -208,10 +216,6 @@ class Categorical(CategoriesSpec):
 
     def _family(self) -> type[LeafSpec]:
         return Categorical
-
-
-_EVERY_TYPE = 127  # a count that torch compares with each integer type
-_WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def expect_countable(n: int, dtype: torch.dtype) -> int:

@@ -89,6 +89,10 @@ class LeafSpec(TensorSpec):
             return False
         if batch_of(value.shape, self._shape) is None:
             return False
+        return self._are_members(value)
+
+    def _are_members(self, value: torch.Tensor) -> bool:
+        """Return whether all elements of a tensor of the right type and trailing shape are in the domain."""
         return bool(self._members(value).all())
 
     def project(self, value: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from .categorical import CategoriesSpec, expect_countable, one_hot
 from .leaf import LeafSpec
 from .values import (
     FEWER_THAN_FLOATS,
+    WHOLE_TYPES,
     Box,
     BoxList,
     CategoricalBox,
@@ -136,11 +137,18 @@ class MultiCategorical(CategoriesSpec):
         """Whether a value is a tensor of this element type and trailing shape, with every number in its range."""
         return super().is_in(value.unsqueeze(-1) if self._lacks_last(value) else value)
 
+    def _are_members(self, value: torch.Tensor) -> bool:
+        if self._allowed is None and value.dtype in WHOLE_TYPES:
+            return bool(((value >= 0) & (value < self._nvec.to(value.device))).all())
+        return super()._are_members(value)
+
     def project(self, value: Any) -> torch.Tensor:
         """Return the value if it is a member, else a new tensor with the nearest legal category of each element."""
-        if self.is_in(value) or not self._lacks_last(value):
+        if not self._lacks_last(value):
             return super().project(value)
-        return super().project(value.unsqueeze(-1)).squeeze(-1)
+        wide = value.unsqueeze(-1)
+        found = super().project(wide)
+        return value if found is wide else found.squeeze(-1)
 
     def _lacks_last(self, value: Any) -> bool:
         return self._drops_last() and isinstance(value, torch.Tensor) and batch_of(value.shape, self._shape) is None

@@ -18,6 +18,7 @@ from .multi_categorical import MultiCategorical
 from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
 from .values import (
     FEW,
+    WHOLE_TYPES,
     Box,
     BoxList,
     CategoricalBox,
@@ -145,6 +146,13 @@ class _OneHotSpec(LeafSpec):
         if self._mask is not None:
             found = found & ~(is_set & ~self._mask.to(value.device)).any(-1, keepdim=True)
         return found
+
+    def _are_members(self, value: torch.Tensor) -> bool:
+        if len(self._counts) > 1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
+            return super()._are_members(value)
+        if not torch.equal(self._rows(value.argmax(-1, keepdim=True)), value):
+            return False
+        return self._mask is None or not bool((value * ~self._mask.to(value.device)).any())
 
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         """Set the largest legal element of each column, the first of equal ones; NaN is below all numbers."""

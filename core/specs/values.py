@@ -260,7 +260,10 @@ def uniform_integers(
     return drawn
 
 
-_WHOLE_TYPES = (torch.int64, torch.int32, torch.int16)
+WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+"""The integer types that torch compares and clamps."""
+
+_TRUNCATED = (torch.int64, torch.int32, torch.int16)
 
 
 def random_values(
@@ -298,7 +301,7 @@ def small_integers(
     """
     part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
     drawn = part.mul_(counts)
-    return drawn.to(dtype) if dtype in _WHOLE_TYPES else drawn.floor_().to(dtype)
+    return drawn.to(dtype) if dtype in _TRUNCATED else drawn.floor_().to(dtype)
 
 
 def _random_bits(shape: torch.Size, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
@@ -342,7 +345,7 @@ def draw_categories(
         return draws.masked_fill_(~allowed, -1.0).argmax(-1)
     in_front = allowed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     numbers = allowed.sum(-1)
-    return _looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))
+    return looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))
 
 
 def mask_over(
@@ -371,7 +374,7 @@ def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Ten
     found = whole(safe) & (number >= 0) & (number < counts)
     if allowed is None:
         return found
-    return found & _looked_up(allowed, number.clamp(0, allowed.shape[-1] - 1))
+    return found & looked_up(allowed, number.clamp(0, allowed.shape[-1] - 1))
 
 
 def nearest_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
@@ -383,9 +386,9 @@ def nearest_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch
     places = torch.arange(allowed.shape[-1], device=allowed.device)
     distance = (places[:, None] - places).abs()
     nearest = distance.where(allowed.unsqueeze(-2), allowed.shape[-1]).argmin(-1)
-    return _looked_up(nearest, number)
+    return looked_up(nearest, number)
 
 
-def _looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+def looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """Return `table[..., number]` for each element."""
     return table.expand(*number.shape, table.shape[-1]).gather(-1, number.unsqueeze(-1)).squeeze(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,18 @@ def test_a_batch_is_in_if_each_of_its_categories_is_legal(
     spec = Categorical(len(legal), dtype=dtype, mask=torch.tensor(legal))
     assert spec.is_in(value) == expected
     assert spec.is_in(value.unsqueeze(-1)) == expected
+    assert all(spec.is_in(one) == (0 <= one < len(legal) and legal[int(one)]) for one in value)
+    assert Categorical(len(legal), (1,), dtype=dtype).is_in(value.unsqueeze(-1)) == all(
+        0 <= number < len(legal) for number in value.tolist()
+    )
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan, math.inf, -math.inf])
+def test_what_is_no_whole_number_is_no_category(value: float) -> None:
+    spec = Categorical(3, dtype=torch.float32)
+    assert not spec.is_in(torch.tensor(value))
+    assert not spec.is_in(torch.tensor([1.0, value]))
+    assert spec.project(torch.tensor([2.0, value])).tolist() == [2.0, 2.0 if value == math.inf else 0.0]
 
 
 def test_sharp_edge_4_masked_membership_outside_the_range_is_false() -> None:

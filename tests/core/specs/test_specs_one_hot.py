@@ -202,3 +202,15 @@ def test_an_index_picks_along_the_categories() -> None:
     assert OneHot(4, (2, 4)).index(OneHot(4, (2, 4)).encode([0, 3]), table).tolist() == [[0], [7]]
     columns = MultiOneHot([2, 3])
     assert columns.index(columns.encode([1, 2]), torch.arange(5)).tolist() == [1, 4]
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 2, -1]), min_size=4, max_size=4), max_size=4), DTYPES, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_rows_are_in_if_one_legal_element_of_each_is_set(
+    rows: list[list[int]], dtype: torch.dtype, masked: bool
+) -> None:
+    value = torch.tensor(rows).reshape(-1, 4).to(dtype)
+    found = [[float(item) for item in row] for row in value.tolist()]
+    legal = MASK.tolist() if masked else [True] * 4
+    expected = all(sorted(row) == [0, 0, 0, 1] and legal[row.index(1)] for row in found)
+    assert OneHot(4, dtype=dtype, mask=MASK if masked else None).is_in(value) == expected
