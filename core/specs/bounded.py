@@ -182,7 +182,7 @@ class Bounded(BoxSpec):
         return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
 
     def _reach(self) -> _Reach:
-        """Return what draws need to know of the bounds; looked up again after they were edited."""
+        """Return the facts of the bounds that draws depend on; looked up again after they were edited."""
         known, low, high = self._known, self._low, self._high
         if (
             known is None
@@ -293,7 +293,7 @@ class Bounded(BoxSpec):
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What draws need to know of two bounds, which `of` names with their versions.
+    """Facts of two bounds that draws depend on; `of` has the bounds with their versions.
 
     `first` and `counts` are the least integer and how many there are, int64, unless there are too many for a draw of a
     float; `common` is the least and the largest where they are the same for all elements, and few.
