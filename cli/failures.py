@@ -39,7 +39,19 @@ _NO_MEMORY = re.compile(
 )
 _AMOUNT = re.compile(r"\b\d[\d.,]*\s?(?:[KMGTPE]?i?B|bytes)\b")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_STAGED = re.compile(r"(?<![^/\s])\.(?P<name>[^/]+?)\.rbtool-(?:new|old)-[0-9a-f]{8}(?P<inside>/[^/\s:]+(?![^\s:]))?")
+_ADVICE = {
+    errno.EIO: "the disk or the file server failed: look at it, and run it again",
+    errno.ESTALE: "the file server has another file there now: run it again",
+    errno.EROFS: "mount it for writing, or choose another place",
+    errno.EXDEV: "the two places are on different file systems: choose another place",
+    errno.ETIMEDOUT: "the file server does not answer: run it again when it does",
+}
+"""What to do about errors of the system, by number."""
+_REPLACED = re.compile(r"(?<![^/\s])\.(?P<name>[^/\s]+)\.\d+\.new\b")
+_STAGED = re.compile(
+    r"(?<![^/\s])\.(?P<name>[^/]+?)\.rbtool-(?:new|old)-[0-9a-f]{8}"
+    r"(?:/(?:dataset|export)(?=[/:\s]|$))?(?P<inside>/[^/\s:]+(?![^\s:]))?"
+)
 
 
 class Stopped(BaseException):
@@ -151,7 +163,8 @@ def _of_system(error: OSError) -> Failure:
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return Failure(known.__name__, f"{where}too many open files (limit {limit})", _RAISE, code)
-    return Failure(known.__name__, f"{where}{message}", "free some space and run it again" if no_space else "", code)
+    advice = "free some space and run it again" if no_space else _ADVICE.get(error.errno or 0, "")
+    return Failure(known.__name__, f"{where}{message}", advice, code)
 
 
 def final_names(message: str) -> str:
@@ -162,7 +175,7 @@ def final_names(message: str) -> str:
         is_file = "." in name and name.rpartition(".")[2] == inside.rpartition(".")[2]
         return name if is_file else name + inside
 
-    return _STAGED.sub(final, message)
+    return _STAGED.sub(final, _REPLACED.sub(r"\g<name>", message))
 
 
 def _usage(error: Any) -> Failure:

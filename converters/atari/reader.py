@@ -13,6 +13,7 @@ from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from .checkpoints import (
@@ -55,8 +56,8 @@ class AtariReader(Reader):
         """Return whether it is a folder with the files of a checkpoint."""
         try:
             return looks_like_run(path)
-        except OSError:
-            return False
+        except OSError as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Find the files."""

@@ -20,6 +20,7 @@ from ...core.format.contracts import Array, SourceFacts
 from ...core.format.digest import open_regular
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
 from .ends import FLAGS, PathEnds, PathFlags, read_flags
 
@@ -61,8 +62,8 @@ class DapgReader(ColumnReader):
         """Return whether it starts as the pickle of a list of dictionaries with arrays; nothing is unpickled."""
         try:
             return path.is_file() and _starts_as_paths(path)
-        except (OSError, ValueError, FormatError):
-            return False
+        except (OSError, ValueError, FormatError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Unpickle the file in its own process, which keeps the arrays."""

@@ -19,6 +19,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from .datasets import id_of
 from .folder import SUFFIX, EpisodeFolder
@@ -88,8 +89,8 @@ class GenDgrlReader(Reader):
         try:
             with _opened(path) as archive:
                 return _has_episode(archive)
-        except (RbtoolError, OSError, ValueError, LookupError):
-            return False
+        except (RbtoolError, OSError, ValueError, LookupError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Open the archive."""

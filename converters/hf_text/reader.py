@@ -15,6 +15,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json
 from ...core.format.reader import Reader
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key
 from .columns import SPLIT, TextColumns, columns_of
@@ -50,8 +51,8 @@ class HfTextReader(Reader):
         try:
             parts = [TextPart(name, file) for name, files in saved_splits(path) for file in files[:1]][:1]
             return bool(parts) and parts[0].has_text() and not parts[0].names >= _TRAJECTORIES
-        except (RbtoolError, OSError, ValueError, LookupError, RuntimeError):
-            return False
+        except (RbtoolError, OSError, ValueError, LookupError, RuntimeError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Find the files of every split and their columns."""

@@ -10,6 +10,7 @@ from ...core.errors import RbtoolError
 from ...core.format.column_reader import ColumnEpisode, ColumnReader
 from ...core.format.contracts import SourceFacts
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ...core.format.unreadable import no_match
 from .arrow import FolderTrajectories, looks_like_folder
 from .npz import NpzTrajectories, looks_like_npz
 from .trajectories import REWS, TIME_LIMIT, Trajectories
@@ -35,8 +36,16 @@ class ImitationReader(ColumnReader):
         """Return whether it has imitation's arrays or columns."""
         try:
             return (path.is_file() and looks_like_npz(path)) or looks_like_folder(path)
-        except (RbtoolError, OSError, ValueError, LookupError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
-            return False
+        except (
+            RbtoolError,
+            OSError,
+            ValueError,
+            LookupError,
+            RuntimeError,
+            NotImplementedError,
+            zipfile.BadZipFile,
+        ) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Open the files and read where trajectories end."""

@@ -16,6 +16,7 @@ from ...core.format.parts import PartsReader
 from ...core.format.reader import refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, row_bytes, ted_fields
 from .fields import NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED, EndFlags, FeatureColumn
@@ -60,8 +61,8 @@ class LerobotReader(PartsReader):
         """Return whether it is a folder with LeRobot's metadata."""
         try:
             return looks_like_lerobot(path)
-        except (RbtoolError, OSError):
-            return False
+        except (RbtoolError, OSError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Read `info.json`."""

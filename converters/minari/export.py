@@ -16,7 +16,6 @@ import contextlib
 import errno
 import itertools
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +120,7 @@ class MinariExporter(Sink):
                 try:
                     fs.fsync(descriptor, file)
                 finally:
-                    os.close(descriptor)
+                    fs.close(descriptor, file)
 
     def _write(self, folder: Path, progress: Callable[[int], None]) -> None:
         from minari.dataset.minari_storage import MinariStorage

@@ -13,6 +13,7 @@ from ...core.errors import FormatError, UsageError
 from ...core.format.digest import read_regular
 from ...core.format.documents import load_json, parse_json
 from ...core.format.sources import safe_id
+from ...core.format.unreadable import no_match
 from .spaces import Space, parse_space
 
 METADATA_FILE = "metadata.json"
@@ -35,15 +36,15 @@ def _holds_data(folder: Path) -> bool:
 
 
 def looks_like_minari(path: Path) -> bool:
-    """Return whether this folder has Minari's files, sound or not; never raises."""
+    """Return whether this folder has Minari's files, sound or not; raises OSError only where the disk fails."""
     try:
         folder = data_folder(path)
         if (folder / HDF5_FILE).is_file():
             return True
         document = load_json(folder / METADATA_FILE)
         return isinstance(document, dict) and len(_TYPICAL & document.keys()) > 1
-    except (OSError, FormatError):
-        return False
+    except (OSError, FormatError) as error:
+        return no_match(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def fetch_piece(fetch: Fetch, size: int, span: tuple[int, int], path: Path, what
     try:
         found = _Piece(descriptor, path, fetch, size, span, what).complete()
     finally:
-        os.close(descriptor)
+        fs.close(descriptor, path)
     if not found:
         fs.remove(path)
     return found

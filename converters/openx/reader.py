@@ -19,6 +19,7 @@ from ...core.format.parts import PartsReader
 from ...core.format.reader import refuse_damaged
 from ...core.format.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .lookers import EpisodeLookers
@@ -96,8 +97,8 @@ class OpenXReader(PartsReader):
         """Return whether one of the first shards has a pickle with steps among its first members."""
         try:
             return has_episodes(shards_at(path))
-        except (RbtoolError, OSError, ValueError, LookupError):
-            return False
+        except (RbtoolError, OSError, ValueError, LookupError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Find the shards."""

@@ -12,6 +12,7 @@ from ...core.encodings.archives import Archive, ArchiveMember, CutError, begins_
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import read_regular, refuse_pointer
+from ...core.format.unreadable import no_match
 
 SUFFIX = ".tar"
 _PICKLE_SUFFIXES = (".pickle", ".pkl")
@@ -113,8 +114,8 @@ def _has_episode(path: Path) -> bool:
                     return head.startswith(_PICKLE) and b"steps" in head
                 if count >= _TRIED:
                     break
-    except (RbtoolError, OSError):
-        return False
+    except (RbtoolError, OSError) as error:
+        return no_match(error)
     return False
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -260,7 +259,7 @@ class RldsExporter(Sink):
                     progress(int(lengths[position]) * row)
                 fs.fsync(descriptor, path)
             finally:
-                os.close(descriptor)
+                fs.close(descriptor, path)
             sizes.append(len(mine))
         fs.write_file(target / FEATURES, _document(self._described()))
         fs.write_file(target / INFO, _document(_info(name, sizes, total)))

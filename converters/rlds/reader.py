@@ -16,6 +16,7 @@ from ...core.format.digest import read_regular
 from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.rlds_steps import IS_INIT, IS_TERMINAL, LastStep, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
 from .columns import EpisodeRecord, StepColumn
@@ -56,8 +57,8 @@ class RldsReader(Reader):
         """Return whether it is a folder with `features.json` or `dataset_info.json`, and shards."""
         try:
             return looks_like_rlds(path)
-        except OSError:
-            return False
+        except OSError as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Read the documents."""

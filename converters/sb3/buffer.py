@@ -16,6 +16,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks, blocks
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import dtype_name
 
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
@@ -34,8 +35,8 @@ def looks_like_buffer(path: Path) -> bool:
             shapes = [file.form(name)[1] for name in REQUIRED]
     except CorruptDataError:  # of one of its arrays, which is named once the buffer is opened
         return True
-    except (RbtoolError, OSError):
-        return False
+    except (RbtoolError, OSError) as error:
+        return no_match(error)
     return len(shapes[-1]) == 2 and all(shape[:2] == shapes[-1] for shape in shapes)
 
 

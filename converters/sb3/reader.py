@@ -13,6 +13,7 @@ from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeCol
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.row_blocks import RowBlocks
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, dtype_name
 from .buffer import ACTIONS, NEXT_OBSERVATIONS, OBSERVATIONS, REWARDS, Buffer, looks_like_buffer
 
@@ -43,8 +44,8 @@ class Sb3Reader(ColumnReader):
         """Return whether it is npz with a buffer's arrays, or the pickle of a buffer, which is refused."""
         try:
             return path.is_file() and (looks_like_buffer(path) or _is_pickled(path))
-        except (RbtoolError, OSError):
-            return False
+        except (RbtoolError, OSError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Open the file and read where episodes end."""

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from ...core.encodings.h5_layout import data_start
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.digest import open_regular
+from ...core.format.unreadable import no_match
 from .columns import TableFile
 
 Kind: TypeAlias = Literal["hdf5", "npz", "npy", "csv", "parquet"]
@@ -34,7 +35,8 @@ def kind_of(path: Path) -> Kind | None:
         if head.startswith(b"PAR1"):
             return "parquet"
         return "csv" if _is_csv(path) else None
-    except (OSError, RbtoolError):
+    except (OSError, RbtoolError) as error:
+        no_match(error)
         return None
 
 

@@ -14,6 +14,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.identical import notes_on_identical
 from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards
 from .layout import HDF5_SUFFIXES, IS_INIT, NPZ_SUFFIX, PIXELS, ArrayColumn, looks_like_vd4rl
@@ -49,8 +50,8 @@ class Vd4rlReader(Reader):
         try:
             files = _files_at(path)
             return any(_looks_right(file) for file in files[:_TRIED])
-        except (RbtoolError, OSError):
-            return False
+        except (RbtoolError, OSError) as error:
+            return no_match(error)
 
     def on_open(self) -> None:
         """Find the files."""

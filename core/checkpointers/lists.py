@@ -138,7 +138,7 @@ def _write_tensors(path: Path, trees: Iterator[Tree]) -> str:
                 hasher.update(data)
         sync_file(descriptor, path)
     finally:
-        os.close(descriptor)
+        fs.close(descriptor, path)
     return hasher.digest
 
 

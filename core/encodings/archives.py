@@ -18,6 +18,7 @@ from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Closing
 from ..format.digest import open_regular
 from ..format.manifest import is_inside
+from ..format.unreadable import reading_from
 
 XZ = b"\xfd7zXZ\x00"
 _USTAR, _USTAR_AT = b"ustar", 257
@@ -53,7 +54,8 @@ def begins_as_archive(path: Path) -> bool:
     """Return whether a file begins as xz or tar do; raises OSError, and FormatError for a FIFO or a device."""
     descriptor = open_regular(path)
     try:
-        head = os.pread(descriptor, _BLOCK, 0)
+        with reading_from(path):
+            head = os.pread(descriptor, _BLOCK, 0)
     finally:
         os.close(descriptor)
     return head.startswith(XZ) or head[_USTAR_AT:].startswith(_USTAR)
@@ -66,7 +68,8 @@ class Archive(Closing):
         self.path = path
         self._descriptor = open_regular(path)
         self._size = os.fstat(self._descriptor).st_size
-        self._is_packed = os.pread(self._descriptor, len(XZ), 0) == XZ
+        with reading_from(path):
+            self._is_packed = os.pread(self._descriptor, len(XZ), 0) == XZ
         self._position = self._taken = 0
         self._inflate: lzma.LZMADecompressor | None = None
         self._restart()
@@ -189,7 +192,8 @@ class Archive(Closing):
         return found
 
     def _stored(self, most: int) -> bytes:
-        found = os.pread(self._descriptor, most, self._taken)
+        with reading_from(self.path):
+            found = os.pread(self._descriptor, most, self._taken)
         self._taken += len(found)
         return found
 

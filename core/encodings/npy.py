@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array, Closing
 from ..format.digest import bytes_of, open_regular
+from ..format.unreadable import located
 from .object_arrays import MOST_BYTES, array_of_objects
 
 MAGIC = b"\x93NUMPY"
@@ -246,7 +247,10 @@ class StoredBytes(ByteRange):
     def read_into(self, target: memoryview, position: int) -> None:
         done = 0
         while done < len(target):
-            count = os.preadv(self._descriptor, [target[done:]], self._start + position + done)
+            try:
+                count = os.preadv(self._descriptor, [target[done:]], self._start + position + done)
+            except OSError as error:
+                raise located(error, self._what) from None
             if not count:
                 raise damaged(self._what, "the file ends inside")
             done += count

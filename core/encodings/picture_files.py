@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -82,7 +81,7 @@ def write_gif(path: Path, frames: Iterable[Array], rate: Fraction) -> None:
         for part in _gif_parts(frames, rate):
             fs.write(descriptor, memoryview(part), path)
     finally:
-        os.close(descriptor)
+        fs.close(descriptor, path)
 
 
 def _gif_parts(frames: Iterable[Array], rate: Fraction) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..errors import CorruptDataError, RbtoolError
+from ..format.unreadable import disk_failed, reading_from
 
 ColumnPath: TypeAlias = tuple[str, ...]
 """Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""
@@ -67,6 +68,9 @@ def reading(what: str, file: Path, *also: type[Exception], hint: str = FETCH_AGA
     except (RbtoolError, MemoryError):
         raise
     except (*DAMAGED, *also) as error:
+        if disk_failed(error):
+            with reading_from(file):
+                raise
         reason = str(error).splitlines()[0].strip(" '\"") if str(error) else type(error).__name__
         raise CorruptDataError(
             f"{what} in {file} cannot be read, the file is damaged or was cut: {reason}", hint=hint

@@ -212,4 +212,4 @@ class LatchedFile:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        os.close(self.descriptor)
+        fs.close(self.descriptor, self.path)

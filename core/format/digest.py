@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from ..errors import CorruptDataError, FormatError
+from .unreadable import reading_from
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -52,7 +53,7 @@ def open_folder(path: str | os.PathLike[str], *, follow_links: bool = True) -> i
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Read all bytes of a file that is opened as `open_regular` does."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file, reading_from(path):
         return file.read()
 
 

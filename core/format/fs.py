@@ -9,9 +9,8 @@ map: on a full disk a map kills the process with SIGBUS.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
+import fcntl
 import os
 import shutil
 import stat
@@ -20,32 +19,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..errors import OutOfSpaceError, UsageError
+from ..errors import OutOfSpaceError, RbtoolError, UsageError
+from . import system_calls
 
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
 _CLOEXEC, _DIRECTORY = getattr(os, "O_CLOEXEC", 0), getattr(os, "O_DIRECTORY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _OURS = _NOFOLLOW | getattr(os, "O_NONBLOCK", 0) | _CLOEXEC  # a FIFO in the place of a file must not keep us waiting
-_NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
 _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for large free pages for four times as long
-_KEEP_SIZE = 1  # the flag of fallocate
-_SYNC_WAIT, _SYNC_WRITE = 1, 2  # the flags of sync_file_range: wait for what was started, start without waiting
-_MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
-_CURRENT_FOLDER = {"linux": -100, "darwin": -2}  # AT_FDCWD
 
 
 @contextlib.contextmanager
 def announced(operation: str, path: str | Path) -> Iterator[None]:
-    """Announce a change of the file system before and after it, and name a full disk for what it is."""
+    """Announce a change of the file system before and after it; errors are those of `_named`."""
     sys.audit("rbtool.fs", operation, str(path))
+    with _named(path):
+        yield
+    sys.audit("rbtool.fs", operation, str(path))
+
+
+@contextlib.contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Name a full disk for what it is, and give other errors of the system the path that they are about."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, OutOfSpaceError) or not out_of_space(error):
+        if isinstance(error, RbtoolError) or error.errno is None:
             raise
-        raise _no_room(Path(path), error) from error
-    sys.audit("rbtool.fs", operation, str(path))
+        if out_of_space(error):
+            raise _no_room(Path(path), error) from error
+        if not isinstance(error.filename, str) or not os.path.isabs(error.filename):
+            error.filename = str(path)  # calls with descriptors name nothing, or a name in some folder
+        raise
 
 
 def out_of_space(error: OSError) -> bool:
@@ -161,9 +167,7 @@ def reserve(descriptor: int, size: int) -> None:
 
     The file keeps the size that it has. Where there is no room, the writes fail.
     """
-    libc = _libc()
-    if sys.platform == "linux" and sys.maxsize > 1 << 32 and hasattr(libc, "fallocate"):
-        libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
+    system_calls.reserve(descriptor, size)
 
 
 def fsync(descriptor: int, path: Path) -> None:
@@ -177,23 +181,36 @@ def start_syncing(descriptor: int, start: int = 0, size: int = 0) -> None:
 
     A `size` of 0 means all from `start` on.
     """
-    _sync_range(descriptor, start, size, _SYNC_WRITE)  # an error shows when the file is synced
+    with contextlib.suppress(OSError):  # it shows when the file is synced
+        system_calls.sync_range(descriptor, start, size, system_calls.SYNC_WRITE)
 
 
 def wait_for_writes(descriptor: int, path: Path) -> None:
     """Wait for what was started of a file. It is safe only after `fsync`, which then often has nothing left to do."""
-    with announced("fsync", path):
-        if _sync_range(descriptor, 0, 0, _SYNC_WAIT):
-            code = ctypes.get_errno()
-            if code not in _UNSUPPORTED:  # reported once: `fsync` of this descriptor would not fail any more
-                raise OSError(code, os.strerror(code), str(path))
+    with announced("fsync", path):  # an error is reported once: `fsync` of this descriptor would not fail any more
+        system_calls.sync_range(descriptor, 0, 0, system_calls.SYNC_WAIT)
 
 
-def _sync_range(descriptor: int, start: int, size: int, flag: int) -> int:
-    libc = _libc()
-    if sys.platform != "linux" or not hasattr(libc, "sync_file_range"):
-        return 0
-    return int(libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), flag))
+def close(descriptor: int, path: Path) -> None:
+    """Close a file that was written: network file systems and quotas may find only then that they cannot keep it."""
+    with _named(path):
+        os.close(descriptor)
+
+
+def lock(descriptor: int, how: int, path: Path) -> None:
+    """Lock an open file or folder as `fcntl.flock` does; BlockingIOError where another process has it."""
+    try:
+        with _named(path):
+            fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            error.add_note(
+                "hint: this file system has no file locks, which keep processes from spoiling each other's work: mount "
+                "it with them (NFS without nolock, Lustre with flock), or choose another place"
+            )
+        raise
 
 
 def write_file(path: Path, data: bytes, *, within: int | None = None) -> None:
@@ -203,7 +220,7 @@ def write_file(path: Path, data: bytes, *, within: int | None = None) -> None:
         write(descriptor, memoryview(data), path)
         fsync(descriptor, path)
     finally:
-        os.close(descriptor)
+        close(descriptor, path)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -222,8 +239,13 @@ def replace_file(path: Path, data: bytes, *, within: int | None = None) -> None:
     staged = path.with_name(f".{path.name}.{os.getpid()}.new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged if within is None else staged.name, dir_fd=within)
-    write_file(staged, data, within=within)
-    rename(staged, path, within=within)
+    try:
+        write_file(staged, data, within=within)
+        rename(staged, path, within=within)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(staged, within=within)
+        raise
     sync_folder(path.parent) if within is None else fsync(within, path.parent)
 
 
@@ -340,7 +362,7 @@ def rename_new(source: Path, target: Path, *, within: int | None = None, into: i
     """Rename a file or folder to a name that must be free; raises FileExistsError if it is taken."""
     names = _Names.of(source, target, within, into)
     with announced("rename", target):
-        done = _rename_by_system(names, _NO_REPLACE)
+        done = system_calls.rename_with(system_calls.NO_REPLACE, *names)
         if not done:  # the best that is left: a link never replaces, and a folder never replaces one that has content
             if stat.S_ISDIR(os.stat(names.one, dir_fd=names.within, follow_symlinks=False).st_mode):
                 os.rename(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
@@ -393,28 +415,4 @@ def exchange(one: Path, other: Path, *, within: int | None = None, into: int | N
     Returns False, with nothing changed, where the system or the file system cannot.
     """
     with announced("exchange", other):
-        return _rename_by_system(_Names.of(one, other, within, into), _EXCHANGE)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _rename_by_system(names: _Names, flag: int) -> bool:
-    """Call renameat2 (Linux) or renameatx_np (macOS); False, with nothing changed, where that cannot be had."""
-    libc, here = _libc(), _CURRENT_FOLDER.get(sys.platform, 0)
-    one, other = os.fsencode(names.one), os.fsencode(names.other)
-    within, into = (here if folder is None else folder for folder in (names.within, names.into))
-    if sys.platform == "linux" and hasattr(libc, "renameat2"):
-        failed = libc.renameat2(within, one, into, other, flag)
-    elif sys.platform == "darwin" and hasattr(libc, "renameatx_np"):
-        failed = libc.renameatx_np(within, one, into, other, _MACOS_FLAGS[flag])
-    else:
-        return False
-    if not failed:
-        return True
-    code = ctypes.get_errno()
-    if code in _UNSUPPORTED:
-        return False
-    raise OSError(code, os.strerror(code), names.one, None, names.other)
+        return system_calls.rename_with(system_calls.EXCHANGE, *_Names.of(one, other, within, into))

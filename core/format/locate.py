@@ -19,7 +19,7 @@ from platformdirs import user_cache_path
 from ..declarations import declared, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
-from .digest import refuse_pointer
+from .digest import open_regular, refuse_pointer
 from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
@@ -27,6 +27,7 @@ from .reader import Reader
 from .sinks import Sink
 from .sources import Source, safe_id
 from .staging import mend
+from .unreadable import reading_from
 
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
@@ -314,6 +315,7 @@ def open_source(
     name = recognised(path)
     if name is None:
         refuse_empty(path)
+        _require_readable(path)
         refuse_pointers(path)
         raise FormatError(
             f"{path}: unknown format; supported: {', '.join(reader_names())}",
@@ -331,6 +333,18 @@ def _named_hint(options: Mapping[str, Any]) -> str:
 def recognised(path: Path) -> str | None:
     """Return the format that is at `path`, by its content; None where it is in none that is known."""
     return next((name for name in reader_names() if reader_class(name).recognises(path)), None)
+
+
+def _require_readable(path: Path) -> None:
+    """Read a little of some files of an unknown format; OSError for the first that cannot be read."""
+    files = [path] if path.is_file() else (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in filter(Path.is_file, itertools.islice(files, _LOOKED_AT)):
+        descriptor = open_regular(file)
+        try:
+            with reading_from(file):
+                os.pread(descriptor, 1, 0)
+        finally:
+            os.close(descriptor)
 
 
 def refuse_empty(path: Path) -> None:

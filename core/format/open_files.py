@@ -22,6 +22,7 @@ from .contracts import Array, Closing, StepReader
 from .digest import FileRecord, Hasher, digest_bytes, digest_descriptor, open_regular, require_regular
 from .documents import parse_json
 from .manifest import MANIFEST, Manifest, is_canonical
+from .unreadable import located, reading_from
 
 _PART = 8 << 20
 """Maps begin and end at multiples of this. Only what is looked at is brought into them, so that two maps of which one
@@ -85,8 +86,8 @@ _MAPPED = 8 << 20
 """Files of more bytes are looked at through maps; for fewer, setting those up takes longer than a copy."""
 
 
-_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
-"""Errors of files that are there."""
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""Errors of files that are not there; all others must not be taken for that."""
 _Opened = TypeVar("_Opened", bound=Closing)
 
 
@@ -155,9 +156,10 @@ class OpenFiles(Closing):
         descriptor, parts, offset = self.descriptor(name), [], 0
         # pread takes memory for all that it is asked for, 16 MB for the smallest file if that is the size of a piece
         piece = min(os.fstat(descriptor).st_size + 1, 1 << 24)
-        while part := os.pread(descriptor, piece, offset):
-            parts.append(part)
-            offset += len(part)
+        with reading_from(self.root / name):
+            while part := os.pread(descriptor, piece, offset):
+                parts.append(part)
+                offset += len(part)
         return b"".join(parts)
 
     def rows(self, name: str, leaf: Field, start: int, stop: int) -> Array:
@@ -171,7 +173,8 @@ class OpenFiles(Closing):
         descriptor = self.descriptor(name)
         if os.fstat(descriptor).st_size > _MAPPED:
             return digest_mapped(descriptor, self.root / name)
-        return digest_descriptor(descriptor)
+        with reading_from(self.root / name):
+            return digest_descriptor(descriptor)
 
     def state(self) -> str:
         """Identify the state of the open files without reading them: by names, sizes, times and inodes."""
@@ -219,10 +222,10 @@ class OpenFiles(Closing):
         try:
             descriptor = open_regular(name, relative_to=self._folder)
         except OSError as error:
-            if error.errno in _UNREADABLE:  # it is there, and must not be taken for missing
-                raise OSError(error.errno, error.strerror, str(self.root / name)) from error
-            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            if error.errno in _MISSING:
                 return -1
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise OSError(error.errno, error.strerror, str(self.root / name)) from error
             raise UsageError(
                 f"{self.root} has more files than this process may hold open", hint="raise the limit: ulimit -n 65536"
             ) from error
@@ -288,7 +291,10 @@ def pread_into(array: Array, descriptor: int, path: Path, offset: int, end: str)
     """Fill an array with the bytes from `offset` on; CorruptDataError, which names `end`, if the file is shorter."""
     view = memoryview(array.reshape(-1).view(np.uint8).data)
     while view:
-        got = os.preadv(descriptor, [view], offset)
+        try:
+            got = os.preadv(descriptor, [view], offset)
+        except OSError as error:
+            raise located(error, path) from None
         if not got:
             raise CorruptDataError(f"{path} ends {len(view):,} bytes before {end}: it was cut")
         view, offset = view[got:], offset + got

@@ -94,7 +94,7 @@ class Reader(Closing, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether `path` looks like this format. Must be cheap and must not raise."""
+        """Return whether `path` looks like this format. Must be cheap; raises OSError only where the disk fails."""
 
     def on_open(self) -> None:
         """Open the dataset at `self.path`, or raise FormatError."""

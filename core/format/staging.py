@@ -21,6 +21,7 @@ from . import fs
 from .digest import open_regular
 from .manifest import HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
 from .syncing import Durable, Unsynced, require_durable, unsynced_around
+from .unreadable import reading_from
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -38,7 +39,7 @@ def lock_folder(folder: Path, *, wait: bool = False, within: int | None = None) 
     except FileNotFoundError:
         return -1
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fs.lock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), folder)
         if os.stat(name, dir_fd=within).st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -139,7 +140,7 @@ class Staging:
     def __exit__(self, *raised: object) -> None:
         try:
             if not self.kept:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # a leftover, which the next run sweeps
                     fs.remove(self.path, within=self._parent)
         finally:
             self._unlock()
@@ -248,7 +249,7 @@ def is_ours(path: Path) -> bool:
         return has_manifest(path)
     if not path.is_file():
         return False
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file, reading_from(path):
         return file.read(len(FILE_MAGIC)) == FILE_MAGIC
 
 

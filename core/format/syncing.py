@@ -90,7 +90,7 @@ def write_file(path: Path, data: bytes) -> None:
         fs.write(descriptor, memoryview(data), path)
         sync_file(descriptor, path)
     finally:
-        os.close(descriptor)
+        fs.close(descriptor, path)
 
 
 class NewFile:
@@ -162,8 +162,8 @@ class NewFile:
     def close(self) -> None:
         """Close the descriptor; harmless when closed already."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+            descriptor, self.descriptor = self.descriptor, -1  # it is gone even where closing it fails
+            fs.close(descriptor, self.path)
 
 
 class Unsynced:

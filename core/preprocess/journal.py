@@ -7,7 +7,6 @@ finished. A line that does not match its digest was not completely written: it a
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +55,8 @@ class Journal(Closing):
     def close(self) -> None:
         """Close the file; may be called twice."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1  # it is gone even where closing it fails
+            fs.close(descriptor, self._path)
 
 
 def read_journal(
@@ -93,7 +92,7 @@ def read_journal(
         try:
             fs.truncate(descriptor, sound, path)
         finally:
-            os.close(descriptor)
+            fs.close(descriptor, path)
     return dict(header.run)
 
 

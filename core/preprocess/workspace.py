@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def write_part(path: Path, arrays: Sequence[Array]) -> None:
         for first in range(0, len(parts), 1000):
             fs.write_parts(descriptor, parts[first : first + 1000], path)
     finally:
-        os.close(descriptor)
+        fs.close(descriptor, path)
 
 
 def rows_digest(arrays: Iterable[Array]) -> str:
@@ -120,7 +119,7 @@ class PartFile:
             offset = self._start[key] + start * self._fields[key].row_bytes
             fs.pwrite(descriptor, bytes_of(array), offset, self._path)
         finally:
-            os.close(descriptor)
+            fs.close(descriptor, self._path)
 
 
 _OF_PIECES = ("episode", "rows", "begins", "ends")

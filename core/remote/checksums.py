@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FormatError, UsageError
 from ..format.digest import open_regular
+from ..format.unreadable import reading_from
 
 _BLOCK = 1 << 20
 
@@ -104,8 +105,9 @@ def matches(path: Path, size: int, checksum: str, *, within: int | None = None) 
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         if os.fstat(descriptor).st_size != size:
             return False
-        for block in blocks_of(file):
-            checking.update(block)
+        with reading_from(path):
+            for block in blocks_of(file):
+                checking.update(block)
     return checking.matches()
 
 

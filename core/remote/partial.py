@@ -17,6 +17,7 @@ from ..format.contracts import Closing
 from ..format.digest import open_regular
 from ..format.documents import Count, decode, dump_json, parse_json
 from ..format.sources import RemoteFile
+from ..format.unreadable import reading_from
 from .checksums import blocks_of, hasher
 from .threads import Watch
 from .transport import Answer
@@ -63,7 +64,7 @@ class PartialFile(Closing, ABC):
 
     def _hash_written(self, count: Callable[[int], None]) -> None:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        with os.fdopen(self._descriptor, "rb", buffering=0, closefd=False) as written:
+        with os.fdopen(self._descriptor, "rb", buffering=0, closefd=False) as written, reading_from(self._path):
             for block in blocks_of(written):
                 self._watch.check()
                 self._hasher.update(block)
@@ -116,8 +117,8 @@ class PartialFile(Closing, ABC):
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1  # it is gone even where closing it fails
+            fs.close(descriptor, self._path)
 
     def _count(self, more: int) -> None:
         self._written += more
@@ -251,7 +252,7 @@ class VersionedPart(PartialFile):
             fs.write(descriptor, memoryview(dump_json(asdict(record)).encode()), self._record)
             fs.fsync(descriptor, self._record)
         finally:
-            os.close(descriptor)
+            fs.close(descriptor, self._record)
         self._recorded = self._written
 
     def restart(self) -> None:

@@ -170,7 +170,7 @@ class MemoryMaps:
     def _locked(self, folder: Path) -> Iterator[None]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fs.lock(descriptor, fcntl.LOCK_EX, folder)
             yield
         finally:
             os.close(descriptor)

@@ -26,6 +26,7 @@ from ..format.reader import require_final_step
 from ..format.shared_files import share_files
 from ..format.staging import Staging, mend
 from ..format.ted.builder import Origin, provenance_step
+from ..format.unreadable import reading_from
 from ..opening import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
 from .results import (
@@ -107,6 +108,7 @@ def convert(
     refuse_several(source)
     chosen = normal_form(episodes) if episodes is not None else None
     with (
+        reading_from(source),
         open_source(source, format=format, final_step=ends, options=given) as reader,
         hinting_at_skip_bad(reader, possible=not skip_bad),
     ):

@@ -53,8 +53,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 
 @functools.cache
-def folder_of_commands() -> Path:
-    """Start the process, which ends with this one, and return the folder."""
+def folder_of_commands(preloaded: str = "") -> Path:
+    """Start the process, which ends with this one, and return the folder; `preloaded` is a library for its loader."""
     folder = Path(tempfile.mkdtemp())  # the path of a socket has to be short
     for name in _COMMANDS:
         (folder / name).write_text(_CLIENT.format(python=sys.executable, place=str(folder / _SOCKET), name=name))
@@ -63,7 +63,8 @@ def folder_of_commands() -> Path:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     # Pipes, as every command then has other streams in their places: of a file, Python remembers that it can seek.
     server = subprocess.Popen(
-        [sys.executable, __file__, str(folder / _SOCKET)], env=environment | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, __file__, str(folder / _SOCKET)],
+        env=environment | {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": preloaded} if preloaded else {}),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     atexit.register(_end, server, folder)

@@ -142,7 +142,7 @@ class CachedShards(StreamShards):
         if self._use is None:
             fs.make_folder(self.folder)
             self._use = os.open(self.folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._use, fcntl.LOCK_SH)
+            fs.lock(self._use, fcntl.LOCK_SH, self.folder)
 
     def _unmark_use(self) -> None:
         if self._use is not None:
@@ -328,7 +328,7 @@ class CachedShards(StreamShards):
         """Lock a shard, and return the descriptor whose closing unlocks it."""
         lock = fs.open_to_append(self.folder / f"{number}{_LOCK}")
         try:
-            fcntl.flock(lock, how)
+            fs.lock(lock, how, self.folder)
         except BaseException:
             os.close(lock)
             raise

@@ -79,7 +79,7 @@ class HubShards(ShardFiles):
         fs.make_folder(base)
         lock = fs.open_to_append(self.folder / _LOCK)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fs.lock(lock, fcntl.LOCK_EX, self.folder)
             files = {file.path: self._remote(file) for file in self.hub.tree(self.repository, self.commit)}
             if MANIFEST not in files:
                 raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
@@ -189,7 +189,7 @@ class HubShards(ShardFiles):
                     self._fetch_range(name, ranges[name], descriptor, path)
                     fs.fsync(descriptor, path)
             finally:
-                os.close(descriptor)
+                fs.close(descriptor, path)
 
     def _verify(self, number: int, folder: Path) -> None:
         for name, range_ in self._ranges(number).items():

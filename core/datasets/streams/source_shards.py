@@ -163,7 +163,7 @@ class SourceShards(ShardFiles):
     def _locked(self, name: str) -> Iterator[None]:
         lock = fs.open_to_append(self.folder / f"{name}.lock")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fs.lock(lock, fcntl.LOCK_EX, self.folder)
             yield
         finally:
             os.close(lock)

@@ -107,9 +107,9 @@ class CommitLog:
 
     def close(self) -> None:
         """Close the files; harmless when done twice."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors = []
+        while self._descriptors:
+            descriptor = self._descriptors.pop()
+            fs.close(descriptor, self._paths[len(self._descriptors)])
 
 
 def records_in(data: bytes) -> Array:

@@ -82,7 +82,8 @@ class RowFiles:
     def close(self) -> None:
         """Close the files; harmless when done twice."""
         while self._open:
-            os.close(self._open.pop()[1])
+            _, descriptor, path = self._open.pop()
+            fs.close(descriptor, path)
 
 
 class PositionedTree(Closing):
@@ -183,7 +184,8 @@ class PositionedTree(Closing):
     def close(self) -> None:
         """Close every descriptor; harmless when done twice."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            key, descriptor = self._open.popitem()
+            fs.close(descriptor, self.folder / leaf_path(key))
 
 
 def created_by() -> str:
