@@ -313,9 +313,6 @@ def _folder_around(path: Path, below: Path | None = None) -> contextlib.Abstract
     return fs.folder_below(path.parent if below is None else below, path.parent)
 
 
-# What was left behind, and what is to go -------------------------------------------------------------
-
-
 class Leftover(NamedTuple):
     """A folder or file that a process built, or moved aside, for `destination`; the process may still use it."""
 

@@ -86,12 +86,11 @@ def convert(
     without a next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated,
     and drops it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps
     all. The episode table records which. `format` names the format in place of its detection; `options` are those
-    that only some formats have (`ReaderOptions`), like `horizon`, the time limit of episodes in a D4RL file.
-    `num_workers` processes read and write a foreign dataset (0: this one alone), here or, with `engine="ray"`, on a Ray
-    cluster that shares the folders. The bytes are the same. `resume` continues what they left unfinished.
+    that only some formats have (`ReaderOptions`). `num_workers` processes read and write a foreign dataset (0: this one
+    alone), here or, with `engine="ray"`, on a Ray cluster that shares the folders. The bytes are the same. `resume` continues what they left unfinished.
     `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it is
-    (`already_there`). `dry_run` does everything up to writing and returns sizes. Raises DatasetNotFoundError,
-    FormatError or CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
+    (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
+    CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
     source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
