@@ -1,4 +1,4 @@
-"""Errors of a disk or a file server that fails while a file is read: they name it, and say nothing of what it is."""
+"""Errors of a disk or a file server that fails while a file is read: they name it, and are not taken for its damage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
-"""What says nothing about the file: it may be read well in a minute, or from another machine."""
+"""Errors that are not about the file: it may be read well in a minute, or from another machine."""
 
 
 def disk_failed(error: BaseException) -> bool:
