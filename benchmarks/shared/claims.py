@@ -79,13 +79,13 @@ class Watch:
         calls, rounds = {}, self.rounds
         for name, job in jobs.items():
             before()
-            first = self._time_of(job, 1)  # warms it up too
+            first = self._time_of(job, 1)  # warms it up too: it may order an epoch, or compile loops
             calls[name] = 1
             if first > LONG:
                 rounds = min(rounds, FEW)
-            if first < PATIENCE:
+            else:
                 before()
-                calls[name] = max(1, int(PATIENCE / max(self._time_of(job, 2), 1.0)))
+                calls[name] = max(1, int(PATIENCE / max(self._time_of(job, 2 if first < PATIENCE else 1), 1.0)))
         taken: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, job in jobs.items():

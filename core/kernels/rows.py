@@ -3,6 +3,11 @@
 Measured with 11 columns of a million rows (758 bytes a row): the compiled loop takes two thirds to three quarters of
 numpy's time for 256 rows and more, because it asks for rows ahead, and releases the GIL throughout. For a few rows
 both take the same time; writing them in one call instead of one a column saves a half.
+
+Batches are gathered by the caller's thread alone. To wake another one, and to be woken by it, takes 40 to 100 µs, and
+700 kB are gathered in 70: on two idle cores two threads take 1.2 to 0.8 of the time for 1 to 7 MB, 0.9 to 0.7 for more,
+and where no core is idle twice as long or far longer. The threads of torch, which spin, need no waking, but a process
+that is forked after their first use hangs in torch. `prefetch` of a buffer has other cores gather whole batches.
 """
 
 from __future__ import annotations

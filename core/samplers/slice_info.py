@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..storages.base import Storage
+from ..storages.pytree import entry_of
 from ..storages.tensor import TensorStorage
 from .boundaries import Key, stored_entry
 
@@ -114,7 +115,7 @@ class SliceMarks:
             self.rows = rows
         if isinstance(rows, list):
             rows = torch.stack(rows)
-        found = [None if key is None else rows.get(key, None) for key in keys]
+        found = [None if key is None else entry_of(rows, key) for key in keys]
         return [flags if flags is None or flags.dtype == torch.bool else flags.bool() for flags in found]
 
     def __getstate__(self) -> dict[str, Any]:
