@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..format.contracts import StepReader
 from ..format.videos import reference_keys
+from ..ted.schema import Field
 from ..transforms.base import Compose, divided
 from ..transforms.video import DecodeVideo
 
@@ -23,3 +26,9 @@ def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = Fa
         return decode
     looking_back, others = divided(transform)
     return Compose(*looking_back, decode, *others)
+
+
+def frames_below(folder: Path, fields: Iterable[Field]) -> DecodeVideo | None:
+    """Return what decodes the frames that fields refer to, of the videos below a folder; None for no such fields."""
+    keys = reference_keys(fields)
+    return DecodeVideo(folder, keys) if keys else None

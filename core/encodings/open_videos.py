@@ -53,6 +53,13 @@ class _OpenVideos:
         for _, video in closed:
             video.close()
 
+    def close_below(self, folder: str) -> None:
+        with self._lock:
+            closed = [video for state, video in self._idle if state[0].startswith(folder)]
+            self._idle = [one for one in self._idle if not one[0][0].startswith(folder)]
+        for video in closed:
+            video.close()
+
     def after_fork(self) -> None:
         """Leave the videos of the parent alone: the threads of their decoders are not in this process."""
         self._lock = threading.Lock()
@@ -90,6 +97,11 @@ def set_video_decoder_cache_size(size: Any) -> None:
 def clear_video_decoder_cache() -> None:
     """Close all videos that stay open in this process."""
     _videos.shrink(0)
+
+
+def close_videos_below(folder: Path) -> None:
+    """Close the videos of a folder that stay open in this process and are not read now."""
+    _videos.close_below(f"{folder}{os.sep}")
 
 
 def _state_of(path: Path) -> _State:

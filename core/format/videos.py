@@ -68,12 +68,17 @@ def image_key(key: Key) -> Key:
 
 def videos_of_episodes(reader: StepReader, rows: Array) -> dict[str, Path | bytes]:
     """Return the files that the episodes in these rows of the episode table refer to, by name."""
-    videos, table = reader.videos(), reader.episodes
-    numbers: set[int] = set()
-    for key in reference_keys(reader.fields) if videos else ():
+    videos = reader.videos()
+    return _chosen(videos, ids_of_episodes(reader, rows) if videos else ())
+
+
+def ids_of_episodes(reader: StepReader, rows: Array) -> set[int]:
+    """Return the ids of the videos that the episodes in these rows of the episode table refer to."""
+    table, numbers = reader.episodes, set[int]()
+    for key in reference_keys(reader.fields):
         for start, length in zip(table.start[rows].tolist(), table.length[rows].tolist(), strict=True):
             numbers.update(np.unique(reader.read(key, start, start + length)[:, 0]).tolist())
-    return _chosen(videos, numbers)
+    return numbers
 
 
 def videos_of_leaves(folder: Path, fields: Iterable[Field], videos: VideoContents) -> dict[str, Path | bytes]:

@@ -34,7 +34,8 @@ class OpenShard(NamedTuple):
 
     `episode` is added to the numbers of its episodes, where those of several shards are the same. `left_out` has a
     sentence on each part of it that cannot be read, which is left out. `decode` makes the batch of rows, such as the
-    frames of videos that are kept next to them. `fields` are those of the rows as they are stored.
+    frames of videos that are kept next to them, and reads files: they stay while there is `kept`. `fields` are those of
+    the rows as they are stored.
     """
 
     storage: Storage
@@ -44,6 +45,7 @@ class OpenShard(NamedTuple):
     left_out: tuple[str, ...] = ()
     decode: Callable[[TensorDictBase], TensorDictBase] | None = None
     fields: Sequence[Field] = ()
+    kept: object = None
 
     @classmethod
     def nothing(cls, left_out: tuple[str, ...] = ()) -> OpenShard:

@@ -6,28 +6,32 @@ import contextlib
 import fcntl
 import functools
 import os
-import queue
 import sys
 import threading
 import time
+import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...encodings.open_videos import close_videos_below
 from ...errors import FormatError, UsageError
 from ...format import fs
 from ...format.contracts import Closing
 from ...format.digest import read_regular
 from ...progress import readable_size
 from ...storages.stream import OpenShard, ShardedData, StreamShards
+from .fetchers import Fetchers
 
 _LOCK = ".lock"
 _PART = ".part"
 _BAD = "bad.txt"
 _BLOCK = 512
 _LOOK_SECONDS = 0.02
+_READ_SECONDS = 10.0
+"""How long room is waited for that a thread is still reading."""
 
 
 class ShardFiles(ShardedData, Closing):
@@ -38,65 +42,37 @@ class ShardFiles(ShardedData, Closing):
         """Return how many bytes a shard takes on the disk, 0 where that is not known."""
 
     @abstractmethod
-    def fetch(self, number: int, folder: Path) -> None:
-        """Put a shard into an empty folder. Raises NetworkError and the like; what is there then is removed."""
+    def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
+        """Put a shard into an empty folder. Raises NetworkError and the like; what is there then is removed.
+
+        `more` is called with how many bytes it takes in addition to `size`, where that is known only now, before they
+        are written. What it raises is passed on: there is no room for them.
+        """
 
     @abstractmethod
     def open(self, number: int, folder: Path) -> OpenShard:
-        """Map a shard that is in a folder; that may be removed afterwards."""
+        """Map a shard that is in a folder, which stays while the shard or its `decode` is in use."""
 
 
-class _Fetchers:
-    """Up to `limit` threads that run what is submitted. They are daemons: a process that ends does not wait for them.
+class _Lock:
+    """A lock of a shard, which is unlocked once nobody refers to it: a thread may still read what was closed."""
 
-    What a thread leaves half done then is what a killed process leaves.
-    """
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def submit(self, job: Callable[[], None]) -> Future[None]:
-        future: Future[None] = Future()
-        self._jobs.put((future, job))
-        if len(self._threads) < self._limit:
-            thread = threading.Thread(target=_work, args=(self._jobs,), name="rbtool-stream", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        return future
-
-    def end(self, *, wait: bool) -> None:
-        """Cancel what did not start, and end the threads; `wait` for what they do."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                left = self._jobs.get_nowait()
-                if left is not None:
-                    left[0].cancel()
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads if wait else ():
-            thread.join()
-
-
-def _work(jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None]) -> None:
-    while (taken := jobs.get()) is not None:
-        future, job = taken
-        if future.set_running_or_notify_cancel():
-            try:
-                job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-        del future, job, taken  # the stream, which they belong to, can end meanwhile
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)
 
 
 class _HeldShard(NamedTuple):
     """A shard that is open, and the lock that keeps other processes from removing it."""
 
     shard: OpenShard
-    lock: int
+    lock: _Lock
+
+
+class _NoRoomError(Exception):
+    """A shard that is not needed yet turned out larger than the room that is left for it."""
 
 
 class CachedShards(StreamShards):
@@ -132,10 +108,11 @@ class CachedShards(StreamShards):
         self._making_room = threading.Lock()
         self._taking = threading.Lock()
         self._held: dict[int, _HeldShard] = {}
+        self._closed = weakref.WeakSet[_Lock]()  # of those that are still read
         self._coming: dict[int, Future[None]] = {}
         self._reserved: dict[int, int] = {}
         self._wanted: list[int] = []
-        self._pool: _Fetchers | None = None
+        self._pool: Fetchers | None = None
         self._use: int | None = None
 
     def _mark_use(self) -> None:
@@ -176,7 +153,8 @@ class CachedShards(StreamShards):
         self._after_fork()
         self._wanted = list(numbers)
         for number in self._held.keys() - set(numbers):
-            os.close(self._held.pop(number).lock)
+            self._closed.add(self._held.pop(number).lock)
+            close_videos_below(self._place(number))  # an open file takes room, also once it was removed
         with self._guard:
             for number in self._coming.keys() - set(numbers):
                 if self._coming[number].cancel() or self._coming[number].done():
@@ -185,16 +163,14 @@ class CachedShards(StreamShards):
                 if number not in self._held and number not in self._coming:
                     self._coming[number] = self._fetchers().submit(functools.partial(self._fetch_ahead, number))
 
-    def _fetchers(self) -> _Fetchers:
+    def _fetchers(self) -> Fetchers:
         if self._pool is None:
-            self._pool = _Fetchers(self.threads)
+            self._pool = Fetchers(self.threads)
         return self._pool
 
     def _after_fork(self) -> None:
         """Start again in a process that was forked: it has neither the threads nor, of its own, the locks."""
         if self._process != os.getpid():
-            for held in self._held.values():
-                os.close(held.lock)
             self._unmark_use()
             self._begin()
         self._mark_use()
@@ -203,16 +179,15 @@ class CachedShards(StreamShards):
         """Open a shard, once it is there whole, under a lock that other readers share."""
         while True:
             self._fetch(number, needed=True)
-            lock = self._locked(number, fcntl.LOCK_SH)
+            lock = _Lock(self._locked(number, fcntl.LOCK_SH))
             try:
                 if (place := self._place(number)).is_dir():
                     with contextlib.suppress(OSError):  # when it was used last
                         fs.touch(place)
-                    return _HeldShard(self._open(number, place), lock)
-            except BaseException:
-                os.close(lock)
-                raise
-            os.close(lock)  # another process removed it in between
+                    shard = self._open(number, place)
+                    return _HeldShard(shard if shard.decode is None else shard._replace(kept=lock), lock)
+            finally:
+                del lock  # where another process removed it in between, or it cannot be opened
 
     def _open(self, number: int, place: Path) -> OpenShard:
         if self.skip_bad and (place / _BAD).is_file():
@@ -229,27 +204,31 @@ class CachedShards(StreamShards):
         place, lock = self._place(number), self._locked_to_fetch(number)
         if lock is None:
             return
+        make_room = functools.partial(self._make_room, number, needed=needed)
         try:
-            if place.is_dir() or not self._has_room(number, needed):
+            if place.is_dir():
                 return
+            make_room(self.files.size(number))
             part = self._part(number)
             fs.remove(part)  # of a process that was killed
             fs.make_folder(part)
             try:
-                self._fetch_into(number, part)
+                self._fetch_into(number, part, make_room)
                 fs.sync_folder(part)
                 fs.rename(part, place)
             except BaseException:
                 with contextlib.suppress(OSError):
                     fs.remove(part)
                 raise
+        except _NoRoomError:
+            pass
         finally:
             self._reserved.pop(number, None)
             os.close(lock)
 
-    def _fetch_into(self, number: int, part: Path) -> None:
+    def _fetch_into(self, number: int, part: Path, more: Callable[[int], None]) -> None:
         try:
-            self.files.fetch(number, part)
+            self.files.fetch(number, part, more)
         except FormatError as error:
             if not self.skip_bad:
                 raise
@@ -268,33 +247,51 @@ class CachedShards(StreamShards):
             time.sleep(_LOOK_SECONDS)
         return None
 
-    def _has_room(self, number: int, needed: bool) -> bool:
-        """Remove shards that nobody uses until another one fits; UsageError if one that is needed does not.
+    def _make_room(self, number: int, size: int, *, needed: bool) -> None:
+        """Reserve `size` more bytes for a shard; UsageError if one that is needed does not fit.
 
-        One that is not needed yet leaves room for one that is.
+        One that is needed waits for those on their way, which it can remove then, and for those that are still read.
+        """
+        until = time.monotonic() + _READ_SECONDS
+        while (used := self._reserved_unless_full(number, size, needed)) is not None:
+            if not needed:
+                raise _NoRoomError
+            is_read = self._closed and time.monotonic() < until
+            if not (is_read or self._reserved.keys() - {number}):
+                raise UsageError(
+                    f"the shards of {self.address} that are used at the same time take {readable_size(used + size)}, "
+                    f"and the cache may take {readable_size(self.limit)}",
+                    hint="give it a larger cache_size, or a smaller window",
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _reserved_unless_full(self, number: int, size: int, needed: bool) -> int | None:
+        """Remove shards that nobody uses until `size` more bytes fit; if they do not, return how many are used.
+
+        A shard that is not needed yet leaves room for one that is.
         """
         with self._making_room:
-            size = self.files.size(number)
-            room = size if needed else 2 * size
+            whole = self._reserved.get(number, 0) + size
+            room = size if needed else size + whole
             for part in self.folder.glob(f"*{_PART}"):
                 self._removed(part)
-            there = {place: _bytes_in(place) for place in self._places()}
-            used = sum(there.values()) + sum(self._reserved.values())
+            there = {place: _files_in(place) for place in self._places()}
+            used = self._used(there)
             for place in sorted(there, key=_last_use):
                 if used + room <= self.limit:
                     break
                 if (needed or int(place.name) not in self._wanted) and self._removed(place):
-                    used -= there[place]
-            if used + room <= self.limit:
-                self._reserved[number] = size
-                return True
-        if needed:
-            raise UsageError(
-                f"the shards of {self.address} that are used at the same time take {readable_size(used + size)}, and "
-                f"the cache may take {readable_size(self.limit)}",
-                hint="give it a larger cache_size, or a smaller window",
-            )
-        return False
+                    del there[place]
+                    used = self._used(there)
+            if used + room > self.limit:
+                return used
+            self._reserved[number] = whole
+            return None
+
+    def _used(self, there: Mapping[Path, Mapping[int, int]]) -> int:
+        """Count the bytes of files, those that several shards have once, and those that are reserved."""
+        files = {file: size for files in there.values() for file, size in files.items()}
+        return sum(files.values()) + sum(self._reserved.values())
 
     def _removed(self, place: Path) -> bool:
         """Remove a shard, or a part of one that a killed process left, unless a process has it open."""
@@ -305,6 +302,7 @@ class CachedShards(StreamShards):
             return False
         try:
             part = self._part(number)
+            close_videos_below(place)
             if place != part and place.is_dir():
                 fs.remove(part)
                 fs.rename(place, part)  # a kill from here on does not leave half a shard in its place
@@ -347,8 +345,6 @@ class CachedShards(StreamShards):
         if self._process == os.getpid():
             if self._pool is not None:
                 self._pool.end(wait=wait)
-            for held in self._held.values():
-                os.close(held.lock)
             self._unmark_use()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -358,12 +354,17 @@ class CachedShards(StreamShards):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def _bytes_in(folder: Path) -> int:
-    """Count the bytes that the files of a folder take on the disk: some have holes."""
-    found = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            found += path.lstat().st_blocks * _BLOCK
+def _files_in(folder: Path) -> dict[int, int]:
+    """Return the inodes of the files of a folder, and the bytes that each takes on the disk: some have holes.
+
+    Another process may remove it meanwhile.
+    """
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                stated = Path(parent, name).lstat()
+                found[stated.st_ino] = stated.st_blocks * _BLOCK
     return found
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ...format import fs
 from ...format.digest import digest_file, digest_text, open_regular, read_regular
-from ...format.manifest import MANIFEST, Manifest
+from ...format.manifest import MANIFEST, VIDEOS, Manifest
 from ...format.open_files import ListedFiles
 from ...format.packed.reader import PackedReader
 from ...format.packed.schema import SCHEMA
 from ...format.sources import RemoteFile
 from ...format.ted.reader import TedReader
-from ...format.videos import reference_keys
+from ...format.videos import ids_of_episodes, index_name, video_name
 from ...remote.fetch import fetch_files
 from ...remote.hub import Hub, HubFile, hub_endpoint
 from ...remote.transport import read_range
 from ...storages.stream import OpenShard
+from ..videos import frames_below
 from .cache import ShardFiles
 from .ted_shards import EpisodeShards, Range, disagreement, row_files, row_ranges, storage_of
 
@@ -39,7 +44,8 @@ class HubShards(ShardFiles):
 
     Manifest, episode table and other files without rows are fetched into `folder` once, and compared with the
     checksums of the hub and the digests of the manifest. Of the files with rows a shard has the ranges of its episodes:
-    they are as long as in the dataset, with holes, and no manifest is next to them.
+    they are as long as in the dataset, with holes, and no manifest is next to them. It also has the videos that its
+    rows refer to, whole; several shards that are there share the file of one.
 
     DatasetNotFoundError for a repository without a dataset, UsageError for a dataset without steps, and what a `Hub`
     raises. A pickle has the commit, and asks the hub for nothing that is there.
@@ -50,11 +56,12 @@ class HubShards(ShardFiles):
         self._connect()
         self.commit = self.hub.commit(repository, revision)
         self.folder = folder / _folder_name(repository, self.commit)
+        self._videos: dict[str, RemoteFile] = {}
         self._fetch_base()
         self._open_base()
 
     def _connect(self) -> None:
-        self._hub, self._process = Hub(), os.getpid()
+        self._hub, self._process, self._fetching_videos = Hub(), os.getpid(), threading.Lock()
 
     @property
     def hub(self) -> Hub:
@@ -85,11 +92,6 @@ class HubShards(ShardFiles):
                 raise DatasetNotFoundError(f"{self.address} is no rbtool dataset: it has no {MANIFEST}")
             fetch_files([files[MANIFEST]], base, self.hub)
             manifest = Manifest.load(base)
-            if reference_keys(manifest.fields):
-                raise UsageError(
-                    f"{self.address} has images in videos that are kept, which a stream of shards cannot hold",
-                    hint=f"rbtool download hf://{self.repository}",
-                )
             if missing := {file.path for file in manifest.files} - files.keys():
                 raise CorruptDataError(f"{self.address} has no {min(missing)}, which its manifest lists")
             for file in manifest.files:
@@ -97,8 +99,11 @@ class HubShards(ShardFiles):
                     raise CorruptDataError(f"{self.address}: {file.path} has another size than its manifest lists")
             if manifest.layout == "packed":
                 fetch_files([files[SCHEMA]], base, self.hub)
-            rows = self._files_of_rows(manifest)
-            fetch_files([files[file.path] for file in manifest.files if file.path not in rows], base, self.hub)
+            later = self._files_of_rows(manifest)
+            videos = {file.path: files[file.path] for file in manifest.files if file.path.startswith(VIDEOS)}
+            later.update(videos)
+            fetch_files([files[file.path] for file in manifest.files if file.path not in later], base, self.hub)
+            self._videos = videos
         finally:
             os.close(lock)
 
@@ -119,7 +124,7 @@ class HubShards(ShardFiles):
         rows = self._files_of_rows(manifest)
         self._sizes = {file.path: file.size for file in manifest.files if file.path in rows}
         self._digests = {file.path: file.digest for file in manifest.files}
-        self._others = [file.path for file in manifest.files if file.path not in rows]
+        self._others = [file.path for file in manifest.files if file.path not in {*rows, *self._videos}]
         self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
         self._shards = EpisodeShards.of(self._reader)
         self.identity = manifest.content_digest
@@ -149,7 +154,7 @@ class HubShards(ShardFiles):
             for descriptor in opened.values():
                 os.close(descriptor)
             raise
-        listed = ListedFiles(self.folder / _BASE, opened)
+        listed = _FilesWithoutVideos(self.folder / _BASE, opened)
         return (PackedReader if listed.manifest.layout == "packed" else TedReader)(listed.root, listed)
 
     # Shards ------------------------------------------------------------------------------------------
@@ -159,14 +164,15 @@ class HubShards(ShardFiles):
         return row_ranges(self._reader, first, stop)
 
     def size(self, number: int) -> int:
-        """Return how many bytes a shard takes on the disk."""
+        """Return how many bytes the rows of a shard take on the disk: which videos they need is not known before."""
         return sum(stop - start + _PAGE for start, stop in self._ranges(number).values())
 
-    def fetch(self, number: int, folder: Path) -> None:
+    def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
         """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
 
         A hub has checksums of whole files, and the manifest digests of them: they are compared where a shard has all of
-        a file. Rows of a part have to agree with the episode table, which has their numbers, flags and returns.
+        a file, as it has of videos. Rows of a part have to agree with the episode table, which has their numbers, flags
+        and returns.
         """
         self._fetch_ranges(self._ranges(number), folder)
         try:
@@ -177,6 +183,8 @@ class HubShards(ShardFiles):
             fs.make_folder(folder)
             self._fetch_ranges(self._ranges(number), folder)
             self._verify(number, folder)
+        if self._videos:
+            self._fetch_videos(number, folder, more)
 
     def _fetch_ranges(self, ranges: dict[str, Range], folder: Path) -> None:
         for name, size in self._sizes.items():
@@ -193,13 +201,38 @@ class HubShards(ShardFiles):
 
     def _verify(self, number: int, folder: Path) -> None:
         for name, range_ in self._ranges(number).items():
-            if range_ == (0, self._sizes[name]) and digest_file(folder / name) != self._digests[name]:
-                raise CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
+            if range_ == (0, self._sizes[name]):
+                self._verify_file(name, folder)
         first, stop = self._shards.bounds[number : number + 2].tolist()
         with self._opened(lambda name: open_regular(folder / name)) as reader:
             problem = disagreement(reader, first, stop)
         if problem:
             raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
+
+    def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
+        """Fetch the videos that the rows refer to; those of other shards that are here are linked, and compared."""
+        names = self._names_of_videos(number, folder)
+        more(sum(self._videos[name].known_size + _PAGE for name in names))
+        fs.make_folder(folder / VIDEOS)
+        with self._fetching_videos:  # one shard at a time: the next one has files of it
+            for name in names:
+                _link_to_another(folder, name)
+            fetch_files([self._videos[name] for name in names], folder, self.hub)
+        for name in names:
+            self._verify_file(name, folder)
+
+    def _names_of_videos(self, number: int, folder: Path) -> list[str]:
+        first, stop = self._shards.bounds[number : number + 2].tolist()
+        with self._opened(lambda name: open_regular(folder / name)) as reader:
+            ids = ids_of_episodes(reader, np.arange(first, stop)) - {0}
+        if not all(f"{VIDEOS}{video_name(one)}" in self._videos for one in ids):
+            raise CorruptDataError(f"rows of {self.address} refer to a video that its manifest does not list")
+        names = (f"{VIDEOS}{name}" for one in sorted(ids) for name in (video_name(one), index_name(one)))
+        return [name for name in names if name in self._videos]
+
+    def _verify_file(self, name: str, folder: Path) -> None:
+        if digest_file(folder / name) != self._digests[name]:
+            raise CorruptDataError(f"{name} of {self.address} is not what its manifest announced")
 
     def _fetch_range(self, name: str, range_: Range, descriptor: int, path: Path) -> None:
         def write(data: memoryview, position: int) -> None:
@@ -210,7 +243,8 @@ class HubShards(ShardFiles):
     def open(self, number: int, folder: Path) -> OpenShard:
         """Map a shard that is in a folder."""
         with self._opened(lambda name: open_regular(folder / name)) as reader:
-            return self._shards.open(storage_of(reader), number, reader.fields)
+            frames = frames_below(folder, reader.fields)
+            return self._shards.open(storage_of(reader), number, reader.fields, frames)
 
     def close(self) -> None:
         """Close the connections and the files."""
@@ -218,7 +252,7 @@ class HubShards(ShardFiles):
         self.hub.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("repository", "commit", "folder")}
+        return {name: getattr(self, name) for name in ("repository", "commit", "folder", "_videos")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -228,6 +262,23 @@ class HubShards(ShardFiles):
         except (DatasetNotFoundError, FileNotFoundError, CorruptDataError):  # the cache was pruned since
             self._fetch_base()
             self._open_base()
+
+
+class _FilesWithoutVideos(ListedFiles):
+    """Files of a dataset whose videos are where its shards are."""
+
+    def check_sizes(self) -> None:
+        for file in self.manifest.files:
+            if not file.path.startswith(VIDEOS) and (problem := self.size_problem(file)):
+                raise CorruptDataError(problem)
+
+
+def _link_to_another(folder: Path, name: str) -> None:
+    """Link to a file of another shard next to the one in `folder`, where one is there and the file system has links."""
+    for other in folder.parent.glob(f"*/{name}"):
+        with contextlib.suppress(OSError):  # it is removed now
+            fs.link_file(other, folder / name)
+            return
 
 
 def _folder_name(repository: str, commit: str) -> str:

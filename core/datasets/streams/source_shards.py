@@ -119,7 +119,7 @@ class SourceShards(ShardFiles):
 
     # Fetching ----------------------------------------------------------------------------------------
 
-    def fetch(self, number: int, folder: Path) -> None:
+    def fetch(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
         """Fetch the files of a shard, and convert them."""
         options = self._options
         files, left_out = folder / _FILES, list[str]()

@@ -15,17 +15,18 @@ from tensordict import TensorDictBase
 
 from ...errors import FormatError
 from ...format.documents import decode, parse_json
-from ...format.manifest import SHARDS_DOCUMENT, Manifest
+from ...format.manifest import SHARDS_DOCUMENT, VIDEOS, Manifest
 from ...format.packed.reader import PackedReader
 from ...format.packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
 from ...format.returns import return_field_of, sum_rewards
 from ...format.ted.reader import TedReader
 from ...format.ted.tree import leaf_path
+from ...format.videos import reference_keys
 from ...opening import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
 from ...storages.stream import OpenShard, StreamShards
-from ...ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name, row_bytes
+from ...ted.schema import EPISODE, NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name, row_bytes
 from ..storage import DatasetStorage
 from ..videos import with_frames
 
@@ -34,7 +35,7 @@ Range: TypeAlias = tuple[int, int]
 Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
 SHARD_BYTES = 64 << 20
-"""Bytes of rows that a shard has, unless one episode has more."""
+"""Bytes of rows and videos that a shard has, unless one episode, or one video of each camera, has more."""
 _LARGEST_BYTES = 8 * SHARD_BYTES
 
 
@@ -42,8 +43,8 @@ _LARGEST_BYTES = 8 * SHARD_BYTES
 class EpisodeShards:
     """Where the shards of a dataset begin and end: `bounds`, int64 `[shards + 1]`, count episodes.
 
-    They depend on the fields and the lengths of the episodes alone, not on the layout or the place of the dataset: a
-    stream and a download have the same ones.
+    They depend on the fields, the lengths of the episodes and the sizes of kept videos, not on the layout or the place
+    of the dataset: a stream and a download have the same ones.
     """
 
     lengths: Numbers
@@ -53,13 +54,19 @@ class EpisodeShards:
     def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
         """Cut a dataset into the shards of the stream that it was made from, else into `SHARD_BYTES`.
 
-        The latter have the episode that reaches beyond. Those of a source are taken unless they are much larger.
+        The latter have the episode that reaches beyond. Those of a source are taken unless they are much larger. Videos
+        count with what they take on average, and a shard with as much as the largest has of each camera: fewer shards
+        share a video.
         """
         lengths = reader.episodes.length.astype(np.int64)
-        ends = np.cumsum(lengths) * max(1, row_bytes(reader.fields))
+        videos = [file.size for file in reader.manifest.files if file.path.startswith(VIDEOS)]
+        taken = row_bytes(reader.fields) + sum(videos) // max(1, int(lengths.sum()))
+        cameras = sum(key[0] != NEXT for key in reference_keys(reader.fields))
+        most = max(SHARD_BYTES, cameras * max(videos, default=0))
+        ends = np.cumsum(lengths) * max(1, taken)
         bounds, begin = [0], 0
         while bounds[-1] < len(lengths):
-            stop = int(np.searchsorted(ends, begin + SHARD_BYTES, side="left")) + 1
+            stop = int(np.searchsorted(ends, begin + most, side="left")) + 1
             bounds.append(min(max(stop, bounds[-1] + 1), len(lengths)))
             begin = int(ends[bounds[-1] - 1])
         found = cls(lengths, np.array(bounds, np.int64))

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hub import Hub
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
-from streaming import in_process
 from torch.utils.data import DataLoader
 
 import rbtool
@@ -91,16 +89,6 @@ def test_frames_of_a_stream_are_stacked(source: Path, kept: Path) -> None:
         begins = (rows == 0) | (numbers[rows] != numbers[rows - 1])
         before = np.where(begins[:, None, None, None], 0, images[rows - 1])
         assert np.array_equal(batch[IMAGE].numpy(), np.concatenate([before, images[rows]], -1))
-
-
-def test_a_stream_of_a_hub_refuses_videos_in_one_sentence(kept: Path, tmp_path: Path) -> None:
-    shutil.copytree(kept, tmp_path / "hub" / "org" / "kept")
-    with Hub(tmp_path / "hub", lfs_threshold=1000) as hub:
-        places = hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
-        [found] = in_process(places, {"dataset": "hf://org/kept"})
-    assert found["error"] == "UsageError"
-    assert "has images in videos that are kept, which a stream of shards cannot hold" in found["message"]
-    assert found["hint"] == "rbtool download hf://org/kept"
 
 
 def test_kept_and_decoded_datasets_give_equal_batches(source: Path, kept: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -245,7 +246,7 @@ class LocalFiles(ShardFiles):
     def size(self, number: int) -> int:
         return 4096
 
-    def fetch(self, number: int, folder: Path) -> None:
+    def fetch(self, number: int, folder: Path, more: Any = None) -> None:
         self.fetched.append(number)
         torch.save(torch.arange(3) + 3 * number, folder / "rows")
 
@@ -266,6 +267,55 @@ def test_shards_that_are_used_are_kept(tmp_path: Path) -> None:
     assert files.fetched.count(0) == 1
     shards.close()
     assert len(list(tmp_path.glob("[0-9]"))) <= 3
+
+
+class GrowingFiles(LocalFiles):
+    """Shards that turn out to take 8 kB more."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.refused: list[int] = []
+
+    def fetch(self, number: int, folder: Path, more: Any = None) -> None:
+        try:
+            more(8192)
+        except BaseException:
+            self.refused.append(number)
+            raise
+        super().fetch(number, folder)
+
+
+def test_a_shard_that_takes_more_than_was_known_makes_room_for_it(tmp_path: Path) -> None:
+    files = GrowingFiles(3)
+    shards = CachedShards(files, tmp_path, 3 * 4096)
+    assert [shards.take(0).rows, files.refused] == [3, []]
+    with pytest.raises(rbtool.UsageError, match="used at the same time take"):
+        shards.take(1)
+    shards.expect([1])
+    assert shards.take(1).rows == 3
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1"]
+
+
+def test_what_is_fetched_ahead_and_finds_no_room_is_left_out(tmp_path: Path) -> None:
+    files = GrowingFiles(2)
+    shards = CachedShards(files, tmp_path, 5 * 4096)
+    shards.expect([0, 1])
+    assert shards.take(0).rows == 3
+    shards.close()
+    assert (files.fetched, sorted(path.name for path in tmp_path.iterdir() if path.is_dir())) == ([0], ["0"])
+
+
+def test_a_shard_that_is_read_stays_until_it_was(tmp_path: Path) -> None:
+    class Decoded(LocalFiles):
+        def open(self, number: int, folder: Path) -> OpenShard:
+            return super().open(number, folder)._replace(decode=lambda rows: (folder / "rows").stat() and rows)
+
+    shards = CachedShards(Decoded(2), tmp_path, 4096)
+    read = [shards.take(0)]
+    shards.expect([1])
+    threading.Timer(0.3, read.clear).start()
+    assert shards.take(1).rows == 3
+    assert not read
 
 
 def test_threads_that_take_one_shard_open_it_once(tmp_path: Path) -> None:
@@ -342,13 +392,14 @@ _LEAVING = """
 import os, pathlib, signal, sys, threading, time
 import rbtool
 from rbtool.core.datasets.streams.cache import CachedShards, ShardFiles
+from rbtool.core.storages.stream import OpenShard
 
 class Slow(ShardFiles):
     address = identity = "slow files"
     __len__ = lambda self: 9
     size = lambda self, number: 1
-    open = lambda self, number, folder: number
-    def fetch(self, number, folder):
+    open = lambda self, number, folder: OpenShard.nothing()
+    def fetch(self, number, folder, more):
         while number:
             time.sleep(0.01)
 
