@@ -397,12 +397,6 @@ def link_to(target: Path, path: Path, *, among: int | None = None) -> None:
         path.symlink_to(target) if among is None else os.link(target, path, src_dir_fd=among, follow_symlinks=False)
 
 
-def link_file(source: Path, path: Path) -> None:
-    """Give a file a second name, `path`, which must be free and on the same file system."""
-    with announced("link", path):
-        os.link(source, path, follow_symlinks=False)
-
-
 def remove_empty_folder(path: Path, *, within: int | None = None) -> None:
     """Remove a folder; raises OSError if anything is in it."""
     with announced("rmdir", path):

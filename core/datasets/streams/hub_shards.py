@@ -277,7 +277,11 @@ def _link_to_another(folder: Path, name: str) -> None:
     """Link to a file of another shard next to the one in `folder`, where one is there and the file system has links."""
     for other in folder.parent.glob(f"*/{name}"):
         with contextlib.suppress(OSError):  # it is removed now
-            fs.link_file(other, folder / name)
+            place = os.open(other.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fs.link_to(Path(other.name), folder / name, among=place)
+            finally:
+                os.close(place)
             return
 
 
