@@ -180,6 +180,8 @@ class EnsembleDraws(EnsembleState):
             return None
         if joint.reads_rows and not (self._gathers and self._lineup.plain):
             return None
+        if joint.reads_rows and not self._gatherer.covers(self._storage.members):  # the draw would be made twice
+            return None
         here = self._place  # where this ensemble is settled
         for member in self._members:
             member.settle(here)

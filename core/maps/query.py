@@ -24,12 +24,16 @@ Kinds = list[tuple[torch.dtype, torch.Size]]
 
 
 class Hashed(NamedTuple):
-    """Keys of a tensordict with batch size `batch`: n hashes, int64 `[n]`, and n rows of bytes, uint8 `[n, width]`."""
+    """Keys of a tensordict with batch size `batch`: n hashes, int64 `[n]`, and n rows of bytes, uint8 `[n, width]`.
+
+    `device` is that of the first entry of the key; numbers, hashes and masks for the user go there.
+    """
 
     hashes: torch.Tensor
     keys: Bytes
     batch: torch.Size
     kinds: Kinds
+    device: torch.device
 
 
 class QueryModule(TensorDictModuleBase):
@@ -110,10 +114,9 @@ class QueryModule(TensorDictModuleBase):
         self, tensordict: TensorDictBase, hashed: Hashed, numbers: torch.Tensor, *, write_hash: bool = True
     ) -> None:
         """Write numbers, int64 `[n]`, and with `write_hash` hashes, into a tensordict."""
-        device = tensordict.device
-        tensordict.set(self.index_key, numbers.reshape(hashed.batch).to(device))
+        tensordict.set(self.index_key, numbers.reshape(hashed.batch).to(hashed.device))
         if write_hash:
-            tensordict.set(self.hash_key, hashed.hashes.reshape(hashed.batch).to(device))
+            tensordict.set(self.hash_key, hashed.hashes.reshape(hashed.batch).to(hashed.device))
 
     def hashed(self, tensordict: TensorDictBase) -> Hashed:
         """Hash the keys in a tensordict; nothing is remembered."""
@@ -129,7 +132,7 @@ class QueryModule(TensorDictModuleBase):
         hashes = [self._hash(module, entry) for module, entry in zip(self._hash_modules, flat, strict=True)]
         whole = hashes[0] if len(hashes) == 1 else self._hash(self.aggregator, torch.stack(hashes, -1))
         keys = rows[0] if len(rows) == 1 else np.concatenate(rows, 1)
-        return Hashed(whole, keys, batch, kinds)
+        return Hashed(whole, keys, batch, kinds, entries[0].device)
 
     def _entry(self, tensordict: TensorDictBase, key: Key) -> torch.Tensor:
         entry = tensordict.get(key, None)

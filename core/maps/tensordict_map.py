@@ -46,7 +46,7 @@ class TensorMap(ABC, Generic[K, V]):
 
     @abstractmethod
     def contains(self, item: K) -> torch.Tensor:
-        """Return which of the keys have a value, a bool tensor of the keys' batch size."""
+        """Return which of the keys have a value, a bool tensor of the keys' batch size on the keys' device."""
 
     def __contains__(self, item: K) -> bool:
         """Whether all of the keys have a value."""
@@ -169,7 +169,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
 
     def contains(self, item: TensorDictBase) -> torch.Tensor:
         hashed = self.query_module.hashed(item)
-        return (self._rows(hashed) >= 0).reshape(hashed.batch)
+        return (self._rows(hashed) >= 0).reshape(hashed.batch).to(hashed.device)
 
     def __contains__(self, item: Any) -> bool:  # nn.Module has none, but mypy asks for one of the two
         return TensorMap.__contains__(self, item)

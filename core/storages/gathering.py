@@ -196,6 +196,13 @@ class Gatherer:
         self._patience = _PATIENCE
         self._plan: _Plan | None = None
 
+    def covers(self, storages: Sequence[Storage]) -> bool:
+        """Return whether rows of all of these storages can be gathered, as far as is known before they are read."""
+        plan = self._plan
+        if plan is None or (plan.partial and not plan.follows(range(len(storages)), storages)):
+            plan = self._plan = _Plan(storages, self._source_key)
+        return not plan.partial
+
     def gather(
         self,
         storages: Sequence[Storage],

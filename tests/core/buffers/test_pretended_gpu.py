@@ -221,3 +221,52 @@ def test_a_loader_brings_rows_of_any_device(device: torch.device, ahead: int, mo
     batches = list(loader)
     assert {leaf.device for batch in batches for leaf in batch.values(True, True)} == {GPU}
     assert sorted(torch.cat([batch["obs"][:, 0].cpu() for batch in batches]).tolist()) == list(range(40))
+
+
+def ensemble(device: torch.device, sampler: str) -> rbtool.ReplayBufferEnsemble:
+    members = [buffer(device, sampler, batch_size=6) for _ in range(3)]
+    for number, member in enumerate(members):
+        member.extend(steps(20 + 9 * number, device))
+    return rbtool.ReplayBufferEnsemble(*members, batch_size=18, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("sampler", ["random", "slices", "slices without replacement", "prioritized"])
+def test_ensembles_draw_what_they_draw_on_the_cpu(sampler: str) -> None:
+    there, here = ensemble(GPU, sampler), ensemble(CPU, sampler)
+    for _ in range(4):
+        batch = there.sample()
+        assert batch["obs"].device == GPU
+        assert torch.equal(batch["obs"].cpu(), here.sample()["obs"])
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
+def test_goals_are_relabelled_as_on_the_cpu(strategy: str) -> None:
+    def sampled(device: torch.device) -> TensorDict:
+        data = steps(90, CPU)
+        data["goal"], data["next", "goal"] = -data["obs"], -data["obs"]
+        data["next", "terminated"], data["next", "truncated"] = data["next", "done"], data["next", "done"].clone()
+        data["next", "reward"] = data["obs"][:, :1]
+        made = rbtool.HERReplayBuffer(
+            storage=rbtool.LazyTensorStorage(CAPACITY, device=device), goal_key="goal", batch_size=16,
+            achieved_goal_key=("next", "obs"), strategy=strategy, generator=torch.Generator().manual_seed(3),
+            reward_fn=lambda rows: ((rows["goal"] == rows["next", "obs"])[:, :1].float(), rows["next", "done"]),
+        )  # fmt: skip
+        made.extend(data[:50].to(device))
+        made.sample()
+        made.extend(data[50:].to(device))
+        return made.sample()
+
+    there, here = sampled(GPU), sampled(CPU)
+    assert {leaf.device for leaf in there.values(True, True)} == {GPU}
+    assert all(torch.equal(there[key].cpu(), here[key]) for key in here.keys(True, True))
+
+
+def test_maps_answer_on_the_device_of_the_keys() -> None:
+    keys = TensorDict({"key": torch.arange(12.0).view(4, 3)}, [4]).to(GPU).clear_device_()
+    values = TensorDict({"value": torch.arange(4.0).to(GPU)}, [4])
+    made = rbtool.TensorDictMap.from_tensordict_pair(keys, values, in_keys=["key"], out_keys=["value"])
+    made[keys[:2]] = values[:2]
+    assert made.contains(keys).device == GPU
+    assert made.contains(keys).tolist() == [True, True, False, False]
+    assert made[keys[:2]]["value"].tolist() == [0, 1]
+    assert made.query_module(keys[:2])["_index"].device == GPU
