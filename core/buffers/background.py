@@ -21,7 +21,7 @@ _unseen: dict[Future[None], Path] = {}
 
 
 class BackgroundDump:
-    """A checkpoint whose files are written, and that is brought to the disk and put in place in the background.
+    """A checkpoint that is written, brought to the disk and put in place in the background.
 
     It holds the rows as of the call that returned this. A failure is raised by `result`; where nobody asks for it, a
     RuntimeWarning reports it when this object goes, or at the end of the program, which waits for the dump.

@@ -154,10 +154,10 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         - "none": nothing is waited for. After a power cut within about a minute, neither may be whole; `loads` reports
           that, too.
 
-        With `background`, this returns as soon as all files are written and before the disk has them, most of the time
-        of a dump; a thread waits for the disk and puts the checkpoint in place. It holds what the buffer held at the
-        call, while writers continue. `result()` of the `BackgroundDump` that is returned raises what went wrong since.
-        A dump to a destination waits for an earlier one to it.
+        With `background`, a thread writes the rows as of the call, and `result()` of the `BackgroundDump` that is
+        returned raises what went wrong. Writers copy rows of tensors that they replace before these are read, and wait
+        where that is more than 64 MiB. What hands out references to rows, as `rb[:]`, waits for all. If that was before
+        the call, and for storages and checkpointers of other kinds, this returns once all files are written.
 
         UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
         `durable`.
@@ -167,15 +167,16 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         with contextlib.ExitStack() as stack:
             stack.enter_context(claimed(place))
             with self.paused():
-                staging = staged_buffer(stack, self, self._rng, place, self._waiting(), self.batches_ahead, durable)
+                ahead = self._waiting(), self.batches_ahead
+                staged = staged_buffer(stack, self, self._rng, place, *ahead, durable, background=background)
             if not background:
-                staging.publish()
+                staged.publish()
                 return None
             rest = stack.pop_all()
 
         def finish() -> None:
             with rest:
-                staging.publish()
+                staged.publish()
 
         return in_background(place, finish)
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..checkpointers.base import Captured
 from ..encodings.digests import DIGESTS, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
@@ -73,6 +74,20 @@ class _BufferStaging(Staging):
             )
 
 
+class StagedBuffer:
+    """A buffer in a staging folder, of which `captured` rows are written when it is published."""
+
+    def __init__(self, staging: Staging, captured: Captured | None) -> None:
+        self._staging, self._captured = staging, captured
+
+    def publish(self) -> None:
+        """Write what is left, and put the checkpoint in place."""
+        if self._captured is not None:
+            self._captured.write()
+        write_digests(self._staging.path)
+        self._staging.publish()
+
+
 def staged_buffer(
     stack: contextlib.ExitStack,
     buffer: BufferParts,
@@ -81,12 +96,15 @@ def staged_buffer(
     draws: list[Draw],
     capacity: int,
     durable: Durable,
-) -> Staging:
-    """Write a buffer and its generator to a folder that `publish` puts at `path`; leaving `stack` removes the rest."""
+    *,
+    background: bool,
+) -> StagedBuffer:
+    """Write a buffer and its generator to a folder that `publish` puts at `path`; leaving `stack` removes the rest.
+
+    In the `background`, rows may be written by `publish` only: as they are now, also if writers continue.
+    """
     staging = stack.enter_context(_BufferStaging(path, durable))
     folder = staging.path
-    if getattr(buffer.storage, "initialized", True):
-        buffer.storage.dumps(folder / "storage")
     fs.make_folder(folder / "writer")  # also for a writer without state: it shows that the checkpoint is complete
     buffer.writer.dumps(folder / "writer")
     buffer.sampler.dumps(folder / "sampler")
@@ -104,8 +122,19 @@ def staged_buffer(
         ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
         write_file(folder / _AHEAD, dump_json(ahead).encode())
     write_file(folder / BUFFER, dump_json(metadata).encode())
-    write_digests(folder)
-    return staging
+    # The rows are last: what has references to rows handed out would wait for a capture, which nobody reads yet.
+    captured = _captured(buffer.storage, folder / STORAGE_FOLDER) if background else None
+    if captured is not None:
+        stack.enter_context(captured)
+    elif getattr(buffer.storage, "initialized", True):
+        buffer.storage.dumps(folder / STORAGE_FOLDER)
+    return StagedBuffer(staging, captured)
+
+
+def _captured(storage: Any, folder: Path) -> Captured | None:
+    """Return the rows as they are now; None where they are to be written at once."""
+    capture = getattr(storage.checkpointer, "capture", None)  # TorchRL's checkpointers have none
+    return None if capture is None else capture(storage, folder)
 
 
 def refuse_home_of(storage: Any, path: Path) -> None:

@@ -243,7 +243,7 @@ class Queries(Reading):
         if not len(storage):
             return
         with self._guard.hold():
-            if storage.episode_lengths() is None and not is_tensor_collection(first := storage.get(0)):
+            if storage.episode_lengths() is None and not is_tensor_collection(first := storage.read_at(0)):
                 raise WrongKindError(f"trajectories are of tensordicts, the storage holds a {type(first).__name__}")
             table = trajectory_table(storage, _source(storage, trajectory_key))
             table.refresh()

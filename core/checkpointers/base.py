@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import SchemaError, UsageError
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
@@ -25,6 +25,20 @@ _FINAL = {
     "load": "read(folder)",
 }
 """Methods that are the contract's own, or that nothing calls, and what a checkpointer implements instead."""
+
+
+class Captured(Protocol):
+    """Rows as they were at one instant, which `write` saves while writers continue; a context manager around that.
+
+    `write` may run in any thread.
+    """
+
+    def write(self) -> None:
+        """Write them to the folder that `capture` was given."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *raised: object) -> None: ...
 
 
 class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see below `read`
@@ -122,6 +136,10 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
                 self.write(rows, staging.path)
             note.save(staging.path)
             staging.publish_noted()
+
+    def capture(self, storage: Storage, path: Path) -> Captured | None:
+        """Return the rows as they are now, for the folder `path`; None where only `dumps` can write them, at once."""
+        return None
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Put what the folder `path` holds into the storage; nothing changes if that fails.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from ..format.syncing import Durable, published_place, skip_sync, unsynced_aroun
 from ..format.together import run_together, threads_for_memory
 from ..storages.codec import tensor_bytes
 from ..storages.cursors import last_row
+from ..storages.snapshots import Snapshot
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_to_json
+from ..storages.write_log import Written
 from .folders import CheckpointStaging
 from .segment_layout import SegmentManifest, leaves_of, segment_rows
 
@@ -36,10 +39,50 @@ def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable
     """
     position = storage.log.now  # before any row is read: what is written meanwhile counts as changed later
     with CheckpointStaging(path, durable) as staging, _opened(published_place(staging.destination)) as earlier:
-        around = unsynced_around(staging.path / SegmentManifest.FILE)
-        synced = around is None or around.durable != "none"
-        manifest = _Dump(storage, earlier).write(staging.path, synced=synced)
-        staging.publish_noted(covered=manifest.files)
+        _publish(_Dump(storage, earlier), storage, position, staging)
+
+
+class CapturedSegments:
+    """The rows of a storage as they are now, which `write` writes to the folder `path` as `write_segments` does.
+
+    Writers continue, in other threads than the one of `write`. A context manager: leaving it ends the capture.
+    """
+
+    def __init__(self, storage: TensorStorage, path: Path) -> None:
+        self._storage, self._path = storage, path
+        self._position = storage.log.now
+        self._open = contextlib.ExitStack()
+        try:
+            earlier = self._open.enter_context(_opened(published_place(path)))
+            self._dump = _Dump(storage, earlier, captured=True)
+            self._open.callback(self._dump.close)
+        except BaseException:
+            self._open.close()
+            raise
+
+    @property
+    def possible(self) -> bool:
+        """Whether it is known which rows writers replace."""
+        return self._dump.captured
+
+    def write(self) -> None:
+        """Write the checkpoint."""
+        with CheckpointStaging(self._path) as staging:
+            _publish(self._dump, self._storage, self._position, staging)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+
+def _publish(dump: _Dump, storage: TensorStorage, position: Written, staging: CheckpointStaging) -> None:
+    """Write a dump into a folder, put that in place, and remember what it holds."""
+    around = unsynced_around(staging.path / SegmentManifest.FILE)
+    synced = around is None or around.durable != "none"
+    manifest = dump.write(staging.path, synced=synced)
+    staging.publish_noted(covered=manifest.files)
     storage.log.saved_as(manifest.digest, position)
 
 
@@ -83,12 +126,32 @@ def _opened(place: Path) -> Iterator[_Earlier | None]:
 
 
 class _Dump:
-    """What is to be written of a storage, and what can be shared with an earlier checkpoint."""
+    """What is to be written of a storage, and what can be shared with an earlier checkpoint.
 
-    def __init__(self, storage: TensorStorage, earlier: _Earlier | None) -> None:
+    With `captured`, if that is possible, the rows are those of now until `close`.
+    """
+
+    def __init__(self, storage: TensorStorage, earlier: _Earlier | None, *, captured: bool = False) -> None:
+        self._storage = storage
         self._tensors = storage.columns.leaves if storage.initialized else []
         self._manifest = _described(storage)
         self._lent = storage.log.lent
+        self._snapshot: Snapshot | None = None
+        self._compare(storage, earlier)
+        if captured:
+            self._snapshot = storage.snapshot(self._manifest.segment_rows)
+
+    @property
+    def captured(self) -> bool:
+        """Whether writers keep the rows that they replace."""
+        return self._snapshot is not None
+
+    def close(self) -> None:
+        """Have writers keep nothing any more."""
+        if self._snapshot is not None:
+            self._storage.end_snapshot(self._snapshot)
+
+    def _compare(self, storage: TensorStorage, earlier: _Earlier | None) -> None:
         self._earlier: _Earlier | None = None
         self._changed: NDArray[np.bool_] | None = None
         position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
@@ -104,12 +167,20 @@ class _Dump:
         manifest, digests = replace(self._manifest, synced=synced), dict(self._unchanged())
         sizes, written = manifest.sizes, dict[int, LeafFile]()
         fs.require_space(folder, sum(size for number, size in enumerate(sizes) if number not in digests))
+        earlier, snapshot = self._earlier, self._snapshot
+        shared = {
+            number
+            for number in digests
+            if earlier is not None and earlier.share(number, folder / manifest.file(number))
+        }
+        if snapshot is not None:
+            snapshot.release(*shared)
+        numbers = range(len(sizes)) if snapshot is None else snapshot.parts()
         with contextlib.ExitStack() as files, Blocks() as blocks:
-            for number in range(len(sizes)):
-                path = folder / manifest.file(number)
-                if number in digests and self._earlier is not None and self._earlier.share(number, path):
+            for number in numbers:
+                if number in shared:
                     continue
-                file = written[number] = LeafFile(path, mode=_READ_ONLY)
+                file = written[number] = LeafFile(folder / manifest.file(number), mode=_READ_ONLY)
                 files.callback(file.close)
                 blocks.begin(file)
                 for part in self._parts(number):
@@ -147,11 +218,13 @@ class _Dump:
         """Yield the bytes of a segment's file."""
         rows = self._manifest.rows_of(number)
         starts = self._manifest.blocks(len(rows))
-        for tensor, start, stop in zip(self._tensors, starts[:-1], starts[1:], strict=True):
-            data = tensor_bytes(tensor[rows.start : rows.stop])
-            yield data
-            if stop - start > len(data):
-                yield memoryview(bytes(stop - start - len(data)))
+        for leaf, (tensor, start, stop) in enumerate(zip(self._tensors, starts[:-1], starts[1:], strict=True)):
+            if self._snapshot is None:
+                yield tensor_bytes(tensor[rows.start : rows.stop])
+            else:
+                yield from self._snapshot.read(leaf, rows)
+            if padding := stop - start - len(rows) * self._manifest.leaves[leaf].width:
+                yield memoryview(bytes(padding))
 
 
 def _described(storage: TensorStorage) -> SegmentManifest:

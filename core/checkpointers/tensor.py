@@ -25,11 +25,11 @@ from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from ..storages.pytree import TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
-from .base import StorageCheckpointerBase
+from .base import Captured, StorageCheckpointerBase
 from .flat_layout import with_ragged, without_ragged
 from .folders import CheckpointStaging, is_segmented, open_folder
 from .segment_reader import SegmentFolder, load_segments
-from .segments import write_segments
+from .segments import CapturedSegments, write_segments
 from .storage_rows import StorageRows
 from .tensor_reader import METADATA, SavedLeaf, StorageManifest, read_contents, read_length
 
@@ -80,6 +80,21 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         with CheckpointStaging(path, durable) as staging:
             covered = contents.write(staging.path)
             staging.publish_noted(covered=covered)
+
+    def capture(self, storage: Storage, path: Path) -> Captured | None:
+        """Return the rows as they are now, to be written in segments; None for other forms.
+
+        None, too, where rows could be replaced unnoticed: see `TensorStorage.snapshot`.
+        """
+        source = _tensor_storage(storage)
+        own = type(self).dumps is TensorStorageCheckpointer.dumps
+        if not own or self.compatible or self._save_hooks or not source.initialized or _lives_at(source, path):
+            return None
+        captured = CapturedSegments(source, path)
+        if captured.possible:
+            return captured
+        with captured:
+            return None
 
     def _contents(self, source: TensorStorage, path: str | os.PathLike[str]) -> Contents:
         length, last = len(source), last_row(source.last_cursor)

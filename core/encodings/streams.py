@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +18,7 @@ from ..format import fs
 from ..format.contracts import Array
 from ..format.digest import bytes_of
 from ..format.syncing import NewFile
+from ..format.together import started
 
 _BLOCK = 1 << 20
 """Bytes that are written at once: more are still in no cache after the digest, and make Linux look for large pages."""
@@ -70,6 +74,52 @@ class LeafFile(NewFile, Stream):
         self.complete()
 
 
+class _Worker:
+    """A thread that makes calls one after the other; they are made at once where none can be started.
+
+    No pool of `concurrent.futures` takes calls any more when the program ends, which dumps in the background outlive.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
+        self._stopped = self._tried = False
+        self._thread: Thread | None = None
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Have a call made after those before it."""
+        done: Future[None] = Future()
+        if not self._tried:
+            self._tried, self._thread = True, started(self._work, "rbtool-writes")
+        if self._thread is None:
+            self._make(done, call)
+        else:
+            self._calls.put((done, call))
+        return done
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            self._make(*item)
+            del item  # and the rows in it, while the next call is awaited
+
+    def _make(self, done: Future[None], call: Callable[[], None]) -> None:
+        if self._stopped:
+            done.cancel()
+            return
+        try:
+            call()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def stop(self) -> None:
+        """Make no more calls, and wait for the one under way."""
+        self._stopped = True
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+
+
 class Blocks:
     """Has rows written by two threads, which take turns at streams, in blocks of some megabytes.
 
@@ -78,7 +128,7 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self._threads = [ThreadPoolExecutor(1, "rbtool-writes") for _ in range(2)]
+        self._threads = [_Worker() for _ in range(2)]
         self._pending: deque[Future[None]] = deque()
         self._ends: list[Future[None]] = []
         self._parts: list[memoryview] = []
@@ -133,7 +183,7 @@ class Blocks:
     def _hand_over(self) -> None:
         if not self._parts or self._stream is None:
             return
-        self._pending.append(self._threads[0].submit(self._stream.write, self._parts))
+        self._pending.append(self._threads[0].submit(partial(self._stream.write, self._parts)))
         self._parts, self._used = [], 0
         if len(self._pending) > _MOST:
             self._pending.popleft().result()
@@ -143,7 +193,7 @@ class Blocks:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for thread in self._threads:
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.stop()
 
 
 class LatchedFile:

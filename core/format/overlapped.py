@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ..ted.schema import Key
@@ -13,6 +13,7 @@ from .episodes import EpisodeTable
 from .manifest import Manifest
 from .row_runs import Rows
 from .ted.builder import Origin, RowBuilder
+from .together import started
 
 _Rows: TypeAlias = tuple[Mapping[Key, Rows], Array]
 _WAITING = 1
@@ -42,7 +43,7 @@ class OverlappedBuilder(RowBuilder):
         """Append rows in the thread, and wait for it where a block is waiting; at once where none can be started."""
         self._raise_error()
         if self._thread is None:
-            self._thread = _started(self._write)
+            self._thread = started(self._write, "rbtool-writer")
         if self._thread is None:
             self._builder.append_fresh(columns, last)
         else:
@@ -83,13 +84,3 @@ class OverlappedBuilder(RowBuilder):
                 self._thread = None
         finally:
             self._builder.close()
-
-
-def _started(work: Callable[[], None]) -> threading.Thread | None:
-    """A thread at work; None where a limit on threads, or on memory, which counts their stacks, allows no more."""
-    thread = threading.Thread(target=work, name="rbtool-writer", daemon=True)
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError):
-        return None
-    return thread

@@ -18,6 +18,16 @@ def threads_for_memory() -> int:
     return min(usable_cores(), 4)
 
 
+def started(work: Callable[[], None], name: str) -> Thread | None:
+    """A thread at work; None where a limit on threads, or on memory, which counts their stacks, allows no more."""
+    thread = Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return None
+    return thread
+
+
 def run_together(calls: Sequence[Callable[[], None]], at_once: int) -> None:
     """Make all calls in this thread and up to `at_once` - 1 others, where they can be started; raise what one raises.
 

@@ -196,7 +196,11 @@ class Sequence(SampleUnit):
     def _boundaries(self, storage: Storage) -> BoundarySource:
         """Return where the windows in a storage end."""
         key = self.done_key
-        if key is not None and storage.episode_lengths() is None and not is_tensor_collection(found := storage.get(0)):
+        if (
+            key is not None
+            and storage.episode_lengths() is None
+            and not is_tensor_collection(found := storage.read_at(0))
+        ):
             raise SampleUnitTypeError(
                 f"a Sequence needs tensordicts with {'.'.join(key)!r}, the storage holds a {type(found).__name__}",
                 hint="done_key=None takes all elements for one episode",

@@ -14,7 +14,7 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
-from .cursors import as_index, grown_rows, known_rows, rows_of
+from .cursors import are_numbers, as_index, grown_rows, known_rows, rows_of
 from .elements import Entries, deep_copied, elements_of, rows_without_repeats, taken, unflattened
 from .filling import fill
 from .write_log import Change
@@ -286,7 +286,7 @@ class Storage(Entries, Saving, ABC):
         """
         if out is not None:
             return self.read_into(out, index, {})
-        if type(index) is not torch.Tensor or not index.dim():  # what is returned may be a view of the rows
+        if (type(index) is not torch.Tensor or not index.dim()) and not are_numbers(index):  # it may return a view
             self.log.lend()
         return self.read_at(index)
 

@@ -125,6 +125,11 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
     return slice(low, high + 1) if follows else rows
 
 
+def are_numbers(index: Any) -> bool:
+    """Whether an index is a tuple of tensors with a dimension each, which names elements by their coordinates."""
+    return type(index) is tuple and bool(index) and all(type(part) is torch.Tensor and part.dim() for part in index)
+
+
 def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
     """Return rows that an index of several dimensions may concern, by its first part; for a mask all of them."""
     first = index[0] if isinstance(index, tuple) and index else index

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ..errors import MissingKeyError, SchemaError
 from .cursors import last_of_repeats
 from .pytree import tree_spec_of
-from .write_log import Change, Reports
+from .reports import Reports
+from .write_log import Change
 
 
 class NoRowsError(SchemaError, TypeError):

@@ -20,6 +20,7 @@ from .columns import Columns, zeros
 from .memory_maps import MemoryMaps
 from .pytree import Path as Place
 from .pytree import TensorDictNode, TreeSpec, tree_spec_of
+from .snapshots import forks
 from .tensor import TensorStorage
 from .tree_files import in_order, leaf_files
 
@@ -72,6 +73,7 @@ class LazyTensorStorage(TensorStorage):
         self._consolidated = consolidated
         self._shared_init = shared_init
         self._maps: MemoryMaps | None = None
+        self._forks = forks()  # -1 once it was passed to a spawned process
         if shared_init:
             self._begin_shared(MemoryMaps(None, remove=cleanup_memmap))
 
@@ -249,6 +251,11 @@ class LazyTensorStorage(TensorStorage):
         if self._maps is None or not self._filled.shared:
             super().share()
 
+    @property
+    def alone(self) -> bool:
+        # Files that have no name for others are shared with those that this process starts.
+        return super().alone or (self._maps is not None and not self._shared_init and self._forks == forks())
+
     def cleanup(self) -> bool:
         """Remove the files of a memory-mapped storage; return whether there were any. Its tensors stay usable."""
         there = self._maps is not None and self._maps.folder is not None and self._maps.folder.is_dir()
@@ -263,6 +270,8 @@ class LazyTensorStorage(TensorStorage):
                 hint="write to it first, or use shared_init=True",
             )
         state = super().__getstate__()
+        if get_spawning_popen() is not None:
+            state["_forks"] = self._forks = -1
         if self._maps is not None:
             state.pop("_leaves", None)  # they are in the files
             state.pop("_dtypes", None)

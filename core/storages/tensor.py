@@ -211,7 +211,7 @@ class TensorStorage(TensorState):
         sources = columns.sources(values, lead, stop)
         if sources is None:
             return None
-        if stop > valid or self.journal is not None:
+        if stop > valid or self.journal is not None or self.log.snapshots:
             self._prepare(run)
         columns.copy_run(start, stop - start, sources)
         if stop > valid:
@@ -294,6 +294,7 @@ class TensorStorage(TensorState):
 
     def share(self) -> None:
         """Move rows and length into memory that processes started from now on share; SchemaError if there are none."""
+        self.log.settle()
         for leaf in self.columns.leaves:
             if leaf.is_cpu and not leaf.is_shared():
                 leaf.share_memory_()
@@ -305,6 +306,7 @@ class TensorStorage(TensorState):
         self.log.share_()
 
     def __getstate__(self) -> dict[str, Any]:
+        self.log.settle()
         state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None}
         if self.initialized:
             # torch pickles no wide unsigned integers: their bits go in the signed type of the same width.

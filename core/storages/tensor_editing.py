@@ -16,6 +16,7 @@ from .columns import Columns, zeros
 from .cursors import as_index, rows_named, rows_of
 from .filling import Filler
 from .pytree import MappingNode, Path, TensorDictNode, TreeSpec, tree_spec_of
+from .snapshots import Snapshot
 from .write_log import Counter
 
 
@@ -86,7 +87,9 @@ class TensorEditing(IndexedStorage):
         self.keep(rows)
 
     def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
-        """Before rows are replaced, keep them for a process that has to undo this write; see `Journal`."""
+        """Before rows are replaced, keep them: for dumps, and for a process that has to undo this write."""
+        for snapshot in tuple(self.log.snapshots):
+            snapshot.keep(rows)
         journal = self.journal
         if journal is None:
             return
@@ -116,6 +119,35 @@ class TensorEditing(IndexedStorage):
     def counters(self) -> list[Counter]:
         """The numbers that every write changes."""
         return [self._filled, *self.log.counters]
+
+    # Dumps in the background -----------------------------------------------------------------------
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process can write to the rows."""
+        return not self._filled.shared
+
+    def snapshot(self, part_rows: int) -> Snapshot | None:
+        """Return the valid rows as they are now, in parts; who gets it calls `end_snapshot`.
+
+        None where they could be replaced unnoticed: on other devices, by other processes, and through references.
+        """
+        if not (self.initialized and self.columns.gathers_into):
+            return None
+        found = Snapshot(
+            self.columns.arrays, self.rows, part_rows, next_row=self.log.now.next_row, shared=self._filled.shared
+        )
+        self.log.snapshots.append(found)
+        if self.log.lent or not self.alone:  # asked afterwards: a caller in between waits
+            self.end_snapshot(found)
+            return None
+        return found
+
+    def end_snapshot(self, snapshot: Snapshot) -> None:
+        """State that a snapshot is not read any more, if it still was; may be repeated."""
+        snapshot.close()
+        if snapshot in self.log.snapshots:
+            self.log.snapshots.remove(snapshot)
 
     # Cells -----------------------------------------------------------------------------------------
 

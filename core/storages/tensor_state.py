@@ -76,6 +76,7 @@ class TensorState(TensorEditing):
             self._make_room(slice(0, rows))
             if self.journal is not None:
                 self.journal.discard()
+            self.log.settle()
             turn = self.rotation_of(rows, columns.lead[0], capacity, last_row)
             if write is not None:
                 write(columns, self.rotated is not None)

@@ -161,7 +161,7 @@ def _spread(numbers: torch.Tensor, size: torch.Size) -> torch.Tensor:
 def _has_place(storage: Storage) -> bool | None:
     """Whether the rows of a storage have an `"index"`; None before the first write."""
     try:
-        rows = storage.get(slice(0, 0))
+        rows = storage.read_at(slice(0, 0))
     except (RuntimeError, IndexError):  # nothing was ever written
         return None
     if not is_tensor_collection(rows):  # a list, whose rows need not be alike

@@ -209,7 +209,7 @@ class TensorDictMaxValueWriter(Writer):
             raise self._not_shared()
         if self._unranked:
             if len(storage):
-                there = self._ranks(self._entry(storage.get(slice(None)), batch=True), len(storage))
+                there = self._ranks(self._entry(storage.read_at(slice(None)), batch=True), len(storage))
                 self._ranking.offer(there, storage.max_size)  # each takes the place it has
             self._unranked = False
 

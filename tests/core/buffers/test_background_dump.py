@@ -235,6 +235,11 @@ def slow(descriptor):
         raise OSError(5, "the disk is broken")
     sync(descriptor)
 os.fsync = slow
+own = rbtool.core.storages.snapshots.Snapshot.parts
+def late(snapshot):
+    time.sleep(0.3)  # the program ends before rows are written
+    yield from own(snapshot)
+rbtool.core.storages.snapshots.Snapshot.parts = late
 handle = buffer.dumps(sys.argv[1], background=True)
 assert not handle.done()
 """
