@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -220,5 +221,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
 def _first_rows(batch: Any, count: int, structure: TreeSpec) -> Any:
     """Return the first rows of a batch, as views."""
-    first = [leaf[:count] for leaf in structure.flatten(batch)]  # a third of the time of tensordict's indexing
-    return structure.unflatten(iter(first), torch.Size([count, *batch.batch_size[1:]]))
+    first = map(operator.itemgetter(slice(count)), structure.flatten(batch))
+    return structure.unflatten(
+        first, torch.Size([count, *batch.batch_size[1:]])
+    )  # a third of the time of batch[:count]

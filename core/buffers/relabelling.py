@@ -64,10 +64,13 @@ class Relabelling:
         return (*self.end_key[:-1], "truncated")
 
     @functools.cached_property
+    def _goal_keys(self) -> tuple[Key, ...]:
+        return (self.goal_key,) if self.goal_key[0] == _NEXT else (self.goal_key, (_NEXT, *self.goal_key))
+
+    @functools.cached_property
     def changed(self) -> tuple[Key, ...]:
         """The entries that change, as far as they are stored."""
-        ahead = () if self.goal_key[0] == _NEXT else ((_NEXT, *self.goal_key),)
-        return (self.goal_key, *ahead, self.reward_key, *self.flags)
+        return (*self._goal_keys, self.reward_key, *self.flags)
 
     @functools.cached_property
     def flags(self) -> tuple[Key, ...]:
@@ -80,7 +83,7 @@ class Relabelling:
 
         Returns what becomes of their ends; None for steps without `terminated`, for which none is computed.
         """
-        for key in self.changed[: -len(self.flags) - 1]:
+        for key in self._goal_keys:
             old = entry_of(rows, key)
             if old is not None:
                 _require_alike(goals, old, SchemaError, "the achieved goal", "goals")
@@ -93,7 +96,7 @@ class Relabelling:
         given = self.reward_fn(rows)
         given, terminated = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         _require_alike(given, reward, UsageError, "what reward_fn returned", "rewards")
-        reward.copy_(given.detach())
+        reward.copy_(given.detach() if given.requires_grad else given)
         flags = {key: entry_of(rows, key) for key in self.flags}
         ends = self._ends(rows, flags, terminated)
         if ends is not None:
@@ -150,6 +153,8 @@ def _require_alike(
     given: Any, old: torch.Tensor, error: type[RbtoolError], name: str, what: str, *, any_type: bool = False
 ) -> None:
     """Raise an error for what has another shape than an entry, or a type whose values it cannot have."""
+    if type(given) is torch.Tensor and given.shape == old.shape and (any_type or given.dtype is old.dtype):
+        return
     if not isinstance(given, torch.Tensor) or given.shape != old.shape:
         found = list(given.shape) if isinstance(given, torch.Tensor) else f"a {type(given).__name__}"
         raise error(f"{name} is {found}, expected {what} of shape {list(old.shape)}")
