@@ -156,7 +156,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     def _goals(self, draw: Draw) -> torch.Tensor | None:
         """Read the goals of the first elements of a draw, `[n, *goal]`; None if none are relabelled."""
         assert draw.chances is not None
-        count = len(draw.chances)
+        count = draw.chances.shape[0]
         if not count:
             return None
         index = draw.index if isinstance(draw.index, tuple) else (draw.index,)

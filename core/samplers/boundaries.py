@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -109,7 +110,7 @@ class JointBoundaries(BoundarySource):
         """Whether one of them compares a row with the following one."""
         return any(source.looks_ahead for source in self.sources)
 
-    @property
+    @functools.cached_property
     def uses_table(self) -> bool:  # type: ignore[override]
         """Whether one of them uses the episode table of a dataset."""
         return any(source.uses_table for source in self.sources)

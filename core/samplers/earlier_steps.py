@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..kernels.recycling import Memory, memory_of
 from ..storages.base import Storage
+from ..storages.columns import renames
 from ..storages.stream import StreamStorage
 from ..storages.tensor import TensorStorage
 from .boundaries import Key, stored_entry
@@ -20,6 +21,8 @@ from .boundaries import Key, stored_entry
 Numbers: TypeAlias = NDArray[np.int64]
 
 _EPISODE: Key = ("episode",)
+_FEW = 4096
+"""Up to so many rows are read by numpy, in one thread."""
 _ROOMS = 8
 """Up to so many kinds of memory are kept."""
 
@@ -61,9 +64,12 @@ def gathered(
     leaf = stored_entry(storage, key)
     if leaf is None:
         return None
-    storage.expect(rows.numpy())
+    numbers = rows.numpy()
+    storage.expect(numbers)
     if lanes:
         return leaf[tuple(part.to(leaf.device) for part in index)]
+    if rooms is None and len(numbers) <= _FEW and leaf.is_cpu and not (leaf.requires_grad or renames(leaf.dtype)):
+        return torch.from_numpy(leaf.numpy().take(numbers, 0))  # torch takes longer to start
     if rooms is None or not leaf.is_cpu:
         return leaf.index_select(0, rows.to(leaf.device))
     return torch.index_select(leaf, 0, rows, out=rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
