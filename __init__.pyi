@@ -203,6 +203,7 @@ from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.verbs.upload import upload as upload
 from .core.vla.metadata import RobotDatasetMetadata as RobotDatasetMetadata
+from .core.vla.preprocessing import OpenVLAImagePreprocessor as OpenVLAImagePreprocessor
 from .core.vla.schema import VLAAction as VLAAction
 from .core.vla.schema import VLAImages as VLAImages
 from .core.vla.schema import VLAObservation as VLAObservation
