@@ -146,6 +146,38 @@ def set_leaves(
     return -1
 
 
+@numba.njit(
+    f"int64(int64[::1], float64[::1], float64[::1], float64, {_NODES}, int64, float64[::1])", nogil=True, cache=True
+)
+def update_leaves(
+    index: Numbers,
+    priorities: Values,
+    weights: Values,
+    heaviest: float,
+    sums: Values,
+    lows: Values,
+    highs: Values,
+    starts: Numbers,
+    known: int,
+    found: Values,
+) -> int:
+    """Give leaves below `known` the weights, up to `heaviest`, of priorities that are finite and at least 0.
+
+    `found` gets the largest priority, and where among them it is first. Returns -1, or with nothing changed where
+    there is another leaf, priority or weight.
+    """
+    largest, place = -1.0, 0
+    for number in range(priorities.size):
+        priority = priorities[number]
+        if not (0 <= priority < math.inf and 0 <= weights[number] <= heaviest):
+            return number
+        if priority > largest:
+            largest, place = priority, number
+    beyond = set_leaves(index, weights, sums, lows, highs, starts, known)
+    found[0], found[1] = largest, place
+    return beyond
+
+
 @numba.njit(inline="always")
 def _chosen(place: int, mass: float) -> tuple[int, float]:
     """Find which of the children at an address `mass` falls into, and how far; their sum is above 0.
@@ -275,6 +307,19 @@ class CompiledTree(PriorityTree):
             raise SchemaError(f"there are {values.size} weights, expected {numbers.size}: one for each leaf")
         if set_leaves(numbers, values, *self._nodes, self.capacity) >= 0:
             self._check_index(index)
+
+    def update(
+        self, index: torch.Tensor, priorities: torch.Tensor, weights: torch.Tensor, heaviest: float, known: int
+    ) -> tuple[float, int] | None:
+        numbers = np.ascontiguousarray(index.numpy(force=True), np.int64)
+        given = np.ascontiguousarray(priorities.numpy(force=True), np.float64)
+        values = np.ascontiguousarray(weights.numpy(force=True), np.float64)
+        if values.size != given.size or values.size not in (1, numbers.size):
+            return None
+        found = np.empty(2)
+        if update_leaves(numbers, given, values, heaviest, *self._nodes, min(known, self.capacity), found) >= 0:
+            return None
+        return float(found[0]), int(found[1])
 
     def fill(self, start: int, stop: int, weight: float) -> None:
         self._check_run(start, stop)

@@ -46,6 +46,17 @@ class PriorityTree(ABC):
         Of several weights for one leaf the last one counts.
         """
 
+    def update(
+        self, index: torch.Tensor, priorities: torch.Tensor, weights: torch.Tensor, heaviest: float, known: int
+    ) -> tuple[float, int] | None:
+        """Set the weights of priorities, both `[n]` or `[1]` and of this type, and check all in the same call.
+
+        Returns the largest priority, and where it is first. None, with nothing changed, where leaves are not all among
+        the first `known`, priorities are negative or not finite, or weights are above `heaviest`; and for trees that
+        do not do this.
+        """
+        return None
+
     @abstractmethod
     def fill(self, start: int, stop: int, weight: float) -> None:
         """Give the leaves from `start` up to but not including `stop` one weight."""

@@ -21,6 +21,7 @@ NEVER_WRITTEN = torch.finfo(torch.float32).max
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
 _INITIAL = 1.0  # the priority of elements before any was given, which counts as given
+_SURELY = 1 - 1e-6  # of the heaviest weight: what is near it is compared in float64
 _ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in float32
 
 
@@ -101,6 +102,11 @@ class Priorities:
             raise SchemaError(f"there are {len(values)} priorities, expected {len(numbers)}: one for each element")
         if not len(numbers):
             return
+        weights = self._weights(values)
+        found = self.tree.update(numbers, values, weights, self.heaviest * _SURELY, self.known)
+        if found is not None:
+            self._note_largest(found[0], numbers, found[1])
+            return
         low, high = bounds(numbers)
         if low < 0:
             kept = numbers >= 0
@@ -117,9 +123,12 @@ class Priorities:
             if only_known:
                 raise IndexError(f"element {high} was named, the storage has {self.known}")
             self.renew_run(self.known, high + 1)
-        self.tree.set(numbers, self._weights(values))
-        if self._largest is None or largest > self._largest:
-            self._largest, self._largest_number = largest, int(numbers[int(values.argmax())])
+        self.tree.set(numbers, weights)
+        self._note_largest(largest, numbers, int(values.argmax()))
+
+    def _note_largest(self, priority: float, numbers: torch.Tensor, place: int) -> None:
+        if self._largest is None or priority > self._largest:
+            self._largest, self._largest_number = priority, int(numbers[place])
             self._heaviest = None
 
     def _check_weight(
