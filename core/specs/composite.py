@@ -54,6 +54,8 @@ class Composite(SpecEntries):
             from_dict: Callable[..., Any] = self.data_cls.from_dict  # type: ignore[attr-defined]
             return from_dict(entries, batch_size=size, device=device)
         names: Any = [*[None] * (len(size) - self.ndim), *self.names] if self._names else None
+        if names is None and all(_goes_into(key, value, size, device) for key, value in entries.items()):
+            return TensorDict._new_unsafe(entries, batch_size=size, device=device, nested=False)  # type: ignore[arg-type]
         return TensorDict(entries, batch_size=size, device=device, names=names)
 
     def is_in(self, value: Any) -> bool:
@@ -108,10 +110,10 @@ class Composite(SpecEntries):
         MissingKeyError (a KeyError) for a key without an entry here, SchemaError (a RuntimeError) for a value of None.
         An entry that is None takes values as they are.
         """
-        if not is_nest(value):
+        if type(value) is not dict and not is_nest(value):
             raise SpecTypeError(f"cannot encode a {type(value).__name__}, expected a dict or a tensordict")
         entries: dict[str, Any] = {}
-        for name, item in entries_of(value).items():
+        for name, item in (value if type(value) is dict else entries_of(value)).items():
             entry = self._specs[name] if name in self._specs else self.get(name)
             if item is None:
                 raise SchemaError(f"the value of {name!r} is None; leave the key out where there is no value")
@@ -288,6 +290,18 @@ class Composite(SpecEntries):
         lines = [f"{name}: {entry!r}".replace("\n", "\n    ") for name, entry in self._specs.items()]
         lines += [f"device={self._device}", f"shape={self._shape}", f"data_cls={self.data_cls}"]
         return "Composite(\n    " + ",\n    ".join(lines) + ")"
+
+
+def _goes_into(key: Any, value: Any, size: torch.Size, device: torch.device | None) -> bool:
+    """Return whether a tensordict takes an entry as it is, so that its constructor need not look at each again."""
+    kind = type(value)
+    if type(key) is not str:
+        return False
+    if kind is torch.Tensor:
+        return (not size or (not value.is_nested and value.shape[: len(size)] == size)) and (
+            device is None or value.device == device
+        )
+    return kind is TensorDict and not size and (device is None or value.device == device)
 
 
 def is_nest(value: Any) -> bool:

@@ -378,3 +378,28 @@ def test_casting_reaches_all_entries() -> None:
 def test_a_composite_has_no_hash() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(Composite())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {("next", "reward"): torch.zeros(3, 1)},
+        {"other": TensorDict({"reward": torch.zeros(3, 1)}, [3], names=["time"])},
+        {"next": TensorDict({"reward": torch.zeros(3, 1)})},
+        {"other": [1, 2, 3], "next": {"reward": torch.zeros(3, 1)}},
+        {"other": TensorDict({"reward": torch.zeros(3, 1)}, [3], device="cpu")},
+    ],
+)
+def test_encoded_entries_are_what_the_constructor_of_a_tensordict_makes_of_them(value: Any) -> None:
+    spec = Composite(other=None, next=Composite(reward=Unbounded((3, 1)), shape=(3,)), shape=(3,))
+    found, expected = spec.encode(value), TensorDict(value, [3])
+    assert found.batch_size == expected.batch_size
+    assert found.names == expected.names
+    assert all(entry.batch_size == torch.Size([3]) for entry in found.values() if isinstance(entry, TensorDict))
+    assert set(found.keys(True)) == set(expected.keys(True))
+    assert (found == expected).all()
+
+
+def test_entries_that_do_not_fit_the_batch_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="batch dimension"):
+        Composite(a=Unbounded((3, 1)), shape=(3,)).encode({"a": torch.zeros(2, 1)})
