@@ -28,7 +28,7 @@ from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.sinks import Chosen, Sink
 from ...core.format.syncing import NewFile
-from ...core.format.videos import index_name, video_name
+from ...core.format.videos import VIDEO_SUFFIX, index_name, video_name
 from ..export.columns import FORMAT, decoded
 from ..export.parquet import nested, parquet_writer
 from .features import ExportFeature, features_of, own_features
@@ -87,7 +87,7 @@ class LerobotExporter(Sink):
 
     def size(self) -> int:
         """Bytes of the rows and of the videos."""
-        videos = self.chosen.reader.videos().values()
+        videos = [one for name, one in self.chosen.reader.videos().items() if name.endswith(VIDEO_SUFFIX)]
         return super().size() + sum(one.stat().st_size for one in videos if isinstance(one, Path))
 
     def _tasks_of(self, position: int) -> list[str]:

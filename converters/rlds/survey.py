@@ -124,7 +124,9 @@ class _Looking:
         try:
             if not shard.path.is_file():
                 stated = "" if shard.stated is None else f", which has {shard.stated:,} episodes"
-                raise CorruptDataError(f"{shard.path} is missing{stated}", hint="fetch it")
+                raise CorruptDataError(
+                    f"{shard.path} is missing{stated}", hint="fetch it, or leave out its episodes: --skip-bad"
+                )
             with shard.open() as opened:
                 for place, data in opened.records():
                     if shard.stated is not None and count == shard.stated:

@@ -35,9 +35,12 @@ def video_id(digest: str) -> int:
     return int(digest.removeprefix(PREFIX)[:_ID_DIGITS], 16)
 
 
+VIDEO_SUFFIX = ".mp4"
+
+
 def video_name(number: int) -> str:
     """Name the file of a video."""
-    return f"{number:0{_ID_DIGITS}x}.mp4"
+    return f"{number:0{_ID_DIGITS}x}{VIDEO_SUFFIX}"
 
 
 def index_name(number: int) -> str:

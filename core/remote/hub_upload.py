@@ -145,7 +145,8 @@ class HubWriter(Hub):
         sent = SentFiles([_operation(file) for file in files], [])
         pairs = zip(files, sent.operations, strict=True)
         jobs = [functools.partial(self._send, repository, branch, *pair, sent.bytes) for pair in pairs]
-        run_together(jobs, Watch(progress, note), workers=_WORKERS, interrupt=self.interrupt)
+        with _without_bars():
+            run_together(jobs, Watch(progress, note), workers=_WORKERS, interrupt=self.interrupt)
         return sent
 
     def _send(
@@ -179,7 +180,7 @@ class HubWriter(Hub):
         from huggingface_hub import CommitOperationDelete
 
         deletions = [CommitOperationDelete(path, is_folder=False) for path in deleted]
-        with self._hf_api(f"the commit to {repository}") as api:
+        with _without_bars(), self._hf_api(f"the commit to {repository}") as api:
             return api.create_commit(
                 repository, [*sent.operations, *deletions], commit_message=message, repo_type="dataset",
                 revision=branch, parent_commit=parent,
@@ -195,6 +196,22 @@ class HubWriter(Hub):
             yield HfApi(
                 endpoint=self._endpoint, token=token or False, library_name="rbtool", library_version=__version__
             )
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the bars of the client, which are printed between our lines, unless the environment asks for them."""
+    from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if HF_HUB_DISABLE_PROGRESS_BARS is not None or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @dataclass(frozen=True, slots=True)

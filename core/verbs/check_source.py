@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -72,11 +73,18 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
         raise CorruptDataError(f"{reader.path} has no episode that is sound{named}")
     notes = [f"episode {number} is left out: {text}" for number, text in list(why.items())[:_MOST_NAMED]]
     if len(why) > _MOST_NAMED:
-        rest = ", ".join(map(str, list(why)[_MOST_NAMED:]))
+        rest = _as_ranges(sorted(list(why)[_MOST_NAMED:]))
         more = len(why) - _MOST_NAMED
         are = "is" if more == 1 else "are"
         notes.append(f"{more:,} more of {len(sound) + len(why):,} episodes {are} left out: {rest}")
     return sound, notes
+
+
+def _as_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers, those that follow each other as `first..last`."""
+    runs = (list(run) for _, run in itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0]))
+    ends = ((run[0][1], run[-1][1]) for run in runs)
+    return ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in ends)
 
 
 class _Pass:

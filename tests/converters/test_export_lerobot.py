@@ -13,7 +13,9 @@ from d4rl_files import flat, random_episodes, write
 from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 
 import rbtool
+from rbtool.converters.lerobot.export import LerobotExporter
 from rbtool.core.errors import SchemaError, UsageError
+from rbtool.core.format.sinks import Chosen
 from rbtool.core.opening import open_steps
 
 DATA = Path(__file__).parents[1] / "data" / "lerobot"
@@ -69,6 +71,15 @@ def test_the_metadata_are_those_of_version_3(tmp_path: Path) -> None:
     assert np.allclose(np.reshape(images["mean"], 3), pixels.mean(axis=(0, 1, 2)), atol=0.02)
     for name, expected in (("min", rows.min()), ("max", rows.max()), ("mean", rows.mean()), ("std", rows.std())):
         assert stats[name][0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_progress_of_kept_videos_ends_at_their_size(tmp_path: Path) -> None:
+    dataset = rbtool.convert(DATA / "v30", tmp_path / "kept", images="keep").path
+    with open_steps(dataset) as reader:
+        sink = LerobotExporter(Chosen(reader, np.arange(len(reader.episodes.length))), "out")
+        counts: list[int] = []
+        sink.write(tmp_path / "out", counts.append)
+        assert sum(counts) == sink.size()
 
 
 def test_other_datasets_have_images_and_names_of_lerobot(tmp_path: Path) -> None:

@@ -231,3 +231,12 @@ def test_without_pyav_the_extra_is_named(folder: Path, monkeypatch: pytest.Monke
     error = raised(folder)
     assert (error.exit_code, error.hint) == (2, "pip install 'rbtool[video]'")
     assert rbtool.convert(folder, folder.parent / "bare", images="skip").episodes == 3
+
+
+def test_many_episodes_that_are_missing_are_named_as_ranges(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "many", random_takes((2,) * 32), images="none")
+    for number in (*range(24), 26, 28, 29):
+        (folder / f"data/chunk-000/episode_{number:06}.parquet").unlink()
+    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
+    assert result.episodes == 5
+    assert result.notes[-1].endswith("7 more of 32 episodes are left out: 20..23, 26, 28..29")

@@ -138,8 +138,9 @@ def test_without_dataset_info_records_are_counted(folder: Path, tmp_path: Path) 
     result = rbtool.convert(folder, tmp_path / "out")
     assert (result.episodes, result.request["id"]) == (9, "toy/1.0.0")
     shard(folder, 2).unlink()
-    with pytest.raises(CorruptDataError, match="00002-of-00003 is missing"):
+    with pytest.raises(CorruptDataError, match="00002-of-00003 is missing") as caught:
         rbtool.convert(folder, tmp_path / "other")
+    assert "--skip-bad" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["features.json", "dataset_info.json"])

@@ -63,6 +63,17 @@ def test_the_repository_has_the_same_files_and_so_has_who_downloads_it(layouts, 
         assert len(hub.histories["me/walks"].commits) == 2
 
 
+def test_the_bars_of_the_client_are_not_between_our_lines(tmp_path, dataset):
+    with UploadHub(tmp_path / "hub", lfs_threshold=100) as hub:
+        machine = Uploader(hub, tmp_path)
+        del machine.variables["HF_HUB_DISABLE_PROGRESS_BARS"]  # which the stand-in sets, and users do not
+        done = machine.run("upload", str(dataset), WHERE)
+        assert hub.objects
+    assert done.returncode == 0, done.stderr
+    assert "LFS files" not in done.stderr
+    assert "it/s" not in done.stderr
+
+
 def test_the_commit_is_printed_recorded_and_shown(machine, hub, dataset):
     before = files_of(dataset)
     done = machine.run("upload", str(dataset), WHERE, "-q")
