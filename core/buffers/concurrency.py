@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Self
@@ -97,6 +97,19 @@ class Prefetcher:
             _, future = self._queue.popleft()
             if future is not None:
                 future.cancel()
+
+    def finish(self, drawing: contextlib.AbstractContextManager[Any], timeout: float | None) -> None:
+        """Wait for the batches that are being made, which stay in the queue, and end the threads; see `shutdown`."""
+        with drawing:
+            futures = [future for _, future in self._queue if future is not None]
+        if waiting := wait(futures, timeout).not_done:
+            raise TimeoutError(f"{len(waiting)} batches are still being made after {timeout} seconds")
+        with drawing:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        for future in futures:
+            future.result()
 
     def restore(self, draws: Iterable[Draw]) -> None:
         """Replace the queue by these draws; their batches are made when they are removed."""
@@ -199,6 +212,30 @@ class Sharing:
     _copies = 0
     """The number of processes with a copy of this buffer."""
     _revision = 0
+    _ended = False
+
+    def start(self) -> Self:
+        """Return this buffer, which runs in this process from the beginning; a `RayReplayBuffer` has it, too."""
+        return self
+
+    def client(self) -> Self:
+        """Return this buffer, which needs no client in between."""
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether `shutdown` was not called."""
+        return not self._ended
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Wait for the batches that are made ahead, up to `timeout` seconds, and end their threads.
+
+        What raised in a thread is raised here; TimeoutError where they take longer. The elements stay, and the next
+        batch starts threads again.
+        """
+        if self._prefetcher is not None:
+            self._prefetcher.finish(self._sampling, timeout)
+        self._ended = True
 
     @property
     def revision(self) -> object:

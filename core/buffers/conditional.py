@@ -147,6 +147,8 @@ class ConditionalUpdates(Writing):
     def _versions(self, key: Key, version: Any, count: int, entries: list[_ConditionalEntry]) -> _ConditionalEntry:
         if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
             raise UsageError(f"the version {'.'.join(key)!r} is in the patch, expected apart")
+        if any("." in part for part in key):
+            raise UsageError(f"version_key is {'.'.join(key)!r}, expected a key without dots, or a tuple of keys")
         leaf = self._storage.editable(key)
         if leaf.shape[self._storage.ndim :].numel() != 1:
             raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")

@@ -258,6 +258,7 @@ class RayReplayBuffer:
         """Return `function(buffer, …)`, called in the actor."""
         return self._ask(_call, function, *arguments, **options)
 
+    @property
     def is_alive(self) -> bool:
         """Whether the actor answers."""
         try:

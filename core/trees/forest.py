@@ -103,9 +103,14 @@ class MCTSForest:
         return self._keys["action"] or ["action"]
 
     def get_keys_from_env(self, env: Any) -> None:
-        """Take the keys that were not given from an environment: its `done_keys`, `reward_keys` and so on."""
+        """Take the keys that were not given from an environment: its `done_keys`, `reward_keys` and so on.
+
+        UsageError (a ValueError) for what has none of them, and for a forest that has steps.
+        """
         if len(self):
             raise UsageError("the keys of a forest cannot change once it has steps")
+        if not any(hasattr(env, f"{name}_keys") for name in self._keys):
+            raise UsageError(f"the {type(env).__name__} has no keys of an environment, such as action_keys")
         for name, keys in self._keys.items():
             found = getattr(env, f"{name}_keys", None)
             if keys is None and found:

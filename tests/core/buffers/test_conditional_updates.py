@@ -140,6 +140,7 @@ def test_slice_samplers_see_the_change() -> None:
         ({"version": 3}, ValueError, "both or none"),
         ({"version_key": ("value",), "version": 3}, ValueError, "in the patch"),
         ({"version_key": "missing", "version": 3}, KeyError, "missing"),
+        ({"version_key": "next.other", "version": 3}, ValueError, "without dots"),
         ({"version_key": "version", "version": torch.ones(2, dtype=torch.int32)}, ValueError, "int32"),
         ({"version_key": "version", "version": torch.ones(3, dtype=torch.int64)}, ValueError, r"\[3\]"),
         ({"patch": {"missing": torch.zeros(2)}}, KeyError, "missing"),

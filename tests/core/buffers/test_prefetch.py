@@ -175,3 +175,52 @@ def test_a_draw_that_fails_loses_no_batch_that_was_drawn_before() -> None:
         buffer.sample()
     found += [buffer.sample() for _ in range(5)]
     assert all(torch.equal(batch, plain.sample()) for batch in found)
+
+
+class Waits(Transform):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        self.reached.set()
+        self.open.wait(30)
+        return data
+
+
+def test_shutdown_ends_the_threads_and_loses_no_batch() -> None:
+    before = {*threading.enumerate()}
+    buffer, plain = numbers(prefetch=3), numbers()
+    assert buffer.start() is buffer.client() is buffer
+    drawn = [buffer.sample()]
+    assert buffer.is_alive
+    started = {*threading.enumerate()} - before
+    assert started
+    buffer.shutdown()
+    assert not buffer.is_alive
+    assert not any(thread.is_alive() for thread in started)
+    drawn += [buffer.sample() for _ in range(5)]
+    assert torch.equal(torch.stack(drawn), torch.stack([plain.sample() for _ in drawn]))
+
+
+def test_shutdown_stops_waiting_after_a_timeout() -> None:
+    waits = Waits()
+    buffer = numbers(prefetch=2, transform=waits)
+    reader = threading.Thread(target=buffer.sample)
+    reader.start()
+    assert waits.reached.wait(30)
+    with pytest.raises(TimeoutError, match=r"still being made after 0.05 seconds"):
+        buffer.shutdown(timeout=0.05)
+    assert buffer.is_alive
+    waits.open.set()
+    reader.join()
+    buffer.shutdown(timeout=30)
+    assert not buffer.is_alive
+
+
+def test_shutdown_raises_what_went_wrong_in_a_thread() -> None:
+    buffer = numbers(prefetch=2, transform=lambda rows: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        buffer.sample()
+    with pytest.raises(ZeroDivisionError):
+        buffer.shutdown()

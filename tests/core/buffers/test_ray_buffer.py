@@ -279,13 +279,13 @@ def test_an_actor_that_dies_is_an_error_and_the_buffer_is_restored(ray: Any, siz
         sample_on(buffer)
     assert isinstance(caught.value, ConnectionError)
     assert caught.value.hint == "make a new RayReplayBuffer, and loads() the last checkpoint"
-    assert not buffer.is_alive()
+    assert not buffer.is_alive
     with pytest.raises(NetworkError):
         buffer.extend(rows(0, 3))
     again = remote(TensorDictReplayBuffer)
     again.loads(tmp_path / "saved")
     check(again[:])
-    assert again.is_alive()
+    assert again.is_alive
     again.shutdown()
     with pytest.raises(BufferLostError, match="shutdown"):
         len(again)
@@ -345,7 +345,7 @@ def test_tasks_on_two_nodes_write_to_one_buffer() -> None:
 @pytest.mark.slow
 def test_after_a_shutdown_of_ray_no_other_one_is_started(ray: Any) -> None:
     buffer = remote(ReplayBuffer)
-    assert pickle.loads(ray.cloudpickle.dumps(buffer)).is_alive()
+    assert pickle.loads(ray.cloudpickle.dumps(buffer)).is_alive
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     ray.shutdown()
     with pytest.raises(BufferLostError, match="Ray was shut down"):

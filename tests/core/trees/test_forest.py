@@ -207,6 +207,8 @@ def test_keys_of_an_environment() -> None:
     assert (forest.done_keys, forest.observation_keys) == (["over"], ["pixels"])
     with pytest.raises(rbtool.UsageError, match="cannot change"):
         forest_of([(0, 1, 2)]).get_keys_from_env(env)
+    with pytest.raises(rbtool.UsageError, match="the int has no keys"):
+        MCTSForest().get_keys_from_env(3)
 
 
 def test_flags_of_other_names_end_a_vertex() -> None:
