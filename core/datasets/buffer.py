@@ -46,6 +46,7 @@ from ..transforms.base import divided
 from ..verbs.mixtures import open_mixture
 from ..verbs.results import given_options
 from ..writers.base import ImmutableDatasetWriter, Writer
+from .registered import or_registered
 from .specs import dataset_specs
 from .storage import DatasetStorage, Mode
 from .streams.opening import open_stream, stream_sampler
@@ -281,6 +282,7 @@ class ProgressBar:
         _Bar.write(clean(text), file=sys.stderr)
 
 
+@or_registered
 def load_dataset(
     dataset: str | os.PathLike[str],
     batch_size: int | None = None,
