@@ -167,9 +167,12 @@ def _meaning(error: Exception, gate: Gate) -> Exception:
     """Describe what an error of huggingface_hub means."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    response: httpx2.Response | None = getattr(error, "response", None)
-    if response is not None:
-        return refusal(response, gate.what, hint=gate.hint)
+    found: BaseException | None = error
+    while found is not None:  # what the storage of objects answers is the cause of a RuntimeError
+        response: httpx2.Response | None = getattr(found, "response", None)
+        if response is not None:
+            return refusal(response, gate.what, hint=gate.hint)
+        found = found.__cause__
     if isinstance(error, OfflineModeIsEnabled):
         return NetworkError(f"{gate.what} needs the network, which huggingface_hub is set not to use")
     reason = " ".join(redact(str(error)).split())[:_LONGEST_REASON]

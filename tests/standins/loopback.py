@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong with the first `times` requests whose `METHOD /path?query` matches.
+    """What goes wrong with the first `times` requests whose `METHOD /path?query` matches, but for `after` before them.
 
     `status:503`   answer with that status, `body` and `headers`
     `reset`        close the connection without an answer
@@ -37,6 +37,7 @@ class Fault:
     `slow:0.1`     wait so many seconds before the answer
     `corrupt`      change the middle byte of the body
     `norange`      ignore the Range header: 200 and the whole body
+    `length:-7`    state a length that is so many bytes off, and close the connection
     """
 
     match: str
@@ -44,6 +45,7 @@ class Fault:
     times: int = 1
     body: str = '{"error": "injected"}'
     headers: dict[str, str] = field(default_factory=dict)
+    after: int = 0
 
     def argument(self, name: str) -> str | None:
         """What follows `name:` if the fault is of that kind."""
@@ -75,6 +77,9 @@ class Loopback:
         with self._lock:
             for fault in self.faults:
                 if fault.times > 0 and re.search(fault.match, line):
+                    if fault.after > 0:
+                        fault.after -= 1
+                        break
                     fault.times -= 1
                     return fault
         return Fault("", "")
@@ -160,7 +165,9 @@ class Handler(BaseHTTPRequestHandler, ABC):
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 0x5A]) + body[middle + 1 :]
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+        stated = len(body) + int(self.fault.argument("length") or 0)
+        self.close_connection = self.close_connection or stated != len(body)
+        for name, value in {"Content-Type": kind, "Content-Length": str(max(0, stated)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
