@@ -167,7 +167,7 @@ class Bounded(BoxSpec):
         if self.domain == "discrete":
             return self._drawn_integers(reach, size, generator)
         if not reach.is_finite or self._device.type == "meta":
-            return self._drawn_widely(size, generator)
+            return self._drawn_widely(reach, size, generator)
         if self._dtype in _DRAWN:
             return torch.lerp(self._low, self._high, _evenly(size, self._dtype, self._device, generator))
         part = _evenly(size, torch.float32, self._device, generator)  # rounding leads no further than to a bound
@@ -200,7 +200,11 @@ class Bounded(BoxSpec):
             return _Reach(of)
         if self.domain == "continuous":
             wide = torch.promote_types(self._dtype, torch.float32)
-            return _Reach(of, is_finite=bool((high.to(wide) - low.to(wide)).isfinite().all()))
+            finite = bool((high.to(wide) - low.to(wide)).isfinite().all())
+            sides = bool(low.isinf().all()), bool(high.isinf().all())
+            closed = bool(low.isfinite().all()), bool(high.isfinite().all())
+            one: Any = "high" if closed[0] and sides[1] else "low" if sides[0] and closed[1] else None
+            return _Reach(of, is_finite=finite, open_side=one)
         first, last = self._integer_bounds()
         counts = last - first + 1  # wraps around where there are more than 2**63
         if not bool(((counts > 0) & (counts <= FEWER_THAN_FLOATS)).all()):
@@ -211,10 +215,13 @@ class Bounded(BoxSpec):
         few = common is not None and common[1] - common[0] < FEW
         return _Reach(of, first=first, counts=counts, common=common if few else None)
 
-    def _drawn_widely(self, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+    def _drawn_widely(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         """Draw where bounds may be infinite, their difference overflow, or the element type be too coarse to draw."""
         wide = torch.float64 if self._dtype is torch.float64 else torch.float32
         low, high = self._low.to(wide), self._high.to(wide)
+        if reach.open_side:  # the same for all elements
+            step = torch.empty(size, dtype=wide, device=self._device).exponential_(generator=generator)
+            return (low + step if reach.open_side == "high" else high - step).to(self._dtype)
         part = _evenly(size, wide, self._device, generator)
         drawn = low * (1 - part) + high * part  # not low + part * (high - low): the difference may overflow
         open_low, open_high = low.isinf(), high.isinf()
@@ -295,12 +302,14 @@ class Bounded(BoxSpec):
 class _Reach:
     """Facts of two bounds that draws depend on; `of` has the bounds with their versions.
 
-    `first` and `counts` are the least integer and how many there are, int64, unless there are too many for a draw of a
-    float; `common` is the least and the largest where they are the same for all elements, and few.
+    `open_side` is which one is infinite for all elements, if the other is for none. `first` and `counts` are the least
+    integer and how many there are, int64, unless there are too many for a draw of a float; `common` is the least and
+    the largest where they are the same for all elements, and few.
     """
 
     of: tuple[torch.Tensor, torch.Tensor, int, int]
     is_finite: bool = False
+    open_side: Literal["low", "high"] | None = None
     first: torch.Tensor | None = None
     counts: torch.Tensor | None = None
     common: tuple[int, int] | None = None

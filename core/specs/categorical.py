@@ -14,6 +14,7 @@ from .bounded import type_limits
 from .leaf import LeafSpec
 from .values import (
     FEW,
+    MANY,
     WHOLE_TYPES,
     BinaryBox,
     Box,
@@ -144,6 +145,11 @@ class Categorical(CategoriesSpec):
         mask, numbers = mask.to(value.device), numbers.long()
         return bool((mask.take(numbers) if mask.dim() == 1 else looked_up(mask, numbers)).all())
 
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        if self._mask is None and self._n > 0 and value.dtype == self._dtype in WHOLE_TYPES:
+            return (value >= 0) & (value <= self._n - 1)
+        return super()._members(value)
+
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
         if self._mask is None and self._n > 0 and value.dtype == self._dtype:
             if value.dtype in WHOLE_TYPES:
@@ -163,6 +169,10 @@ class Categorical(CategoriesSpec):
             if generator is None:
                 return torch.randint(self._n, size, dtype=self._dtype, device=self._device)
             return torch.randint(self._n, size, dtype=self._dtype, device=self._device, generator=generator)
+        if self._mask is None and 0 < self._n <= MANY:
+            shift = max(0, 33 - self._n.bit_length())  # torch draws 64 bits for a range of 2**32 or more
+            drawn = torch.randint(self._n << shift, size, device=self._device, generator=generator)
+            return drawn.bitwise_right_shift_(shift).to(self._dtype)
         counts = torch.tensor(self.n, device=self._device).expand(concrete(self._shape))
         return draw_categories(counts, self._mask, size, generator).to(self._dtype)
 

@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, is_
 
 from ..errors import SchemaError, UsageError
 from .base import TensorSpec, batch_of, checks_encoding
+from .leaf import LeafSpec
 from .non_tensor import NonTensor
 from .shaping import ShapeChange
 from .values import BoxList, DeviceLike, SpecTypeError, same_value
@@ -94,9 +95,11 @@ class Choice(TensorSpec):
 
     def is_in(self, value: Any) -> bool:
         """Return whether a value, or each one of a batch, is a member of one of the alternatives."""
+        batch, leaves = self._batch(value), [choice for choice in self._choices if isinstance(choice, LeafSpec)]
+        if batch and leaves and isinstance(value, torch.Tensor) and value.dtype == self.dtype and value.numel():
+            return _hold_all(leaves, value, batch)
         if any(_holds(choice, value) for choice in self._choices):
             return True
-        batch = self._batch(value)
         return bool(batch) and all(self.is_in(part) for part in value.unbind(0))
 
     def _batch(self, value: Any) -> torch.Size | None:
@@ -228,6 +231,16 @@ def _holds(choice: TensorSpec, value: Any) -> bool:
     if not isinstance(choice, NonTensor):
         return choice.is_in(value)
     return choice.is_in(value) and same_value(choice.to_numpy(value), choice.example_data)
+
+
+def _hold_all(choices: Sequence[LeafSpec], value: torch.Tensor, batch: torch.Size) -> bool:
+    """Return whether each tensor of a batch is a member of an alternative."""
+    found = torch.zeros(batch, dtype=torch.bool, device=value.device)
+    for choice in choices:
+        found |= choice.members_among(value, batch)
+        if bool(found.all()):
+            return True
+    return False
 
 
 def _selected(values: Sequence[torch.Tensor], which: torch.Tensor) -> torch.Tensor:

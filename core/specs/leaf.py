@@ -95,6 +95,11 @@ class LeafSpec(TensorSpec):
         """Return whether all elements of a tensor of the right type and trailing shape are in the domain."""
         return bool(self._members(value).all())
 
+    def members_among(self, value: torch.Tensor, batch: torch.Size) -> torch.Tensor:
+        """Return which values of a batch `[*batch, *spec.shape]` of this element type are members; bool `batch`."""
+        found = self._members(value)
+        return found.reshape([*batch, -1]).all(-1) if found.dim() else found.expand(batch)
+
     def project(self, value: Any) -> torch.Tensor:
         """Return the value itself if it is a member, else a new tensor with each element at the nearest legal one.
 
@@ -115,11 +120,11 @@ class LeafSpec(TensorSpec):
         if (
             type(value) is np.ndarray
             and value.dtype == _NUMPY.get(self._dtype)
-            and value.shape == self._shape
             and value.flags.carray
             and (ignore_device or self._device == _CPU or self._device.type == "cpu")
         ):  # a tensor of this spec can share memory with it
-            return torch.from_numpy(value if value.ndim else value.copy())
+            tensor = torch.from_numpy(value if value.ndim else value.copy())
+            return tensor if value.shape == self._shape else self._in_shape(tensor)
         if isinstance(value, torch.Tensor):
             return value
         if self._memo is not None and isinstance(value, Hashable):
@@ -129,7 +134,10 @@ class LeafSpec(TensorSpec):
         return self._encoded(value, ignore_device)
 
     def _encoded(self, value: Any, ignore_device: bool) -> torch.Tensor:
-        tensor = encoded(value, self._dtype, torch.device("cpu") if ignore_device else self._device)
+        return self._in_shape(encoded(value, self._dtype, torch.device("cpu") if ignore_device else self._device))
+
+    def _in_shape(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a tensor in this spec's shape; SchemaError for another number of them."""
         if batch_of(tensor.shape, self._shape) == ():
             return tensor
         expected = concrete(self._shape)

@@ -224,7 +224,8 @@ def combinations(counts: Sequence[int], device: torch.device | None = None) -> t
 
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
-_EVEN_ENOUGH = 2**40  # the modulus below is off from even by less than this over 2**63
+MANY = 2**40
+"""The modulus of up to as many and 63 random bits is off from even by less than 2**-23."""
 FEW = 2**16
 """Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
 FEWER_THAN_FLOATS = 2**30
@@ -248,7 +249,7 @@ def uniform_integers(
     """
     low, high = low.expand(shape), high.expand(shape)
     span = high - low + 1  # wraps around where the range is wider than 2**63
-    narrow = (span > 0) & (span <= _EVEN_ENOUGH)
+    narrow = (span > 0) & (span <= MANY)
     bits = _random_bits(shape, low.device, generator)
     drawn = low + (bits & _HIGHEST) % torch.where(narrow, span, 1)
     if bool(narrow.all()):

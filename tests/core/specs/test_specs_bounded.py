@@ -345,3 +345,15 @@ def test_unbounded_integers_have_all_bits(dtype: torch.dtype, shape: tuple[int, 
     if drawn.numel() == 3000:
         bits = drawn.long().unsqueeze(-1) >> torch.arange(1 if dtype is torch.bool else 8 * dtype.itemsize) & 1
         assert (bits.double().mean((0, 1)) - 0.5).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("side", [1, -1])
+def test_one_open_side_draws_exponentially_from_the_other(dtype: torch.dtype, side: int) -> None:
+    low, high = (3.0, INF) if side > 0 else (-INF, 3.0)
+    spec = Bounded(low, high, (2,), dtype=dtype)
+    drawn = spec.rand((20_000,), generator=torch.Generator().manual_seed(0))
+    assert spec.is_in(drawn)
+    distance = (drawn.double() - 3) * side
+    assert (distance.mean(0) - 1).abs().max() < 0.05
+    assert (distance.var(0) - 1).abs().max() < 0.1

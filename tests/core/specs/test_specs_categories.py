@@ -287,3 +287,12 @@ def test_columns_whose_masks_have_other_widths_are_stacked_lazily() -> None:
     assert type(torch.stack(masked)) is Stacked
     with pytest.raises(ValueError, match="differ from row to row"):
         _ = torch.stack([MultiCategorical([2, 3]), MultiCategorical([3, 2])]).update_mask(torch.ones(5))
+
+
+@pytest.mark.parametrize("n", [2**16 + 1, 10**6, 2**33])
+def test_many_categories_are_drawn_evenly(n: int) -> None:
+    drawn = Categorical(n).rand((40_000,), generator=torch.Generator().manual_seed(0))
+    assert 0 <= int(drawn.min()) <= int(drawn.max()) < n
+    counts = (drawn * 16 // n).bincount(minlength=16)
+    assert (counts - 2_500).abs().max() < 300
+    assert drawn.unique().numel() > 15_000

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import NonTensorData
 
 from rbtool.core.specs.bounded import Bounded
@@ -107,3 +109,20 @@ def test_a_size_becomes_unknown_in_all_or_none() -> None:
     spec.make_neg_dim(0)
     assert spec.shape == (-1,)
     assert spec.space is not None
+
+
+@given(st.lists(st.lists(st.floats(-1, 7), min_size=2, max_size=2), min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_a_batch_is_in_if_each_of_its_values_is_of_one_alternative(rows: list[list[float]]) -> None:
+    spec = Choice([Bounded(0, 1, (2,)), Bounded(5, 6, (2,))])
+    value = torch.tensor(rows)
+    expected = all(spec.is_in(row) for row in value)
+    assert spec.is_in(value) == expected
+    assert spec.is_in(value.unsqueeze(0)) == expected
+    assert spec.is_in(torch.cat([value, spec.rand((3,))])) == expected
+
+
+def test_a_batch_of_a_choice_of_stacks_is_in_value_by_value() -> None:
+    spec = Choice([torch.stack([Categorical(n), Categorical(n + 1)]) for n in (2, 3)])
+    assert spec.is_in(torch.tensor([[1, 2], [2, 3]]))
+    assert not spec.is_in(torch.tensor([[1, 2], [3, 3]]))
