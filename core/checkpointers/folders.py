@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,9 +90,9 @@ class CheckpointStaging(Staging):
         if strange is not None:
             raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
 
-    def publish_noted(self, *, covered: Collection[str] = ()) -> None:
+    def publish_noted(self, *, covered: Collection[str] = (), known: Mapping[str, str] | None = None) -> None:
         """Note the digests of all files, then put the folder at its destination; see `write_digests`."""
-        write_digests(self.path, covered=covered)
+        write_digests(self.path, covered=covered, known=known)
         self.publish()
 
 

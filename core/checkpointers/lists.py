@@ -52,7 +52,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             fs.require_space(staging.path, document["bytes"])
             document["digest"] = _write_tensors(staging.path / _DATA_FILE, map(tree_of, items))
             write_file(staging.path / LIST_FILE, json.dumps(document, allow_nan=False).encode())
-            staging.publish_noted()
+            staging.publish_noted(known={_DATA_FILE: document["digest"]})
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Take over what `dumps` wrote.

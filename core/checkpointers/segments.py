@@ -108,7 +108,7 @@ class _Earlier:
         except OSError:  # another file system, too many links, none at all there
             return False
         if self.manifest.synced:
-            skip_sync(path)
+            skip_sync(path, found)
         return True
 
 

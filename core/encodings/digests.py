@@ -7,7 +7,7 @@ an H5 checkpoint, by its header. So no large file is read twice, and the digests
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,14 @@ class _DigestDocument:
     files: tuple[_Entry, ...]
 
 
-def write_digests(folder: Path, *, covered: Collection[str] = ()) -> None:
+def write_digests(folder: Path, *, covered: Collection[str] = (), known: Mapping[str, str] | None = None) -> None:
     """Note the digest of every file in a folder that is not published yet.
 
-    `covered` are the paths of files whose digests another of the files holds.
+    `covered` are the paths of files whose digests another of the files holds. Files with `known` digests, by their
+    path, are not read.
     """
-    entries = [_entry(folder, path) for path in sorted(_files(folder, "")) if path not in covered]
+    known, paths = known or {}, sorted(path for path in _files(folder, "") if path not in covered)
+    entries = [_entry(folder, path, known.get(path)) for path in paths]
     document: dict[str, Any] = {"format_version": _VERSION, "files": entries}
     document["digest"] = digest_bytes(dump_json(document).encode())
     fs.make_folder(folder / HIDDEN)
@@ -122,11 +124,11 @@ def _files(folder: Path, prefix: str) -> Iterator[str]:
                 yield prefix + entry.name
 
 
-def _entry(folder: Path, path: str) -> dict[str, Any]:
+def _entry(folder: Path, path: str, known: str | None) -> dict[str, Any]:
     file = folder / path
     size = file.stat().st_size
     covered = (data_start(file) or size) if is_ours(file) and path.endswith(".h5") else size
-    return {"path": path, "size": size, "covered": covered, "digest": _digest(file, covered)}
+    return {"path": path, "size": size, "covered": covered, "digest": known or _digest(file, covered)}
 
 
 def _digest(file: Path, count: int) -> str:

@@ -69,10 +69,10 @@ def replace_file(path: Path, data: bytes) -> None:
         write_file(path, data)
 
 
-def skip_sync(path: Path) -> None:
-    """Record that the bytes of a file are on the disk, as of a hard link to one that was published."""
+def skip_sync(path: Path, found: os.stat_result) -> None:
+    """Record that the bytes of a file at `path` are on the disk, as of a hard link to one that was published."""
     if (around := unsynced_around(path)) is not None:
-        around.skip(path)
+        around.skip(found)
 
 
 def published_place(path: Path) -> Path:
@@ -185,9 +185,9 @@ class Unsynced:
         """Whether a path is below the folder."""
         return str(path).startswith(self.prefix)
 
-    def skip(self, path: Path) -> None:
+    def skip(self, found: os.stat_result) -> None:
         """Leave out a file that is on the disk already."""
-        self._done.add(_identity_at(path))
+        self._done.add((found.st_dev, found.st_ino))
 
     def hold(self, descriptor: int) -> bool:
         """Let the system begin with a file; False where too many wait already."""
@@ -211,19 +211,19 @@ class Unsynced:
         if self.durable == "none":
             return
         if built.is_dir():
-            found = list(os.walk(built))
-            files = [Path(folder, name) for folder, _, names in found for name in names]
+            folders, found = _all_below(built)
         else:
-            found, files = [], [built]
-        found_at = {path: _identity_at(path) for path in files}
-        files = [path for path in files if found_at[path] not in self._done]
+            place = built.lstat()
+            folders, found = [], {str(built): (place.st_dev, place.st_ino)}
         # Descriptors that are held make room for those of the other files.
-        files.sort(key=lambda path: found_at[path] not in self._held)
-        together = _most_held()
+        waiting = sorted(
+            (path for path in found if found[path] not in self._done), key=lambda path: found[path] not in self._held
+        )
+        files, together = [Path(path) for path in waiting], _most_held()
         for start in range(0, len(files), together):
             self._sync_together(files[start : start + together])
         if self.durable == "full":
-            run_together([partial(fs.sync_folder, Path(folder)) for folder, _, _ in found], _AT_ONCE)
+            run_together([partial(fs.sync_folder, Path(folder)) for folder in folders], _AT_ONCE)
 
     def sync_name(self, parent: int, path: Path) -> None:
         """Wait until the name at which the folder was put is on the disk; `parent` is the descriptor around it."""
@@ -261,9 +261,18 @@ class Unsynced:
             os.close(self._held.popitem()[1])
 
 
-def _identity_at(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+def _all_below(folder: Path) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    """Return a folder and those in it, and the device and inode of each file."""
+    folders, files = [str(folder)], dict[str, tuple[int, int]]()
+    for around in folders:  # which grows meanwhile
+        with os.scandir(around) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    place = entry.stat(follow_symlinks=False)
+                    files[entry.path] = place.st_dev, place.st_ino
+    return folders, files
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -191,12 +191,14 @@ def last_row(cursor: Any) -> int | None:
     index = cursor[0] if isinstance(cursor, tuple) and cursor else cursor
     if index is None or isinstance(index, bool | str):
         return None
+    if isinstance(index, range):
+        return index[-1] if index and index[-1] >= 0 else None
     if isinstance(index, slice):
         return index.stop - 1 if isinstance(index.stop, int) and index.stop > 0 and index.step in (None, 1) else None
     if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
         row = operator.index(index)
     else:
-        rows = torch.as_tensor(list(index) if isinstance(index, range) else index)
+        rows = torch.as_tensor(index)
         rows = rows.nonzero() if rows.dtype == torch.bool else rows
         if not rows.numel():
             return None

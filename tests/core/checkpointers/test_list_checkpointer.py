@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.checkpointers.lists import ListStorageCheckpointer
+from rbtool.core.encodings import digests
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
@@ -415,3 +416,21 @@ def test_hooks_are_given_the_list(kind: type[ListStorage], tmp_path: Path) -> No
     other.register_load_hook(lambda items, out: seen.append(out) or [item * 2 for item in items])
     other.loads(tmp_path / "storage")
     assert (other[:], seen) == (["aa", "bb", "storagestorage"], [["before"]])
+
+
+def test_the_bytes_of_tensors_are_not_read_back_for_their_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    own = digests._digest
+
+    def digest(file: Path, count: int) -> str:
+        read.append(file.name)
+        return own(file, count)
+
+    monkeypatch.setattr(digests, "_digest", digest)
+    storage = ListStorage(3)
+    storage.set(range(3), [torch.arange(5), torch.rand(2), torch.zeros(0)])
+    storage.dumps(tmp_path / "saved")
+    assert read == ["items.json"]
+    assert digests.require_digests(tmp_path / "saved") == {"items.json", "items.memmap"}

@@ -385,6 +385,7 @@ def test_a_class_without_a_checkpointer_says_so() -> None:
     [
         (3, 3), (range(2, 5), 4), (slice(1, 4), 3), (torch.tensor([8, 9, 0]), 0), ([4, 2], 2), ((1, 2), 1),
         (None, None), (slice(None), None), (-1, None), (torch.tensor([False, True]), 1), ([], None),
+        (range(0), None), (range(-2, 1), 0), (range(4, 1, -1), 2),
     ],
 )  # fmt: skip
 def test_the_row_written_last(cursor: object, row: int | None) -> None:
