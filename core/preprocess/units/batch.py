@@ -101,12 +101,14 @@ def _left(
 class EpisodeUnit(LoadedProcessor):
     """Unit `episode`: the T rows of an episode in, any number of rows out, of no, one or several episodes.
 
-    Generators are seeded by the number of the episode among those that take part. Blocks hold whole episodes.
+    Generators are seeded by the number of the episode among those that take part. Blocks hold whole episodes. With
+    `new_flags_end` the function returns as many rows as it gets, and each flag that it sets ends an episode.
     """
 
-    def __init__(self, function: UserFunction, seed: int) -> None:
+    def __init__(self, function: UserFunction, seed: int, *, new_flags_end: bool = False) -> None:
         self._function = function
         self._seed = seed
+        self._new_flags_end = new_flags_end
 
     def apply(self, block: Block) -> Block:
         """Return the function's rows for each episode.
@@ -134,7 +136,7 @@ class EpisodeUnit(LoadedProcessor):
             key: BlockColumn(dtype, values[start : start + given]) for key, (dtype, values) in block.columns.items()
         }
         steps = (block.first + start, block.first + start + given)
-        was_marked = bool(flagged(part, [given - 1])[0])
+        before = flagged(part, np.arange(given))  # a copy: the function may edit the flags
         seed_generators(mixed_seed(self._seed, int(block.pieces.episode[place])))
         result = self._function(chunk_of(part, given), steps)
         with ResultRefused.on(steps):
@@ -142,16 +144,17 @@ class EpisodeUnit(LoadedProcessor):
             if not rows:
                 grown.nothing(columns)
                 return [0]
-            ends = np.append(_inner_ends(columns, rows), rows - 1)
-            if was_marked:
+            kept = before if self._new_flags_end else np.ones(rows, np.bool_)
+            ends = np.append(_inner_ends(columns, rows, kept), rows - 1)
+            if before[-1]:
                 columns |= marked(columns, ends[~flagged(columns, ends)])
             grown.add(columns, rows)
         lengths: list[int] = np.diff(ends, prepend=-1).tolist()
         return lengths
 
 
-def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int) -> NDArray[np.int64]:
-    """The rows, except the last, that end an episode."""
+def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The rows, except the last, that end an episode; `kept` are those whose flag is none if the next row follows."""
     ends = np.zeros(rows - 1, np.bool_)
     if numbers_episodes(columns):
         numbers = columns[EPISODE].values.reshape(rows)
@@ -163,5 +166,5 @@ def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int) -> NDArray[np.int
         follows = np.full(len(flags), bool(states))
         for key in states:
             follows &= rows_equal(columns[NEXT, *key].values[flags], columns[key].values[flags + 1])
-        ends[flags[~follows]] = True
+        ends[flags[~(follows & kept[flags])]] = True
     return np.flatnonzero(ends)

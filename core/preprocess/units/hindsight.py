@@ -117,7 +117,7 @@ class HindsightProcessor(FunctionProcessor):
         from .user_function import UserFunction  # describing the processor needs no torch
 
         relabel = Relabeller(self.function.load(), self.strategy, self.her_ratio, self.goal_key, self.achieved_goal_key)
-        return EpisodeUnit(UserFunction(self.label, relabel), context.seed)
+        return EpisodeUnit(UserFunction(self.label, relabel), context.seed, new_flags_end=True)
 
     def arguments(self) -> dict[str, Any]:
         """The function's name, and how steps are relabelled."""

@@ -23,6 +23,10 @@ def relabel(rows):
 
 def rewards(rows):
     return relabel(rows)[0]
+
+def even(rows):
+    number = rows["observation", "achieved_goal"]
+    return number, number % 2 == 0
 """
 
 
@@ -108,6 +112,21 @@ def test_what_a_step_achieves_may_be_its_goal(source: Path, tmp_path: Path) -> N
     result = rbtool.preprocess(source / "source", f"{source}/her.py:relabel", tmp_path / "out", hindsight=asked)
     goals = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
     assert goals == [stop for _, stop in bounds()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_that_reaches_its_goal_ends_an_episode_also_where_the_next_one_has_the_same(
+    num_workers: int, source: Path, tmp_path: Path
+) -> None:
+    result = rbtool.preprocess(
+        source / "source", f"{source}/her.py:even", tmp_path / "out", hindsight="final:1", num_workers=num_workers
+    )
+    rows = rbtool.load_dataset(result.path).storage[:]
+    ends = [number % 2 == 0 or number + 1 == stop for number, (_, stop) in enumerate(bounds())]
+    assert rows["next", "done"].flatten().tolist() == ends
+    assert [*(rows["episode"].diff() != 0).tolist(), True] == ends
+    assert result.episodes == len(set(rows["episode"].tolist())) == sum(ends)
+    assert not [one for one in rbtool.check(result.path).findings if one.rule == "TED006"]
 
 
 @pytest.mark.parametrize(
