@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,8 +77,16 @@ class VideoClipRef(TensorClass):
 
     @classmethod
     def from_timestamps(cls, path: str | os.PathLike[str], timestamps: Any, fps: float, **options: Any) -> VideoClipRef:
-        """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`."""
-        frames = torch.as_tensor(timestamps, dtype=torch.float64).mul(fps).round().to(torch.int64)
+        """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`.
+
+        UsageError (a ValueError) for times that are not from 0, and for an `fps` that is not above 0.
+        """
+        if isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not 0 < fps < float("inf"):
+            raise UsageError(f"fps is {fps!r}, expected a number above 0")
+        times = torch.as_tensor(timestamps, dtype=torch.float64)
+        if not bool(((times >= 0) & times.isfinite()).all()):
+            raise UsageError("the timestamps are not all numbers from 0")
+        frames = times.mul(fps).round().to(torch.int64)
         return cls.from_frames([path], frames, torch.zeros_like(frames), **options)
 
     @property

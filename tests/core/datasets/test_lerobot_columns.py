@@ -91,6 +91,15 @@ def test_clips_decode_the_frames_that_they_refer_to(video: Path) -> None:
     assert VideoClipRef.from_timestamps(video, [0.0, 0.31, 0.5], 10).frame_index.tolist() == [0, 3, 5]
 
 
+@pytest.mark.parametrize(("times", "fps", "words"), [
+    ([0.0], 0, "fps is 0"), ([0.0], -1.0, "fps is -1.0"), ([0.0], float("nan"), "fps is nan"), ([0.0], "10", "fps is"),
+    ([float("nan")], 10, "numbers from 0"), ([-0.1], 10, "numbers from 0"), ([float("inf")], 10, "numbers from 0"),
+])  # fmt: skip
+def test_times_that_no_frame_has_are_refused(times: list[float], fps: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        VideoClipRef.from_timestamps("a.mp4", times, fps)
+
+
 def test_clips_of_several_files_and_bins(video: Path) -> None:
     other = write_video(video.with_name("b.mp4"), [picture(50 + number) for number in range(3)])
     clip = VideoClipRef.from_files([video, other], [6, 3])
