@@ -73,6 +73,10 @@ class RandomCropTensorDict(Transform):
         return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"
 
 
+class FillError(SchemaError, TypeError):
+    """A value to fill in is none of the type of its entry."""
+
+
 _TRAJECTORIES: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
 
 
@@ -84,9 +88,11 @@ class NextStateReconstructor(Transform):
     (`traj_key`; by default `("collector", "traj_ids")`, else `"episode"`) differ, where `done_key` is set, and where
     `step_count_key` or the stored `"index"` does not increase by one. Whatever of these is not in the batch is not
     compared, except that MissingKeyError (a KeyError) is raised for one that was named, and for an entry of `keys`.
+    Without `strict` named ids that are not there are not compared either, and a batch that nothing separates is one
+    trajectory.
 
-    SchemaError (a RuntimeError) if no entry separates trajectories, and for a `fill_value` that
-    the type of an entry cannot hold, as no whole number is NaN.
+    SchemaError (a RuntimeError) if no entry separates trajectories, FillError (a TypeError, too) for a `fill_value`
+    that the type of an entry cannot hold, as no whole number is NaN.
     """
 
     def __init__(
@@ -96,8 +102,10 @@ class NextStateReconstructor(Transform):
         done_key: Any = (NEXT, "done"),
         step_count_key: Any = "step_count",
         fill_value: float = float("nan"),
+        strict: bool = True,
     ) -> None:
         super().__init__()
+        self.strict = strict
         self.keys = as_keys(keys)
         self.traj_key = None if traj_key is None else as_key(traj_key)
         self.done_key = None if done_key is None else as_key(done_key)
@@ -131,6 +139,8 @@ class NextStateReconstructor(Transform):
             if count is not None and count.numel() == shape.numel():
                 count = count.reshape(shape)
                 found.append(count[..., 1:] == count[..., :-1] + 1)
+        if not found and not self.strict:
+            return torch.ones(*shape[:-1], max(shape[-1] - 1, 0), dtype=torch.bool, device=batch.device)
         if not found:
             raise SchemaError(
                 "the batch has no entry that marks the ends of trajectories",
@@ -141,7 +151,7 @@ class NextStateReconstructor(Transform):
     def _trajectories(self, batch: TensorDictBase) -> torch.Tensor | None:
         if self.traj_key is not None:
             found = batch.get(self.traj_key, None)
-            if found is None:
+            if found is None and self.strict:
                 raise MissingKeyError(f"{'.'.join(self.traj_key)}, which separates trajectories, is not in the batch")
             return found  # type: ignore[no-any-return]
         return next((found for key in _TRAJECTORIES if (found := batch.get(key, None)) is not None), None)
@@ -160,5 +170,5 @@ class NextStateReconstructor(Transform):
 
 def _filling(value: torch.Tensor, fill_value: float, key: Path) -> torch.Tensor:
     if not (value.is_floating_point() or value.is_complex() or float(fill_value).is_integer()):
-        raise SchemaError(f"{'.'.join(key)} is {value.dtype}, which cannot hold {fill_value}", hint="name a fill_value")
+        raise FillError(f"{'.'.join(key)} is {value.dtype}, which cannot hold {fill_value}", hint="name a fill_value")
     return torch.as_tensor(fill_value, device=value.device).to(value.dtype)

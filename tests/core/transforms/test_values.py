@@ -36,12 +36,20 @@ def test_rows_are_shifted_each_for_itself() -> None:
     assert found.tolist() == [[1, 2, -1], [4, 5, -1]]
 
 
+def test_without_strict_what_is_not_there_is_not_compared() -> None:
+    batch = TensorDict({"x": torch.arange(3.0), "next": {"done": torch.tensor([True, False, False])}}, [3])
+    found = NextStateReconstructor("x", "ids", fill_value=-1, strict=False)(batch)["next", "x"]
+    assert found.tolist() == [-1, 2, -1]
+    found = NextStateReconstructor("x", fill_value=-1, strict=False)(batch.exclude("next"))["next", "x"]
+    assert found.tolist() == [1, 2, -1]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
         (lambda data: NextStateReconstructor("absent", "episode")(data), KeyError, "absent"),
         (lambda data: NextStateReconstructor("x", "ids")(data), KeyError, "ids"),
-        (lambda data: NextStateReconstructor("episode")(data), RuntimeError, "int64, which cannot hold nan"),
+        (lambda data: NextStateReconstructor("episode")(data), TypeError, "int64, which cannot hold nan"),
         (
             lambda data: NextStateReconstructor("x")(data.exclude("episode")),
             RuntimeError,
