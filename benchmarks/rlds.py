@@ -12,9 +12,11 @@ and minima in microseconds a record. Exits with 1 if rbtool is less than `--limi
 the minima: on a busy machine the medians scatter. The compiled loops are imported before, which takes 0.4 s, and 2 s
 the first time: the reader uses them for 512 MiB and more.
 
-What is reached is 2.0 (`images`), 2.3 (`long`), 2.4 (`short`) and 3.6 (`integers`), without checksums 2.0, 3.6, 2.5 and
-3.7: of 19 microseconds for a long record, 10 are for reading it and comparing its checksums, and the byte strings of
-`images` are objects of Python on both sides.
+What is reached is 1.5 to 2.0 (`images`), 2.0 (`long`), 2.3 to 2.9 (`short`) and 3.6 (`integers`), without checksums
+2.0, 3.0, 2.8 and 3.7. Three times is 17 microseconds for an image record: its checksum takes 5, reading it 3, and its
+50 byte strings, which are objects of Python on both sides, 11. Of 12 for a long record, checksum and reading take 7 to
+9, finding the lists 1.4, and the objects of 8 arrays 3. A second thread that reads and compares makes all of them
+slower, `images` by a third: the library of the checksums keeps the interpreter's lock.
 
 CPU time of 10,000 images says what two cores can reach: one process takes 2.4 s. In layout `ted` two workers take 2.4 s
 together with this process, which takes 0.2 s of it. In layout `packed` they take 3.7 s, 1.1 s of it in this process: it

@@ -21,6 +21,7 @@ _KINDS = frozenset(kind << 3 | _LENGTH for kind in (_BYTES, _FLOATS, _INTS))
 _LONGEST_VARINT = 10
 _FLOAT, _BYTE = np.dtype("<f4"), np.dtype(np.uint8)
 _MOST_NAMES = 1 << 10
+_NO_SPANS: Array = np.empty((0, 2), np.int64)
 
 
 class EpisodeExample:
@@ -168,7 +169,8 @@ class FoundExample:
     @property
     def names(self) -> Sequence[str]:
         """The names of the lists that have a kind, empty or not."""
-        return [name for name, found in zip(self._rows, self._lists, strict=True) if found[0]]
+        lists = self._lists
+        return [name for name, row in self._rows.items() if lists[row][0]]
 
     def get(self, name: str) -> Values | None:
         """Return a list; None where there is none of that name."""
@@ -211,12 +213,12 @@ class ExampleParser:
         if count > len(self._spans):
             self._spans = np.empty((2 * count, 2), np.int64)
             return self.parse(data)
-        return FoundExample(data, self._rows, self._lists.tolist(), self._spans[:count].copy())
+        return FoundExample(data, self._rows, self._lists.tolist(), self._spans[:count].copy() if count else _NO_SPANS)
 
     def _learned(self, data: bytes) -> EpisodeExample:
         """Parse an Example with names that none had before, and note them."""
         found = EpisodeExample(data)
-        names = {*self._rows, *found.names}
+        names = dict.fromkeys([*self._rows, *found.names])  # in the order in which they are written, mostly
         if len(names) <= _MOST_NAMES:
             encoded = [name.encode() for name in names]
             self._rows = {name: row for row, name in enumerate(names)}

@@ -26,7 +26,8 @@ _CHECKSUM = struct.Struct("<I")
 _LARGEST = 0x7FFFF000
 """Bytes of a record: messages of protobuf have 2 GiB at most."""
 _MASK = 0xA282EAD8
-_SMALL = 32 << 10
+_SMALL, _AHEAD = 16 << 10, 64 << 10
+"""Below so many bytes, records that follow are read with one, so many bytes: a call takes longer than the copy."""
 AGAIN = "copy or fetch the file again, whole"
 
 
@@ -80,11 +81,20 @@ class TfRecordShard(RecordShard):
             self._descriptor = -1
 
     def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
-        position, number, head = 0, 0, os.pread(self._descriptor, _HEAD.size, 0)
+        position = number = first = 0
+        block = os.pread(self._descriptor, _HEAD.size, 0)  # of the file, from its byte `first` on
         while position < self._size:
-            place = self._place(head, position, number)
-            data, rest = self._data(place, _CHECKSUM.size + _HEAD.size)  # with the head of the next record
-            position, number, head = place.position + place.size + _CHECKSUM.size, number + 1, rest[_CHECKSUM.size :]
+            at = position - first
+            place = self._place(block[at : at + _HEAD.size], position, number)
+            begin, end = at + _HEAD.size, at + _HEAD.size + place.size
+            if end + _CHECKSUM.size + _HEAD.size <= len(block):
+                data, rest = block[begin:end], block[end : end + _CHECKSUM.size]
+            else:
+                first = place.position + place.size
+                data = os.pread(self._descriptor, place.size, place.position)
+                more = _AHEAD if place.size < _SMALL else _CHECKSUM.size + _HEAD.size  # with the head of the next one
+                rest = block = os.pread(self._descriptor, more, first)
+            position, number = place.position + place.size + _CHECKSUM.size, number + 1
             try:
                 self._compare(place, data, rest)
             except CorruptDataError as error:
@@ -100,17 +110,9 @@ class TfRecordShard(RecordShard):
         return number
 
     def read(self, place: RecordPlace) -> bytes:
-        data, rest = self._data(place, _CHECKSUM.size)
-        self._compare(place, data, rest)
+        data = os.pread(self._descriptor, place.size, place.position)
+        self._compare(place, data, os.pread(self._descriptor, _CHECKSUM.size, place.position + place.size))
         return data
-
-    def _data(self, place: RecordPlace, more: int) -> tuple[bytes, bytes]:
-        """Return the data of a record, and `more` bytes after it."""
-        position, size = place
-        if size < _SMALL:  # one call takes longer than the copy
-            both = os.pread(self._descriptor, size + more, position)
-            return both[:size], both[size:]
-        return os.pread(self._descriptor, size, position), os.pread(self._descriptor, more, position + size)
 
     def _compare(self, place: RecordPlace, data: bytes, rest: bytes) -> None:
         """Raise CorruptDataError for data without the checksum that follows."""
