@@ -68,7 +68,7 @@ class Staging:
 
     `durable` states what `publish` waits for; inside the folder of another `Staging`, which syncs all of it, nothing.
     Setting `kept` leaves what was built behind, unlocked, for a later run to take up: a folder of an earlier one that
-    `takes` accepts is resumed instead of a fresh one, and `taken_up` states so.
+    `takes` accepts is resumed instead of a fresh one, and `taken_up` states so; `unusable` is one that it does not.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Staging:
         self.replace = replace
         self.kept = False
         self.taken_up = False
+        self.unusable: Path | None = None
         self._takes = takes
         self.path = self.destination
         self._lock = -1  # the descriptor of `path`
@@ -130,6 +131,7 @@ class Staging:
             if self.taken_up:
                 self.path = leftover
                 return
+            self.unusable = leftover
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -194,7 +196,8 @@ class Staging:
         published = self._place_folder(built) if built.is_dir() else self._place_file(built)
         if published and self._unsynced is not None:
             self._unsynced.sync_name(self._parent, self.destination)
-        sweep(self.destination, below=self._root)  # workers may outlive a killed process, whose lock they hold
+        with contextlib.suppress(OSError):  # what is in place stays there; the next run sweeps
+            sweep(self.destination, below=self._root)  # workers may outlive a killed process, whose lock they hold
         return published
 
     def _folder_of(self, built: Path) -> int:
@@ -232,7 +235,8 @@ class Staging:
         try:
             fs.rename(self.destination, aside, within=into)
             fs.rename(built, self.destination, within=within, into=into)
-            fs.remove(aside, within=into)
+            with contextlib.suppress(OSError):  # a leftover
+                fs.remove(aside, within=into)
         finally:
             if lock >= 0:
                 os.close(lock)

@@ -19,6 +19,7 @@ from ..format import fs
 from ..format.contracts import Array, Closing
 from ..format.digest import digest_bytes, read_regular
 from ..format.documents import decode, dump_json, parse_json, plain
+from ..format.staging import Staging
 from ..progress import Progress
 
 _VERSION = 2
@@ -62,14 +63,14 @@ class Journal(Closing):
 def read_journal(
     path: Path, take_about: Callable[[Any], None], take_entry: Callable[[Any], None]
 ) -> dict[str, Any] | None:
-    """Return the identity of a journal's run; None without a journal.
+    """Return the identity of a journal's run; None without a journal, and for one whose first line is damaged.
 
     `take_about` gets what is known from the start of the run, `take_entry` each entry; ValueError from either rejects
     the line. All after the last valid line is cut off, so that entries can be appended.
     """
     try:
         data = read_regular(path)
-    except OSError:
+    except FileNotFoundError:
         return None
     header: _Header | None = None
     sound = 0
@@ -111,6 +112,12 @@ def require_same_run(found: Mapping[str, Any], identity: Mapping[str, Any], fold
             f"the unfinished run at {folder} is another one: {', '.join(different)} differ",
             hint="leave --resume out to start over",
         )
+
+
+def note_unusable(staging: Staging, progress: Progress) -> None:
+    """Note that a run starts over because the journal of the unfinished one is damaged, missing or another run's."""
+    if staging.unusable is not None and not staging.taken_up:
+        progress.note(f"the unfinished run at {staging.unusable} has no journal to resume from: all is done again")
 
 
 def note_kept(error: BaseException, finished: int, tasks: int, progress: Progress, how: str = "add --resume") -> None:

@@ -23,7 +23,7 @@ from ..progress import Progress, Silent, counted
 from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key
 from .episodes import Plan, StepSelection, task_order
 from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed
-from .journal import Journal, note_kept, require_same_run
+from .journal import Journal, note_kept, note_unusable, require_same_run
 from .processor import Finished, Job, Processor, Task
 from .workers.executor import BackgroundCall, Executor, InProcessExecutor, Limits, SerialExecutor
 from .workspace import (
@@ -95,6 +95,7 @@ class Preprocessing:
         """
         with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
             staging.kept = staging.taken_up
+            note_unusable(staging, progress)
             run = _Run(self, executor, staging, progress)
             try:
                 with self.reporter.reported():

@@ -28,7 +28,7 @@ from ..format.staging import Staging
 from ..format.ted.builder import Origin, RowFiles, created_by
 from ..format.ted.tree import FieldRange, merge_ranges, range_of
 from ..preprocess.failures import TaskFailed, WorkerFailed, origin_of
-from ..preprocess.journal import Journal, note_kept, require_same_run
+from ..preprocess.journal import Journal, note_kept, note_unusable, require_same_run
 from ..preprocess.processor import Task
 from ..preprocess.workers.executor import Executor, Limits
 from ..preprocess.workers.processes import WorkerPool, default_start_method
@@ -228,6 +228,7 @@ class ConversionWorkers(Closing):
         Failures of workers become errors for users.
         """
         staging.kept = staging.taken_up
+        note_unusable(staging, progress)
         try:
             with self._explained():
                 yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.preprocess import workspace
+from rbtool.core.preprocess import journal, workspace
+from rbtool.core.progress import Silent
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "truncated"), (1, "terminated")]
@@ -156,9 +158,37 @@ def test_what_was_damaged_since_is_done_again(walks: Path, tmp_path: Path, fail_
     elif damage == "journal end":
         log.write_bytes(log.read_bytes()[:-20])
     else:
-        log.write_bytes(b"x" + log.read_bytes()[1:])
-    found = run(walks, noisy, tmp_path / "made", resume=True)
+        log.write_bytes(b"?" + log.read_bytes()[1:])
+    notes = Notes()
+    found = run(walks, noisy, tmp_path / "made", resume=True, progress=notes)
     assert found.content_digest == run(walks, noisy, tmp_path / "whole").content_digest
+    over = f"the unfinished run at {left} has no journal to resume from: all is done again"
+    assert (over in notes.texts) == (damage == "journal begin")
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_journal_that_cannot_be_read_now_is_kept(
+    walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = cut_short(walks, tmp_path / "made", fail_in)
+
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "read_regular", fails)
+        with pytest.raises(OSError, match=r"journal\.jsonl"):
+            run(walks, noisy, tmp_path / "made", resume=True)
+    assert workspace.journal_path(left).exists()
+    run(walks, noisy, tmp_path / "made", resume=True)
+    assert calls() < 7
 
 
 def test_a_run_that_ended_while_completing_is_completed(
