@@ -122,6 +122,7 @@ class Staging:
             self._lock = -1 if leftover.is_symlink() else lock_folder(leftover, within=self._parent)
             if self._lock < 0:
                 continue
+            self.unusable = leftover
             try:
                 self.taken_up = self._takes(leftover)
             finally:
@@ -129,9 +130,8 @@ class Staging:
                     os.close(self._lock)
                     self._lock = -1
             if self.taken_up:
-                self.path = leftover
+                self.path, self.unusable = leftover, None
                 return
-            self.unusable = leftover
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -197,7 +197,7 @@ class Staging:
         if published and self._unsynced is not None:
             self._unsynced.sync_name(self._parent, self.destination)
         with contextlib.suppress(OSError):  # what is in place stays there; the next run sweeps
-            sweep(self.destination, below=self._root)  # workers may outlive a killed process, whose lock they hold
+            sweep(self.destination, below=self._root)  # also of workers that outlived a killed process with its lock
         return published
 
     def _folder_of(self, built: Path) -> int:
@@ -235,8 +235,6 @@ class Staging:
         try:
             fs.rename(self.destination, aside, within=into)
             fs.rename(built, self.destination, within=within, into=into)
-            with contextlib.suppress(OSError):  # a leftover
-                fs.remove(aside, within=into)
         finally:
             if lock >= 0:
                 os.close(lock)

@@ -293,6 +293,13 @@ class Originals:
         """Remove all files here, at one instant; the caller has the lock."""
         remove_aside(self.folder, self._aside, below=self._root)
 
+    def discard(self, note: Callable[[str], None]) -> None:
+        """Remove all files here, which are not needed any more; where they cannot be removed, `note` gets why."""
+        try:
+            self.remove()
+        except OSError as error:
+            note(f"what was fetched stays at {self.folder}: {error.strerror or error}")
+
 
 def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:
     """Compare a file without a checksum with its size, and with the bytes that came."""

@@ -204,7 +204,7 @@ class HubDownload:
             fetch = self._bring(remote, originals)
             self._verify(originals, remote)
             self._publish(originals, remote, manifest)
-            originals.remove()
+            originals.discard(self.progress.note)
         entries = self._entries(manifest, remote.address, started)
         return entries | {"fetch": fetch, "seconds": seconds_since(started)}
 

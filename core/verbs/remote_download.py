@@ -271,7 +271,7 @@ class RemoteDownload:
                 raise
             kept = self._kept(found)
             if not kept:
-                originals.remove()
+                originals.discard(self.progress.note)
         return entries | {
             "id": found.id,
             "resolved": found.how,
