@@ -20,7 +20,7 @@ from .output import Output
 from .provenance import step_lines
 from .several import Datasets, of_each
 from .streams import CacheSize, Streaming, inspect_stream, refuse_stream_options, refuse_without_stream
-from .text import Cell, Line, Styled, Table, folded, number, sparkline, vector
+from .text import Cell, Line, Styled, Table, folded, kind_cells, number, sparkline, vector
 
 if TYPE_CHECKING:
     from ..core.format.overview import ColumnView
@@ -118,8 +118,7 @@ def _field_row(name: str, group: list[FieldView]) -> Line:
     known = low is not None and high is not None and field.dtype != "bool"
     return [
         name,
-        Styled(field.dtype, "cyan"),
-        f"[{', '.join(map(str, field.shape))}]",
+        *kind_cells(field.dtype, field.shape, field.role),
         size(sum(one.bytes for one in group)),
         number(low) if known and low is not None else "",
         "…" if known else "",

@@ -12,7 +12,7 @@ from ..core.errors import UsageError
 from ..core.progress import counted
 from ..core.progress import readable_size as size
 from .output import Output
-from .text import Line, Styled, Table, folded
+from .text import Line, Styled, Table, folded, kind_cells
 
 if TYPE_CHECKING:
     from ..core.storages.stream import StreamStorage
@@ -94,9 +94,7 @@ def stream_lines(result: StreamResult, width: int | None = None) -> Iterator[Lin
     first = f"the first has {counted(result.shard_steps, 'step')} in {counted(result.shard_episodes, 'episode')}"
     yield from folded([Styled(f"{'shards':<{_TITLE}}", "dim"), first], width, _TITLE)
     yield [Styled("fields", "dim")]
-    rows: list[Line] = [
-        [f"  {one.key}", Styled(one.dtype, "cyan"), f"[{', '.join(map(str, one.shape))}]"] for one in result.fields
-    ]
+    rows: list[Line] = [[f"  {one.key}", *kind_cells(one.dtype, one.shape, one.role)] for one in result.fields]
     yield from Table(rows, indent=_TITLE).lines(width)
     for sentence in result.lacking:
         yield from folded([Styled(f"{'left out':<{_TITLE}}", "yellow"), sentence], width, _TITLE)

@@ -165,6 +165,13 @@ def amount(count: float, unit: str) -> str:
     return size(count) if unit == "bytes" else f"{count:,.0f} {unit.removesuffix('s') if count == 1 else unit}"
 
 
+def kind_cells(dtype: str, shape: Sequence[int], role: str) -> list[Cell]:
+    """Format the type and the shape of a field: a reference to a frame is what is read there, of a size of its own."""
+    if role == "video":
+        return [Styled("video", "cyan"), ""]
+    return [Styled(dtype, "cyan"), f"[{', '.join(map(str, shape))}]"]
+
+
 def number(value: float) -> str:
     """Format a number to about three significant digits."""
     if isinstance(value, bool):

@@ -23,6 +23,7 @@ from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
 from ..format.ted.tree import FieldRange
+from ..format.videos import VIDEO, reference_keys
 from ..opening import open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
@@ -195,7 +196,7 @@ def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldView:
-    """One leaf: `shape` of a row, `bytes` of all rows, `min` and `max` if recorded."""
+    """One leaf: `shape` of a row, `bytes` of all rows, `min` and `max` if recorded; `role` `video` refers to frames."""
 
     key: Key
     dtype: str
@@ -382,15 +383,16 @@ def _first(table: EpisodeTable) -> int | None:
 
 
 def _fields(leaves: tuple[Field, ...], steps: int, ranges: Mapping[Key, FieldRange]) -> tuple[FieldView, ...]:
-    views = []
+    views, frames = [], reference_keys(leaves)
     for leaf in leaves:
-        low, high = ranges.get(leaf.key) or (None, None)
+        refers = leaf.key in frames
+        low, high = (None if refers else ranges.get(leaf.key)) or (None, None)  # ids of videos have no range
         views.append(
             FieldView(
                 key=leaf.key,
                 dtype=leaf.dtype,
                 shape=leaf.shape,
-                role=leaf.role,
+                role=VIDEO if refers else leaf.role,
                 bytes=leaf.row_bytes * steps,
                 min=low,
                 max=high,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from ..errors import UsageError
+from ..format.videos import VIDEO, reference_keys
 from ..ted.schema import row_bytes
 from .frame_stacks import FrameStacks
 from .results import Result
@@ -31,7 +32,7 @@ _ON_DISK = "is for datasets on this disk, and a stream is not"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamField:
-    """One leaf: the type and `shape` of its rows."""
+    """One leaf: the type and `shape` of its rows; the `role` of references to frames is `video`."""
 
     key: str
     dtype: str
@@ -67,11 +68,12 @@ def inspect_stream(opened: Opened) -> StreamResult:
     storage = opened()
     shards, fields = storage.shards, storage.fields
     lengths = next((found for n in range(len(shards)) if len(found := storage.take(n).lengths)), np.empty(0, np.int64))
-    steps = None if shards.rows is None else sum(shards.rows)
+    steps, frames = None if shards.rows is None else sum(shards.rows), reference_keys(fields)
+    views = [(one, VIDEO if one.key in frames else one.role) for one in fields]
     return StreamResult(
         address=shards.address, identity=shards.identity, shards=len(shards), steps=steps, episodes=shards.episodes,
         bytes=None if steps is None else steps * row_bytes(tuple(fields)),
-        fields=tuple(StreamField(key=one.name, dtype=one.dtype, shape=one.shape, role=one.role) for one in fields),
+        fields=tuple(StreamField(key=one.name, dtype=one.dtype, shape=one.shape, role=role) for one, role in views),
         shard_steps=int(lengths.sum()), shard_episodes=len(lengths), lacking=tuple(storage.left_out),
     )  # fmt: skip
 

@@ -53,6 +53,24 @@ def test_a_stream_has_the_batches_of_the_dataset(datasets: Path, environment: di
     assert sorted(step for batch in found[0]["steps"] for step in batch) == list(range(sum(LENGTHS)))
 
 
+def test_references_to_frames_are_shown_as_videos(datasets: Path, environment: dict[str, str]) -> None:
+    def shown(*words: str) -> list[dict[str, Any]]:
+        line = [sys.executable, "-m", "rbtool", "inspect", "--json", *words]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+        return [field for field in json.loads(done.stdout)["fields"] if "video" in field["key"]]
+
+    stored, streamed = shown(str(datasets / "org" / "kept")), shown("hf://org/kept", "--streaming")
+    assert {(field["role"], field["min"], field["max"]) for field in stored} == {("video", None, None)}
+    assert [field["role"] for field in streamed] == ["video"] * len(stored)
+    done = subprocess.run(
+        [sys.executable, "-m", "rbtool", "inspect", "hf://org/kept", "--streaming"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert [line.split()[1:] for line in done.stdout.splitlines() if ".front" in line or "video" in line] == [
+        ["video"]
+    ] * len(stored)
+
+
 def videos_asked(hub: Hub) -> list[str]:
     return [one.path.split("?")[0].rpartition("/")[2] for one in hub.requests if ".mp4" in one.path]
 
