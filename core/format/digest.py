@@ -129,16 +129,16 @@ def digest_text(text: str) -> str:
     return digest_bytes(text.encode(errors="surrogatepass"))
 
 
-def digest_file(path: Path) -> str:
-    """Digest of all bytes of a file."""
+def digest_file(path: Path, start: int = 0, stop: int | None = None) -> str:
+    """Digest of the bytes `[start, stop)` of a file; by default of all."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-        return digest_descriptor(file.fileno())
+        return digest_descriptor(file.fileno(), start, stop)
 
 
-def digest_descriptor(descriptor: int) -> str:
-    """Digest of all bytes of an open file."""
-    hasher, buffer, start = Hasher(), memoryview(bytearray(_CHUNK)), 0
-    while got := os.preadv(descriptor, [buffer], start):
+def digest_descriptor(descriptor: int, start: int = 0, stop: int | None = None) -> str:
+    """Digest of the bytes `[start, stop)` of an open file; by default of all."""
+    hasher, buffer = Hasher(), memoryview(bytearray(_CHUNK))
+    while got := os.preadv(descriptor, [buffer[: None if stop is None else stop - start]], start):
         hasher.update(buffer[:got])
         start += got
     return hasher.digest

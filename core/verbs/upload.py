@@ -21,6 +21,8 @@ from ..format.hub_address import HubAddress, Transfer, add_transfer, transfers_o
 from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
+from ..format.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
+from ..opening import open_dataset
 from ..progress import Progress, Silent, readable_size
 from ..remote.hub import HubFile, hub_endpoint
 from ..remote.hub_session import ChangedMeanwhileError
@@ -88,7 +90,8 @@ def upload(
     """Put a dataset into the repository `hf://OWNER/NAME` of a Hugging Face hub; `download` gives the same files back.
 
     `dataset` is a path or `source:id` of a dataset in TED. It is checked first; every file is compared with its digest.
-    The files of the manifest, the manifest and a card (README.md) go up, and nothing else: large files first, then one
+    The files of the manifest, the manifest, a card (README.md) and, for streams, the digests of the shards go up, and
+    nothing else: large files first, then one
     commit that names all, so that nobody sees half a dataset. What the hub has is not sent again: an interrupted upload
     is resumed by the same call. Afterwards the files in the commit are compared with those here, and the commit is
     recorded in the dataset's folder. If the branch has the same files already, nothing is sent.
@@ -233,8 +236,20 @@ class _Upload:
         ]
         self.progress.done()
         local = [*found, LocalFile.of(MANIFEST, read_regular(self.files.place(MANIFEST)))]
+        local += self._shard_digests()
         require_paths(local)
         return local
+
+    def _shard_digests(self) -> Iterator[LocalFile]:
+        """Digest the parts of files that streams fetch; the manifest has the digests of the only shard."""
+        with open_dataset(self.path) as reader:
+            if reader.manifest.content_digest != self.files.manifest.content_digest:
+                raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
+            if len(EpisodeShards.of(reader).rows) > 1:
+                self.progress.start("hashing shards", self.files.manifest.bytes, "bytes")
+                digests = ShardDigests.of(reader, self.files.place, self.progress.advance)
+                self.progress.done()
+                yield LocalFile.of(SHARD_DIGESTS, digests.document())
 
     # What is there -------------------------------------------------------------------------------------
 
@@ -269,8 +284,9 @@ class _Upload:
         here = {file.path for file in local}
         foreign = sorted(there.tree.keys() - here - _KEPT)
         changed = [path for path in differences(local, there.tree) if path in there.tree]
-        if (foreign or changed) and not (self.force or there.is_new):
-            named = ", ".join((foreign + changed)[:_NAMED]) + (", …" if len(foreign + changed) > _NAMED else "")
+        others = [path for path in foreign + changed if path != SHARD_DIGESTS]  # shards of other versions may differ
+        if others and not (self.force or there.is_new):
+            named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
             what = "another dataset" if MANIFEST in there.tree else "files of something else"
             raise UsageError(
                 f"{self.target} has {what} ({named}); nothing was uploaded",

@@ -16,7 +16,7 @@ from openx_files import random_episodes, write_shards
 from terminal import type_line
 
 import rbtool
-from rbtool.core.datasets.streams import ted_shards
+from rbtool.core.format import shards
 from rbtool.core.opening import open_dataset
 from rbtool.core.testing.datasets import write_walks
 
@@ -92,7 +92,7 @@ def test_sample_draws_from_a_remote(dataset: str, options: str, shell: Shell, pl
 def test_the_steps_are_those_of_the_first_batch_of_training(
     slices: bool, repositories: Path, shell: Shell, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 64 << 20)  # other tests have smaller ones
+    monkeypatch.setattr(shards, "SHARD_BYTES", 64 << 20)  # other tests have smaller ones
     sampler = rbtool.StreamSliceSampler(slice_len=6) if slices else None
     stored = rbtool.load_dataset(repositories / "org" / "ted", 24, streaming=True, seed=5, sampler=sampler)
     rows = stored.sample()["index"].reshape(-1)

@@ -22,9 +22,9 @@ from forked_commands import folder_of_commands
 import rbtool
 from rbtool.converters.lerobot import runs
 from rbtool.converters.openx import pieces
-from rbtool.core.datasets.streams import ted_shards
+from rbtool.core.format import shards
 
-ted_shards.SHARD_BYTES, runs.SHARD_BYTES, pieces.PIECE_BYTES = 4000, 1, 4096
+shards.SHARD_BYTES, runs.SHARD_BYTES, pieces.PIECE_BYTES = 4000, 1, 4096
 SLICES = {"num_slices": 2, "strict_length": False}
 
 

@@ -21,6 +21,7 @@ from ...format.manifest import MANIFEST, VIDEOS, Manifest
 from ...format.open_files import ListedFiles
 from ...format.packed.reader import PackedReader
 from ...format.packed.schema import SCHEMA
+from ...format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
 from ...format.sources import RemoteFile
 from ...format.ted.reader import TedReader
 from ...format.videos import ids_of_episodes, index_name, video_name
@@ -30,7 +31,7 @@ from ...remote.transport import read_range
 from ...storages.stream import OpenShard
 from ..videos import frames_below
 from .cache import ShardFiles
-from .ted_shards import EpisodeShards, Range, disagreement, row_files, row_ranges, storage_of
+from .ted_shards import disagreement, open_shard, storage_of
 
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"
@@ -102,7 +103,8 @@ class HubShards(ShardFiles):
             later = self._files_of_rows(manifest)
             videos = {file.path: files[file.path] for file in manifest.files if file.path.startswith(VIDEOS)}
             later.update(videos)
-            fetch_files([files[file.path] for file in manifest.files if file.path not in later], base, self.hub)
+            wanted = [files[file.path] for file in manifest.files if file.path not in later]
+            fetch_files([*wanted, *(files[name] for name in files.keys() & {SHARD_DIGESTS})], base, self.hub)
             self._videos = videos
         finally:
             os.close(lock)
@@ -127,8 +129,16 @@ class HubShards(ShardFiles):
         self._others = [file.path for file in manifest.files if file.path not in {*rows, *self._videos}]
         self._reader = self._opened(lambda name: self._hole(self._sizes[name]))
         self._shards = EpisodeShards.of(self._reader)
+        self._digests_of_parts = self._read_shard_digests()
         self.identity = manifest.content_digest
         self.rows, self.episodes = self._shards.rows, len(self._shards.lengths)
+
+    def _read_shard_digests(self) -> ShardDigests | None:
+        try:
+            data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
+        except FileNotFoundError:  # uploaded by something else
+            return None
+        return ShardDigests.parse(data, self._reader, self._shards.bounds)
 
     def _hole(self, size: int) -> int:
         """Return the descriptor of a file of this size without bytes or a name."""
@@ -171,8 +181,8 @@ class HubShards(ShardFiles):
         """Fetch the ranges of a shard into files with holes; CorruptDataError for other bytes than were announced.
 
         A hub has checksums of whole files, and the manifest digests of them: they are compared where a shard has all of
-        a file, as it has of videos. Rows of a part have to agree with the episode table, which has their numbers, flags
-        and returns.
+        a file, as it has of videos. Parts are compared with the digests of shards that rbtool uploads. Without these,
+        rows of a part have to agree with the episode table, which has their numbers, flags and returns.
         """
         self._fetch_ranges(self._ranges(number), folder)
         try:
@@ -200,9 +210,14 @@ class HubShards(ShardFiles):
                 fs.close(descriptor, path)
 
     def _verify(self, number: int, folder: Path) -> None:
+        known = self._digests_of_parts
         for name, range_ in self._ranges(number).items():
             if range_ == (0, self._sizes[name]):
                 self._verify_file(name, folder)
+            elif known is not None and not known.fits(name, number, folder / name, range_):
+                raise CorruptDataError(f"shard {number} of {self.address} has other bytes of {name} than were uploaded")
+        if known is not None:
+            return
         first, stop = self._shards.bounds[number : number + 2].tolist()
         with self._opened(lambda name: open_regular(folder / name)) as reader:
             problem = disagreement(reader, first, stop)
@@ -244,7 +259,7 @@ class HubShards(ShardFiles):
         """Map a shard that is in a folder."""
         with self._opened(lambda name: open_regular(folder / name)) as reader:
             frames = frames_below(folder, reader.fields)
-            return self._shards.open(storage_of(reader), number, reader.fields, frames)
+            return open_shard(self._shards, storage_of(reader), number, reader.fields, frames)
 
     def close(self) -> None:
         """Close the connections and the files."""

@@ -14,8 +14,8 @@ from stream_shards import stream_buffer
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
-from rbtool.core.datasets.streams import ted_shards
 from rbtool.core.errors import SchemaError
+from rbtool.core.format import shards
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
@@ -150,7 +150,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 500)  # a few episodes
+    monkeypatch.setattr(shards, "SHARD_BYTES", 500)  # a few episodes
 
 
 @pytest.mark.usefixtures("small_shards")

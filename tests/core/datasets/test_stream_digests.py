@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hub import Fault, Hub
+from hub_uploads import WRITER, UploadHub
 from streaming import batches_of, in_process
+from upload_machine import files_of
 
+import rbtool
+from rbtool.core.errors import FormatError
+from rbtool.core.format.shards import SHARD_DIGESTS, ShardDigests
+from rbtool.core.opening import open_dataset
 from rbtool.core.testing.datasets import write_walks
 
+STREAM = {"dataset": "hf://me/walks"}
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
 
 
@@ -67,3 +79,74 @@ def test_a_shard_with_all_of_a_file_is_compared_with_its_digest(
     assert f"{leaf}.memmap" in failed["message"]
     hub.faults.clear()
     assert in_process(environment, {"dataset": "hf://org/small"})[0] == batches_of(str(hub.root / "org" / "small"))
+
+
+# Digests of shards ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ted", "packed"])
+def uploaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UploadHub]:
+    """A hub with `me/walks`, as the command uploads it: a shard has a part of each file."""
+    write_walks(tmp_path / "walks", EPISODES)
+    made = rbtool.convert(tmp_path / "walks", tmp_path / "made", layout=request.param).path
+    with UploadHub(tmp_path / "uploads", lfs_threshold=1000) as served:
+        upload_of(served, made, tmp_path)
+        yield served
+
+
+def upload_of(served: UploadHub, path: Path, tmp_path: Path) -> dict[str, Any]:
+    code = (
+        "import json, sys, rbtool; from rbtool.core.format import shards; shards.SHARD_BYTES = 4000; "
+        "made = rbtool.upload(sys.argv[1], 'hf://me/walks'); print(json.dumps(made.already_there))"
+    )
+    environment = served.environment(tmp_path / "home") | {"HF_TOKEN": WRITER}
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], env=environment, capture_output=True, text=True, check=True
+    )
+    return {"already_there": json.loads(done.stdout)}
+
+
+def files_of_rows(path: Path) -> list[str]:
+    names = [name.relative_to(path).as_posix() for name in path.rglob("*")]
+    return [name for name in names if name.endswith((".memmap", ".rows")) or "records" in name]
+
+
+def test_any_byte_of_a_part_is_compared(uploaded: UploadHub, tmp_path: Path) -> None:
+    environment = uploaded.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
+    names = files_of_rows(tmp_path / "made")
+    assert names
+    for name in names:
+        uploaded.faults[:] = [Fault(f"GET .*/resolve/[^/]+/{re.escape(name)}", "corrupt", times=99)]
+        found = in_process(environment | {"RBTOOL_HOME": str(tmp_path / name.replace("/", "-"))}, STREAM)[0]
+        assert found.get("error") == "CorruptDataError", name
+        assert name in found["message"]
+    uploaded.faults.clear()
+    assert in_process(environment, STREAM)[0] == batches_of(str(tmp_path / "made"))
+
+
+def test_the_digests_of_shards_are_on_the_hub_only(uploaded: UploadHub, tmp_path: Path) -> None:
+    assert upload_of(uploaded, tmp_path / "made", tmp_path) == {"already_there": True}
+    assert SHARD_DIGESTS in uploaded.histories["me/walks"].at("main").files
+    environment = uploaded.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
+    words = [sys.executable, "-m", "rbtool", "download", "hf://me/walks"]
+    subprocess.run(words, env=environment, capture_output=True, check=True)
+    there, here = (files_of(path) for path in (tmp_path / "root/hf/me/walks", tmp_path / "made"))
+    assert SHARD_DIGESTS not in there
+    assert there == here
+
+
+@pytest.mark.parametrize(
+    "change", [{"bounds": [0, 1]}, {"content_digest": "xxh3-128:" + "0" * 32}, {"format_version": 2}]
+)
+def test_digests_of_other_shards_are_not_compared(datasets: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    with open_dataset(datasets / "org" / "ted") as reader:
+        bounds = np.array([0, 2, len(reader.episodes)])
+        digests = ShardDigests(reader.manifest.content_digest, tuple(bounds.tolist()), {"a": ("", "")})
+        assert ShardDigests.parse(digests.document(), reader, bounds) == digests
+        assert not digests.fits("b", 0, tmp_path, (0, 0))
+        changed = json.loads(digests.document()) | change
+        if "bounds" in change:
+            changed["files"] = {"a": [""]}
+        assert ShardDigests.parse(json.dumps(changed).encode(), reader, bounds) is None
+        with pytest.raises(FormatError, match="one digest for each shard"):
+            ShardDigests.parse(json.dumps(changed | {"files": {"a": []}}).encode(), reader, bounds)

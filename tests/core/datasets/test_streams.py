@@ -17,7 +17,7 @@ from hub import Fault, Hub
 from streaming import batches_of, in_process
 
 import rbtool
-from rbtool.core.datasets.streams import ted_shards
+from rbtool.core.format import shards
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
@@ -247,10 +247,10 @@ def test_a_state_of_another_dataset_is_refused(datasets: Path, tmp_path: Path) -
 
 
 def test_shards_have_the_size_that_is_asked_for(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1)
     one_each = rbtool.load_dataset(datasets / "org" / "ted", streaming=True)
     assert len(one_each.storage.shards) == len(EPISODES)
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1 << 30)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 30)
     assert len(rbtool.load_dataset(datasets / "org" / "ted", streaming=True).storage.shards) == 1
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch_streams import rows
 
 import rbtool
-from rbtool.core.datasets.streams import ted_shards
+from rbtool.core.format import shards
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (11, "both")] * 4
@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.fixture
 def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., rbtool.StreamDataset]:
     """Opens a stream of eight shards or so."""
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1500)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1500)
     write_walks(tmp_path / "walks", EPISODES)
 
     def opened(seed: int = 0, **options: Any) -> rbtool.StreamDataset:
@@ -71,7 +71,7 @@ def test_ranks_have_every_step_once(stream: Any) -> None:
 
 
 def test_workers_without_a_shard_have_no_batch(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ted_shards, "SHARD_BYTES", 1 << 20)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
     assert sorted(steps(loader(stream(), 3))) == list(range(STEPS))
 
 

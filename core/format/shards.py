@@ -1,0 +1,198 @@
+"""Datasets as shards: ranges of whole episodes, and the bytes, with digests, of each file that hold their rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+from ..ted.schema import NEXT, row_bytes
+from .digest import digest_file
+from .documents import decode, dump_json, parse_json
+from .manifest import HIDDEN, SHARDS_DOCUMENT, VIDEOS, Manifest
+from .packed.reader import PackedReader
+from .packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
+from .ted.reader import TedReader
+from .ted.tree import leaf_path
+from .videos import reference_keys
+
+Numbers: TypeAlias = NDArray[np.int64]
+Range: TypeAlias = tuple[int, int]
+
+SHARD_BYTES = 64 << 20
+"""Bytes of rows and videos that a shard has, unless one episode, or one video of each camera, has more."""
+_LARGEST_BYTES = 8 * SHARD_BYTES
+
+
+@dataclass(frozen=True)
+class EpisodeShards:
+    """Where the shards of a dataset begin and end: `bounds`, int64 `[shards + 1]`, count episodes.
+
+    They depend on the fields, the lengths of the episodes and the sizes of kept videos, not on the layout or the place
+    of the dataset: a stream and a download have the same ones.
+    """
+
+    lengths: Numbers
+    bounds: Numbers
+
+    @classmethod
+    def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
+        """Cut a dataset into the shards of the stream that it was made from, else into `SHARD_BYTES`.
+
+        The latter have the episode that reaches beyond. Those of a source are taken unless they are much larger. Videos
+        count with what they take on average, and a shard with as much as the largest has of each camera: fewer shards
+        share a video.
+        """
+        lengths = reader.episodes.length.astype(np.int64)
+        videos = [file.size for file in reader.manifest.files if file.path.startswith(VIDEOS)]
+        taken = row_bytes(reader.fields) + sum(videos) // max(1, int(lengths.sum()))
+        cameras = sum(key[0] != NEXT for key in reference_keys(reader.fields))
+        most = max(SHARD_BYTES, cameras * max(videos, default=0))
+        ends = np.cumsum(lengths) * max(1, taken)
+        bounds, begin = [0], 0
+        while bounds[-1] < len(lengths):
+            stop = int(np.searchsorted(ends, begin + most, side="left")) + 1
+            bounds.append(min(max(stop, bounds[-1] + 1), len(lengths)))
+            begin = int(ends[bounds[-1] - 1])
+        found = cls(lengths, np.array(bounds, np.int64))
+        stated = _stated_bounds(reader)
+        own = found if stated is None else cls(lengths, stated)
+        return own if max(own.rows, default=0) * row_bytes(reader.fields) <= _LARGEST_BYTES else found
+
+    @functools.cached_property
+    def starts(self) -> Numbers:
+        """The first steps of the shards and, at the end, the number of steps: int64 `[shards + 1]`."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])[self.bounds]
+
+    @property
+    def rows(self) -> list[int]:
+        """How many steps each shard has."""
+        return list(map(int, np.diff(self.starts)))
+
+
+def _stated_bounds(reader: TedReader | PackedReader) -> Numbers | None:
+    """Return the bounds of the shards of the source, which are stated by numbers of episodes; None without."""
+    numbers = reader.episodes.episode
+    if not reader.manifest.request.source or (np.diff(numbers) <= 0).any():
+        return None
+    document = reader.documents().get(SHARDS_DOCUMENT)
+    if document is None:
+        return None
+    starts = np.array(decode(tuple[int, ...], parse_json(document, SHARDS_DOCUMENT), SHARDS_DOCUMENT), np.int64)
+    return np.concatenate([[0], np.searchsorted(numbers, starts[1:]), [len(numbers)]]).astype(np.int64)
+
+
+# Files ----------------------------------------------------------------------------------------------
+
+
+def row_files(manifest: Manifest, schema: Callable[[], bytes]) -> set[str]:
+    """Return the names of the files that hold rows; `schema` gives the bytes of `schema.json` in layout packed."""
+    if manifest.layout == "ted":
+        return {leaf_path(field.key) for field in manifest.fields if field.row_bytes}
+    if manifest.layout != "packed":
+        raise FormatError(f"a dataset in layout {manifest.layout} is in no shards, expected ted or packed")
+    found = PackedSchema.parse(schema(), manifest.fields, SCHEMA)
+    own = {one.file(explicit=explicit) for one in found.own_files for explicit in (False, True)}
+    return {file.path for file in manifest.files} & {RECORDS, EXPLICIT, *own}
+
+
+def row_ranges(reader: TedReader | PackedReader, first: int, stop: int) -> dict[str, Range]:
+    """Return the bytes of each file that hold the rows of the episodes `[first, stop)` of the table."""
+    table = reader.episodes
+    if first == stop:
+        return {}
+    steps = int(table.start[first]), int(table.start[stop - 1] + table.length[stop - 1])
+    if isinstance(reader, TedReader):
+        sized = (field for field in reader.fields if field.row_bytes)
+        return {leaf_path(field.key): _bytes(steps, field.row_bytes) for field in sized}
+    numbers, schema = reader.numbers, reader.schema
+    records = steps[0] + first, steps[1] + stop
+    starts = numbers.explicit_starts[first:stop]
+    apart = np.flatnonzero(starts >= 0)
+    explicit = None
+    if len(apart):
+        explicit = int(starts[apart[0]]), int(starts[apart[-1]] + table.length[first + apart[-1]])
+    found = {RECORDS: _bytes(records, schema.record_bytes)}
+    if explicit is not None:
+        found[EXPLICIT] = _bytes(explicit, schema.record_bytes)
+    for one in schema.own_files:
+        found[one.file()] = _own_bytes(reader, one, records if one.state else steps, explicit=False)
+        if one.state and explicit is not None:
+            found[one.file(explicit=True)] = _own_bytes(reader, one, explicit, explicit=True)
+    return found
+
+
+def _bytes(rows: Range, width: int) -> Range:
+    return rows[0] * width, rows[1] * width
+
+
+def _own_bytes(reader: PackedReader, one: PackedField, rows: Range, *, explicit: bool) -> Range:
+    """Return the bytes of these rows of a field in a file of its own, or of the compressed chunks that hold them."""
+    if one.codec is None:
+        return _bytes(rows, one.field.row_bytes)
+    offsets = reader.offsets(one, explicit)
+    return int(offsets[rows[0] // one.chunk_rows]), int(offsets[-(-rows[1] // one.chunk_rows)])
+
+
+# Digests --------------------------------------------------------------------------------------------
+
+SHARD_DIGESTS = f"{HIDDEN}/shard-digests.json"
+"""The file next to a dataset on a hub that has the digests of its shards."""
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDigests:
+    """The digests of the bytes that each shard has of each file of rows, "" for none.
+
+    `content_digest` is that of the dataset, and `bounds` are those of its shards. The manifest has digests of whole
+    files, with which a part of one cannot be compared.
+    """
+
+    content_digest: str
+    bounds: tuple[int, ...]
+    files: Mapping[str, tuple[str, ...]]
+    format_version: int = _VERSION
+
+    @classmethod
+    def of(
+        cls, reader: TedReader | PackedReader, place: Callable[[str], Path], advance: Callable[[int], None]
+    ) -> ShardDigests:
+        """Read all rows of a dataset, whose files `place` finds; `advance` gets the bytes that were read."""
+        bounds: list[int] = EpisodeShards.of(reader).bounds.tolist()
+        found: dict[str, list[str]] = {}
+        for number, (first, stop) in enumerate(pairwise(bounds)):
+            for name, range_ in row_ranges(reader, first, stop).items():
+                digests = found.setdefault(name, [""] * (len(bounds) - 1))
+                digests[number] = digest_file(place(name), *range_)
+                advance(range_[1] - range_[0])
+        files = {name: tuple(digests) for name, digests in found.items()}
+        return cls(reader.manifest.content_digest, tuple(bounds), files)
+
+    def document(self) -> bytes:
+        """Return the bytes of the file; `parse` reads them."""
+        return dump_json(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, reader: TedReader | PackedReader, bounds: Numbers) -> ShardDigests | None:
+        """Read the digests of the shards of a dataset; None for those of another one, or of other shards.
+
+        FormatError for bytes that are none.
+        """
+        found = decode(cls, parse_json(data, SHARD_DIGESTS), SHARD_DIGESTS)
+        if any(len(digests) != len(found.bounds) - 1 for digests in found.files.values()):
+            raise FormatError(f"{SHARD_DIGESTS} has not one digest for each shard")
+        same = found.format_version == _VERSION and found.content_digest == reader.manifest.content_digest
+        return found if same and list(found.bounds) == bounds.tolist() else None
+
+    def fits(self, name: str, number: int, path: Path, range_: Range) -> bool:
+        """Whether the bytes of a file at `path` are those that a shard has of the file `name`."""
+        digests = self.files.get(name)
+        return digests is not None and digest_file(path, *range_) == digests[number]
