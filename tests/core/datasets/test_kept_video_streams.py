@@ -130,7 +130,7 @@ def bytes_of_shards(root: Path) -> int:
 @pytest.mark.slow
 def test_the_cache_stays_within_its_size_at_any_time(environment: dict[str, str], tmp_path: Path) -> None:
     limit, most = 300_000, 0
-    asked = json.dumps([KEPT | {"window": 1, "cache_size": limit}])
+    asked = json.dumps([KEPT | {"window": 1, "batch_size": 4, "cache_size": limit}])
     command = [sys.executable, streaming.__file__, asked]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as running:
         while running.poll() is None:
