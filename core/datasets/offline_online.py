@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, overload
 
@@ -236,7 +237,9 @@ def prefill_replay_buffer(
         return rb
     missing = n_samples
     while missing:
-        index = dataset.sample(min(chunk_size, missing), return_info=True)[1]["index"]
+        with warnings.catch_warnings():  # that chunks are not batches is meant
+            warnings.filterwarnings("ignore", message="a batch of .* is drawn, the buffer's batch_size")
+            index = dataset.sample(min(chunk_size, missing), return_info=True)[1]["index"]
         rows = _picked(dataset, index)
         rb.extend(rows)
         missing -= len(rows)

@@ -91,6 +91,14 @@ class RobotDatasetMetadata:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RobotDatasetMetadata):
+            return NotImplemented
+        return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+
+    def __hash__(self) -> int:
+        return hash((self.dataset_id, self.action_dim))
+
     def make_action_spec(
         self, *, shape_prefix: tuple[int, ...] = (), device: torch.device | str | None = None
     ) -> TensorSpec:
@@ -158,3 +166,9 @@ def _statistics(name: str, given: Any, dim: int | None) -> torch.Tensor | None:
     if values.dim() > 1 or (values.dim() and dim is not None and len(values) != dim):
         raise UsageError(f"{name} is {list(values.shape)}, expected [{'action_dim' if dim is None else dim}]")
     return values
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,10 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
         assert prefill_replay_buffer(rb, dataset, count, chunk_size=4) is rb
         assert torch.equal(rb[:]["action"], dataset[:]["action"])
         assert len(rb) == 13
-    few = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), dataset, 5, chunk_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sized = load_dataset(walks, 8, seed=0)
+        few = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), sized, 5, chunk_size=2)
     assert len(few) == 5
     with pytest.raises(rbtool.UsageError):
         prefill_replay_buffer(few, dataset, 0)

@@ -47,6 +47,16 @@ def test_specs_have_the_bounds() -> None:
         RobotDatasetMetadata("x").make_action_spec()
 
 
+def test_equal_ones_are_equal() -> None:
+    values: dict[str, Any] = {"action_dim": 2, "action_low": [-1, 0], "action_high": [1, 5], "camera_keys": ("front",)}
+    one, other = RobotDatasetMetadata("bridge", **values), RobotDatasetMetadata("bridge", **values)
+    assert one == other == RobotDatasetMetadata.from_json(one.to_json())
+    assert len({one, other}) == 1
+    changes: list[dict[str, Any]] = [{"action_low": [-1, 1]}, {"action_low": None}, {"license": "mit"}]
+    assert all(one != RobotDatasetMetadata("bridge", **values | change) for change in changes)
+    assert one != "bridge"
+
+
 def test_documents_go_round(tmp_path: Path) -> None:
     metadata = full()
     text = metadata.to_json(tmp_path / "metadata.json")
