@@ -178,6 +178,13 @@ def final_names(message: str) -> str:
     return _STAGED.sub(final, _REPLACED.sub(r"\g<name>", message))
 
 
+_ELSEWHERE = {
+    "--frame-stack": "datasets store each frame once, and stacks are made as they are read: rbtool sample "
+    "--frame-stack N, or the transform rbtool.StoredFrameStack(N, KEY) of a buffer"
+}
+"""Options that other verbs have, and why."""
+
+
 def _usage(error: Any) -> Failure:
     message = _missing(error) or _extra(error) or error.format_message().rstrip(".")
     message = message[:1].lower() + message[1:]
@@ -185,6 +192,8 @@ def _usage(error: Any) -> Failure:
     hint = f"{context.command_path} --help" if context else ""
     if context and _extra(error) and any("--dest" in one.opts for one in context.command.params):
         hint = f"the destination is an option: --dest DEST; {hint}"
+    if (elsewhere := _ELSEWHERE.get(getattr(error, "option_name", ""))) is not None:
+        hint = f"{elsewhere}; {hint}"
     return Failure("UsageError", message, hint, 2)
 
 

@@ -160,6 +160,9 @@ def test_a_traceback_is_shown_only_when_asked_for(shell):
         ("check log.csv", "hint: its columns can be mapped: rbtool convert log.csv DEST --from table"),
         ("stats cartpol", "hint: did you mean cartpole?"),
         ("stats cartpole/scripted-v0", "hint: did you mean minari:cartpole/scripted-v0, which is stored?"),
+        ("convert cartpole there --frame-stack 4", "rbtool sample --frame-stack N, or the transform rbtool.StoredFra"),
+        ("download atari Pong/1 --frame-stack=4", "rbtool sample --frame-stack N, or the transform rbtool.StoredFra"),
+        ("convert cartpole there --frame-stak 4", "error: no such option: --frame-stak\nhint: rbtool convert --help\n"),
         ("cache rm cartpole/scripted-v0 -y", "hint: did you mean minari:cartpole/scripted-v0?"),
     ],
 )
