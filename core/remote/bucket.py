@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from ..errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format.manifest import is_inside
 from ..format.sources import StaleListing
+from .http import causes_of
 from .transport import (
     ERROR_BYTES,
     PAGES,
@@ -33,6 +35,7 @@ _CONNECT_SECONDS = 10.0
 _ANSWER_BYTES = 64 << 20
 _OBJECTS = 1_000_000
 _BUSY = frozenset({408, 429})
+_FIRST_ERROR = 400
 _NONSENSE = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What the client raises on answers in another form than it expects."""
 
@@ -120,8 +123,21 @@ class Bucket(Transport):
             return self._client
 
 
+class _AnswerError(Exception):
+    """An answer that states an error, and for how long the server asks to wait."""
+
+    def __init__(self, status: int, wait: float | None = None) -> None:
+        super().__init__(status)
+        self.status = status
+        self.wait = wait
+
+
 def _bounded_adapter() -> Any:
-    """Make what sends the client's requests: the client reads every answer whole, whatever its length."""
+    """Make what sends the client's requests: the client reads every answer whole, whatever its length.
+
+    Answers that state an error are raised as _AnswerError before the client looks at them, which needs a body in a form
+    that what is on the way to the server does not send.
+    """
     from requests.adapters import HTTPAdapter
     from urllib3 import ProxyManager
 
@@ -140,6 +156,9 @@ def _bounded_adapter() -> Any:
 
         def send(self, *arguments: Any, **named: Any) -> Any:
             response = super().send(*arguments, **named)
+            if response.status_code >= _FIRST_ERROR:
+                response.close()
+                raise _AnswerError(response.status_code, retry_after(response.headers.get("Retry-After")))
             response.raw = _BoundedBody(response.raw, whole=response.status_code in {200, 206})
             return response
 
@@ -247,8 +266,12 @@ def _understood(what: str) -> Iterator[None]:
         yield
     except RbtoolError:
         raise
-    except exceptions.GoogleAPICallError as error:
+    except _AnswerError as error:
         raise _answered(error, what) from error
+    except exceptions.GoogleAPICallError as error:  # a status below 400 that is none of success
+        raise _answered(_AnswerError(int(error.code or 0)), what) from error
+    except requests.exceptions.SSLError as error:
+        raise _insecure(error, what) from error
     except requests.exceptions.InvalidURL:  # also that of a proxy, which the reason would show
         said = f"{what} could not be fetched: the address of the server, or that of the proxy, cannot be used"
         raise NetworkError(said, hint="check STORAGE_EMULATOR_HOST, HTTPS_PROXY and HTTP_PROXY") from None
@@ -259,25 +282,31 @@ def _understood(what: str) -> Iterator[None]:
         raise Transient(NetworkError(said)) from error
     except (OSError, urllib3.exceptions.HTTPError, google.auth.exceptions.TransportError) as error:
         raise Transient(NetworkError(f"{what} could not be fetched: the connection broke off")) from error
-    except google.auth.exceptions.InvalidOperation as error:  # the client looks for an account after a 401
-        raise _refused(what, 401) from error
     except _NONSENSE as error:  # what comes from a server that is ill, or from one on the way to it
         said = f"the server's answer about {what} makes no sense: {type(error).__name__}"
         raise Transient(FormatError(said)) from error
 
 
-def _answered(error: Any, what: str) -> Exception:
+def _insecure(error: BaseException, what: str) -> Exception:
+    """Describe why no TLS connection was made: a certificate that is not trusted will not be the next time."""
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
+        return NetworkError(
+            f"{what} could not be fetched: the server's certificate is not trusted",
+            hint="REQUESTS_CA_BUNDLE names the certificates to trust, if they are your own",
+        )
+    return Transient(NetworkError(f"{what} could not be fetched: the connection broke off"))
+
+
+def _answered(error: _AnswerError, what: str) -> Exception:
     """Describe what an answer without the object means."""
-    status = int(error.code or 0)
+    status = error.status
     if status in (401, 403):
         return _refused(what, status)
     if status == 404:
         kind = DatasetNotFoundError if what.startswith("the list") else StaleListing
         return kind(f"{what} is not there: the server answered 404")
     if status in _BUSY or status >= 500:
-        headers = getattr(error.response, "headers", {})
-        wait = retry_after(headers.get("Retry-After"))
-        return Transient(NetworkError(f"{what} is not available now: the server answered {status}"), wait)
+        return Transient(NetworkError(f"{what} is not available now: the server answered {status}"), error.wait)
     return NetworkError(f"{what} is not available: the server answered {status}")
 
 

@@ -217,7 +217,7 @@ def _failed_request(error: httpx2.RequestError, what: str, done: str) -> Excepti
         )
     if isinstance(error, httpx2.ProxyError) and re.match(r"40[37]\b", str(error)):
         return _refused_by_proxy(failed)
-    causes = list(_causes(error))
+    causes = list(causes_of(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return NetworkError(
             f"{failed}: its certificate is not trusted",
@@ -330,7 +330,8 @@ def phrase_of(status: int) -> str:
         return ""
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it came from, the last one first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

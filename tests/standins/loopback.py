@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 import struct
 import threading
 from abc import ABC, abstractmethod
@@ -66,6 +67,11 @@ class Loopback:
         served = type("Served", (self.handler,), {"server_state": self})
         self._server = _Server(("127.0.0.1", 0), served)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def serve_with(self, context: ssl.SSLContext) -> None:
+        """Encrypt what is sent from now on; each connection agrees on how in the thread that serves it."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = self.url.replace("http:", "https:")
 
     def remember(self, asked: Asked) -> None:
         """Add to the list of requests."""
