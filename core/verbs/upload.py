@@ -91,10 +91,10 @@ def upload(
 
     `dataset` is a path or `source:id` of a dataset in TED. It is checked first; every file is compared with its digest.
     The files of the manifest, the manifest, a card (README.md) and, for streams, the digests of the shards go up, and
-    nothing else: large files first, then one
-    commit that names all, so that nobody sees half a dataset. What the hub has is not sent again: an interrupted upload
-    is resumed by the same call. Afterwards the files in the commit are compared with those here, and the commit is
-    recorded in the dataset's folder. If the branch has the same files already, nothing is sent.
+    nothing else: large files first, then one commit that names all, so that nobody sees half a dataset. What the hub
+    has is not sent again: an interrupted upload is resumed by the same call. Afterwards the files in the commit are
+    compared with those here, and the commit is recorded in the dataset's folder. If the branch has the same files
+    already, nothing is sent.
 
     A repository that is not there is made, and `private` makes it so. `license` is an identifier of the hub, such as
     `cc-by-4.0`; by default the one that the card there has stays. `message` is that of the commit. `revision` is a

@@ -138,7 +138,11 @@ class HubShards(ShardFiles):
             data = read_regular(self.folder / _BASE / SHARD_DIGESTS)
         except FileNotFoundError:  # uploaded by something else
             return None
-        return ShardDigests.parse(data, self._reader, self._shards.bounds)
+        found = ShardDigests.parse(data, self._reader, self._shards.bounds)
+        if found is None and len(self) > 1:
+            said = "%s has digests of other shards: parts of its files are not compared with them; upload it again"
+            _LOG.warning(said, self.address)
+        return found
 
     def _hole(self, size: int) -> int:
         """Return the descriptor of a file of this size without bytes or a name."""

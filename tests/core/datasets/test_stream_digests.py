@@ -150,3 +150,27 @@ def test_digests_of_other_shards_are_not_compared(datasets: Path, tmp_path: Path
         assert ShardDigests.parse(json.dumps(changed).encode(), reader, bounds) is None
         with pytest.raises(FormatError, match="one digest for each shard"):
             ShardDigests.parse(json.dumps(changed | {"files": {"a": []}}).encode(), reader, bounds)
+
+
+@pytest.mark.parametrize("uploaded", ["ted"], indirect=True)
+@pytest.mark.parametrize(("size", "noted"), [(4000, False), (2500, True), (1 << 20, False)])
+def test_digests_that_cannot_be_compared_are_noted(uploaded: UploadHub, tmp_path: Path, size: int, noted: bool) -> None:
+    code = (
+        "import logging, rbtool; from rbtool.core.format import shards; logging.basicConfig(); "
+        f"shards.SHARD_BYTES = {size}; rbtool.load_dataset('hf://me/walks', 16, streaming=True)"
+    )
+    environment = uploaded.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ("has digests of other shards" in done.stderr) == noted
+
+
+@pytest.mark.parametrize("uploaded", ["ted"], indirect=True)
+def test_an_upload_adds_the_digests_that_an_older_one_lacks(uploaded: UploadHub, tmp_path: Path) -> None:
+    document = uploaded.tree("me/walks")[SHARD_DIGESTS]
+    environment = uploaded.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root")}
+    uploaded.push("me/walks", {SHARD_DIGESTS: None})
+    assert in_process(environment, STREAM)[0] == batches_of(str(tmp_path / "made"))
+    for left in (None, b"of another version"):
+        uploaded.push("me/walks", {SHARD_DIGESTS: left})
+        assert upload_of(uploaded, tmp_path / "made", tmp_path) == {"already_there": False}
+        assert uploaded.tree("me/walks")[SHARD_DIGESTS] == document
