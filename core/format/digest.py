@@ -6,6 +6,7 @@ folder is an error, not a hang. xxh3-128 is fast enough to digest everything tha
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 from collections.abc import Iterable
@@ -53,8 +54,8 @@ def open_folder(path: str | os.PathLike[str], *, follow_links: bool = True) -> i
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Read all bytes of a file that is opened as `open_regular` does."""
-    with os.fdopen(open_regular(path), "rb") as file, reading_from(path):
-        return file.read()
+    with reading_from(path), io.FileIO(os.fspath(path), opener=lambda path, _: open_regular(path)) as file:
+        return file.readall()
 
 
 def require_regular(path: str | os.PathLike[str]) -> None:

@@ -51,6 +51,10 @@ def test_regular_files_are_read(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "file") == read_regular(tmp_path / "link") == b"data"
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "none")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(IsADirectoryError) as raised:
+        read_regular(tmp_path)
+    assert (raised.value.filename, len(list(Path("/proc/self/fd").iterdir()))) == (str(tmp_path), before)
 
 
 def test_locks_and_writes_do_not_wait(tmp_path: Path) -> None:
