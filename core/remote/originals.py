@@ -298,7 +298,8 @@ class Originals:
         try:
             self.remove()
         except OSError as error:
-            note(f"what was fetched stays at {self.folder}: {error.strerror or error}")
+            why = (error.strerror or str(error)).lower()
+            note(f"what was fetched, and is not needed any more, could not be removed ({why}): rbtool cache prune does")
 
 
 def _unverified_problems(path: Path, file: FetchedFile) -> Iterator[str]:

@@ -209,6 +209,25 @@ def test_what_cannot_be_removed_or_exchanged_does_not_hide_what_happened(
     assert not list(machine.work.glob(".*"))
 
 
+@pytest.mark.parametrize(("job", "aside"), [("download", "/.cartpole%2F"), ("download-ted", "/.org%2F")])
+def test_what_was_fetched_and_cannot_be_removed_is_a_note(
+    machine: Machine, expected: Any, job: str, aside: str
+) -> None:
+    """The dataset is in place then; `cache prune` removes what is left."""
+    line, _, place = JOBS[job]
+    wanted = expected(job)
+    done = machine.run(line, FailingCall("unlink", "EBUSY", aside))
+    assert (done.returncode, done.stderr.count("error: ")) == (0, 0), done.stderr
+    assert machine.result(place) == wanted
+    assert "could not be removed (device or resource busy): rbtool cache prune does\n" in done.stderr
+    assert list(machine.work.rglob("*%2F*"))
+    again = machine.run(line)
+    assert (again.returncode, "already there" in again.stderr) == (0, True), again.stderr
+    assert machine.run("cache prune --yes").returncode == 0
+    assert not list(machine.work.rglob("*%2F*"))
+    assert machine.result(place) == wanted
+
+
 UPLOADS = [("read", "EIO"), ("read", "ESTALE"), ("open", "ESTALE"), ("write", "EDQUOT"), ("close", "EIO")]
 
 
