@@ -86,10 +86,10 @@ class StreamDataset(IterableDataset[Any]):
 
     @property
     def _part(self) -> Part:
-        """The part of all shards that is of this process."""
+        """The part of all shards that is of this process: of those of its rank, which do not depend on workers."""
         worker, rank = get_worker_info(), self._rank
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return Part(rank.rank * workers + number, rank.ranks * workers)
+        return Part(rank.rank + rank.ranks * number, rank.ranks * workers)
 
     def _pass(self) -> Iterator[Any]:
         batches = iter(self.buffer if self._sampler.part.number < len(self._shards) else ())

@@ -70,6 +70,11 @@ def test_ranks_have_every_step_once(stream: Any) -> None:
     assert sorted(row for one in workers for row in steps(one)) == list(range(STEPS))
 
 
+def test_ranks_with_other_numbers_of_workers_have_every_step_once(stream: Any) -> None:
+    workers = [loader(stream(rank=rank, world_size=3), count) for rank, count in enumerate((2, 0, 3))]
+    assert sorted(row for one in workers for row in steps(one)) == list(range(STEPS))
+
+
 def test_workers_without_a_shard_have_no_batch(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
     assert sorted(steps(loader(stream(), 3))) == list(range(STEPS))
