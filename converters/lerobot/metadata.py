@@ -26,10 +26,14 @@ _TEXT_COLUMNS = ("task", "__index_level_0__")
 
 @dataclass(frozen=True, slots=True)
 class VideoPlace:
-    """Where the video of an episode is: `path`, relative to the dataset, from the time `start` on, in seconds."""
+    """Where the video of an episode is: `path`, relative to the dataset, from the time `start` on, in seconds.
+
+    `stop` is the time that the metadata state for its end, which is not relied on.
+    """
 
     path: str
     start: float = 0.0
+    stop: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,9 @@ def _shared_video(info: DatasetInfo, place: str, row: Mapping[str, Any], name: s
     start = row.get(f"videos/{name}/from_timestamp")
     if isinstance(start, bool) or not isinstance(start, int | float) or not 0 <= start < 1e9:
         raise FormatError(f"{place}: videos/{name}/from_timestamp is {start!r}, expected a time in seconds")
-    return VideoPlace(info.video_file(video_key=name, **numbers), float(start))
+    stated = row.get(f"videos/{name}/to_timestamp")
+    stop = float(stated) if isinstance(stated, int | float) and not isinstance(stated, bool) else None
+    return VideoPlace(info.video_file(video_key=name, **numbers), float(start), stop)
 
 
 def _number(place: str, row: Mapping[str, Any], name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -76,6 +77,7 @@ class DatasetSurvey:
         self._tasks = read_tasks(info)
         self._stored: dict[str, str] | None = None
         self._first = ""
+        self._others: Counter[str] = Counter()  # columns that the first file has not, and how many files have them
         self._runs: dict[int, list[_FrameRun]] = {}
         self._unreadable: dict[str, RbtoolError] = {}
         self._inside = 0
@@ -99,7 +101,7 @@ class DatasetSurvey:
                 found.episodes[number] = self._episode(number, columns)
             except FormatError as error:
                 found.damaged[number] = error
-        self._add_text(found)
+        self._add_dropped(found)
         self._require_videos(found)
         if not found.episodes:
             raise next(iter(found.damaged.values()))
@@ -140,6 +142,7 @@ class DatasetSurvey:
             if self._stored is None:
                 columns_of(info, stored, self._images)
                 self._stored, self._first = stored, path
+            self._others.update(stored.keys() - self._stored.keys() - known)
             small = [name for name in (TIMESTAMP, TASK_INDEX, *NEXT_FLAGS) if name in stored and name in known]
             texts = [name for name in known if stored.get(name) == "string"]
             names = [EPISODE_INDEX, FRAME_INDEX, *small, *texts]
@@ -245,8 +248,11 @@ class DatasetSurvey:
         found = {LANGUAGE: tasks[0]} if len(tasks) == 1 else {f"{LANGUAGE}s": dump_json(tasks)} if tasks else {}
         return found | {name: values[0] for name, values in run.text.items() if len(values) == 1}
 
-    def _add_text(self, found: FoundDataset) -> None:
-        """Note columns of text that vary within an episode: text belongs to whole episodes."""
+    def _add_dropped(self, found: FoundDataset) -> None:
+        """Note columns of a few files, and columns of text that vary within an episode: text belongs to whole ones."""
+        for name, count in self._others.items():
+            files = f"{count:,} of {len(found.files):,} files {'has' if count == 1 else 'have'} it"
+            found.columns.dropped.append(Dropped(name, f"{INFO} does not name it, and {files}"))
         for name in found.columns.text:
             varies = sum(len(run.text.get(name, ())) > 1 for runs in self._runs.values() for run in runs)
             if varies:
@@ -264,6 +270,9 @@ class DatasetSurvey:
             except FormatError as error:
                 found.damaged[number] = error
                 del found.episodes[number]
+        for number, problem in survey.shared().items():
+            found.damaged[number] = problem
+            del found.episodes[number]
         found.videos = survey.found()
         found.notes += survey.notes()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +38,24 @@ class VideoSurvey:
         self._columns = list(columns)
         self._looked: dict[str, FoundVideo | FormatError] = {}
         self._longer: Counter[str] = Counter()
+        self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(
+            list
+        )  # frames, and of which episode
+        self._short = 0
 
     def require(self, episode: FrameEpisode) -> None:
         """Raise FormatError where a video is missing, is damaged, or has not the frames of the rows of an episode."""
-        longer = []
+        longer, spans, fps, short = [], [], self._info.fps, False
         for column in self._columns:
-            path = self._info.root / episode.videos[column.name].path
-            found = self._look_at(episode.videos[column.name].path, column)
+            place = episode.videos[column.name]
+            path = self._info.root / place.path
+            found = self._look_at(place.path, column)
             if isinstance(found, FormatError):
                 raise found
-            needed = round(episode.videos[column.name].start * self._info.fps) + episode.frame + len(episode)
+            first = round(place.start * fps) + episode.frame
+            needed = first + len(episode)
+            spans.append(((column.name, place.path), (first, needed, episode.number)))
+            short |= place.stop is not None and (place.stop - place.start) * fps < len(episode) - 0.5
             if found.frames and found.frames < needed:
                 raise FormatError(
                     f"{path} has {found.frames:,} frames, and the rows of episode {episode.number} need {needed:,}",
@@ -57,6 +65,26 @@ class VideoSurvey:
                 frames_of(episode, column.name, found.index, self._info)
             longer += [column.name] if not self._info.shares_files and found.frames > needed else []
         self._longer.update(longer)
+        self._short += short
+        for file, span in spans:
+            self._spans[file].append(span)
+
+    def shared(self) -> dict[int, FormatError]:
+        """Return the episodes that have a frame in common with another one: of one of them it is another's."""
+        found: dict[int, FormatError] = {}
+        for (_, path), spans in self._spans.items():
+            _, furthest, one = min(spans)
+            for first, stop, other in sorted(spans)[1:]:
+                if first < furthest:
+                    error = FormatError(
+                        f"{self._info.root / path}: frame {first:,} would be of a row of episode {one} and of one of "
+                        f"episode {other}, by the times in the metadata",
+                        hint=WITHOUT_IMAGES,
+                    )
+                    found.setdefault(one, error)
+                    found.setdefault(other, error)
+                furthest, one = max((furthest, one), (stop, other))
+        return found
 
     def _look_at(self, path: str, column: FeatureColumn) -> FoundVideo | FormatError:
         if path not in self._looked:
@@ -82,6 +110,11 @@ class VideoSurvey:
         """State what is kept, and count the videos that have frames beyond the rows."""
         if kept := [column.name for column in self._columns if column.is_kept]:
             yield f"videos are kept, and frames decoded when batches are read ({', '.join(kept)})"
+        if self._short:
+            yield (
+                f"to_timestamp of {self._short:,} episode{'s' * (self._short > 1)} leaves fewer frames than there are "
+                "rows: the frames of the rows are found from from_timestamp on"
+            )
         for name, count in self._longer.items():
             yield (
                 f"{count:,} video{'s' if count > 1 else ''} of {name} have more frames than there are rows: the frames "

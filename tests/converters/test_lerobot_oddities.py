@@ -142,6 +142,12 @@ def test_a_column_that_one_file_lacks_is_named(older: Path) -> None:
     assert_two_are_left(older, "no column 'next.reward'")
 
 
+def test_a_column_that_one_file_alone_has_is_named(older: Path) -> None:
+    change_rows(older / ROWS, lambda table: table.append_column("force", pa.array([1.0, 2.0, 3.0])))
+    result = rbtool.convert(older, older.parent / "all")
+    assert [(one["key"], "1 of 3 files has it" in one["why"]) for one in result.dropped_keys] == [("force", True)]
+
+
 def test_missing_values_are_named(older: Path) -> None:
     change_rows(older / ROWS, replaced("next.reward", pa.array([1.0, None, 2.0], pa.float32())))
     with pytest.raises(FormatError, match="missing values"), LerobotReader(older) as reader:
@@ -206,6 +212,39 @@ def test_frames_after_the_rows_are_left_out_and_counted(older: Path) -> None:
     write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)])
     notes = rbtool.convert(older, older.parent / "all").notes
     assert any("1 video of observation.images.top have more frames" in note for note in notes)
+
+
+def shared_file(
+    folder: Path, column: str, change: Callable[[list[float]], list[float]], lengths: tuple[int, ...] = (4, 3, 5)
+) -> Path:
+    """A dataset of v3 with one video, in whose metadata the times `column` of the episodes are changed."""
+    made = write_dataset(folder, random_takes(lengths), version="v3.0", a_file=len(lengths))
+    path, name = made / "meta/episodes/chunk-000/file-000.parquet", f"videos/{CAMERA}/{column}"
+    times = change(pq.read_table(path)[name].to_pylist())
+    change_rows(path, replaced(name, pa.array(times)))
+    return made
+
+
+@pytest.mark.parametrize("images", ["keep", "decode"])
+def test_episodes_that_share_a_frame_are_left_out(images: str, tmp_path: Path) -> None:
+    folder = shared_file(tmp_path / "d", "from_timestamp", lambda times: [times[0], times[1] - 0.1, times[2]])
+    assert "frame 3 would be of a row of episode 0 and of one of episode 1" in raised(folder, images=images).message
+    result = rbtool.convert(folder, tmp_path / "sound", images=images, skip_bad=True, final_step="repeat")
+    assert (result.episodes, result.steps) == (1, 5)
+
+
+def test_what_comes_after_an_episode_inside_another_one_is_compared_with_both(tmp_path: Path) -> None:
+    starts = [0.4, 0.1, 0.0, 0.8]  # frames 4:8, 1:4, 0:5, 8:12
+    folder = shared_file(tmp_path / "d", "from_timestamp", lambda _: starts, lengths=(4, 3, 5, 4))
+    assert "frame 4 would be of a row of episode 2 and of one of episode 0" in raised(folder, episodes="0").message
+    assert rbtool.convert(folder, tmp_path / "sound", skip_bad=True, final_step="repeat").steps == 4
+
+
+def test_times_that_end_before_the_rows_are_noted(tmp_path: Path) -> None:
+    folder = shared_file(tmp_path / "d", "to_timestamp", lambda times: [times[0] - 0.1, *times[1:]])
+    result = rbtool.convert(folder, tmp_path / "all", final_step="repeat")
+    assert result.steps == 12
+    assert any(note.startswith("to_timestamp of 1 episode leaves fewer frames") for note in result.notes)
 
 
 def test_a_damaged_image_in_a_column_is_named_with_its_row(tmp_path: Path) -> None:
