@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -200,8 +201,9 @@ class OpenFiles(Closing):
             os.close(self._folder)
             self._folder = -1
 
-    def __del__(self) -> None:
-        if "_folder" in self.__dict__:  # else it was never opened
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # It may never have been opened; and at the end of the process, which closes all files, modules are gone.
+        if "_folder" in self.__dict__ and not is_finalizing():
             self.close()
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -71,6 +71,12 @@ def test_the_rows_are_those_of_the_dataset(datasets: Path) -> None:
         assert (batch.exclude("index") == whole.storage.get(batch["index"])).all()
 
 
+def test_a_script_that_ends_with_an_open_stream_is_silent(environment: dict[str, str]) -> None:
+    code = "import rbtool; kept = list(stream := rbtool.load_dataset('hf://org/ted', 8, streaming=True, seed=0))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "Exception ignored" not in done.stderr
+
+
 def test_a_second_stream_fetches_nothing_again(hub: Hub, environment: dict[str, str]) -> None:
     in_process(environment, {"dataset": "hf://org/ted"})
     before = len(hub.requests)
