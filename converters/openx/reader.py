@@ -199,6 +199,10 @@ class OpenXReader(PartsReader):
             yield f"{skipped:,} file{'s' if skipped > 1 else ''} in the archives that are no episodes"
         if survey.unstarted:
             yield f"is_first is not set in the first step of {survey.unstarted:,} of {len(episodes):,} episodes"
+        open_ended = sum(one.length > 0 and not one.is_last for one in episodes.values())
+        if open_ended:
+            does, be = ("does", "is") if open_ended == 1 else ("do", "are")
+            yield f"{open_ended:,} episode{'s' if open_ended > 1 else ''} {does} not end with is_last, and {be} incomplete"
         doubles = [one.name for one in survey.columns.values() if one.form.python and one.dtype == "float64"]
         if doubles:
             yield f"float64, since float32 does not hold all values: {', '.join(doubles)}"

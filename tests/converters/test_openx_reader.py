@@ -204,6 +204,13 @@ def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: P
     assert any("episode 1 is left out" in note for note in result.notes)
 
 
+def test_episodes_without_an_end_are_noted(tmp_path: Path) -> None:
+    open_ended = with_value(random_episode(4, seed=9), "is_last", False)
+    folder = write_shards(tmp_path / "toy", [[*random_episodes((3, 4)), open_ended]])
+    notes = rbtool.convert(folder, tmp_path / "out", **TRUST).notes
+    assert "1 episode does not end with is_last, and is incomplete" in notes
+
+
 def test_a_damaged_image_inside_an_episode_is_named(tmp_path: Path) -> None:
     episodes = random_episodes((3, 4))
     image = episodes[1]["steps"][2]["observation"]["image"]
