@@ -38,9 +38,8 @@ class VideoSurvey:
         self._columns = list(columns)
         self._looked: dict[str, FoundVideo | FormatError] = {}
         self._longer: Counter[str] = Counter()
-        self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(
-            list
-        )  # frames, and of which episode
+        # The frames of each video that rows need, and the episode of the rows.
+        self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
         self._short = 0
 
     def require(self, episode: FrameEpisode) -> None:
