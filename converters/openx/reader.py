@@ -20,6 +20,7 @@ from ...core.format.reader import refuse_damaged
 from ...core.format.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.unreadable import no_match
+from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .lookers import EpisodeLookers
@@ -202,7 +203,7 @@ class OpenXReader(PartsReader):
         open_ended = sum(one.length > 0 and not one.is_last for one in episodes.values())
         if open_ended:
             does, be = ("does", "is") if open_ended == 1 else ("do", "are")
-            yield f"{open_ended:,} episode{'s' if open_ended > 1 else ''} {does} not end with is_last, and {be} incomplete"
+            yield f"{counted(open_ended, 'episode')} {does} not end with is_last, and {be} incomplete"
         doubles = [one.name for one in survey.columns.values() if one.form.python and one.dtype == "float64"]
         if doubles:
             yield f"float64, since float32 does not hold all values: {', '.join(doubles)}"
