@@ -205,7 +205,7 @@ def test_an_episode_that_differs_is_named_and_left_out_with_skip_bad(tmp_path: P
 
 
 def test_episodes_without_an_end_are_noted(tmp_path: Path) -> None:
-    open_ended = with_value(random_episode(4, seed=9), "is_last", False)
+    open_ended = with_value(with_value(random_episode(4, seed=9), "is_last", False), "is_terminal", False)
     folder = write_shards(tmp_path / "toy", [[*random_episodes((3, 4)), open_ended]])
     notes = rbtool.convert(folder, tmp_path / "out", **TRUST).notes
     assert "1 episode does not end with is_last, and is incomplete" in notes
