@@ -101,15 +101,18 @@ class RolloutFromModel:
 
         The text is padded on the right. Of each of its T tokens there are the log-probability, `[B, T, 1]`, and how
         much higher it is than that of the reference, `[B, T]`; 0 behind the end. `generation_config` is one of
-        transformers; by default tokens are sampled from the model's distribution.
+        transformers; by default tokens are sampled from the model's distribution, whatever temperature, `top_p` or
+        other settings the model came with.
         """
         prompts = left_padded(batch, self.pad_token_id)
         self._require_room(prompts)
-        config = generation_config or self._generation_config()
         with _evaluated(self.model, self.ref_model):
-            made = self.model.generate(
-                input_ids=prompts.ids, attention_mask=prompts.real.long(), generation_config=config
-            )
+            inputs = {"input_ids": prompts.ids, "attention_mask": prompts.real.long()}
+            if generation_config is None:
+                with _without_settings(self.model):
+                    made = self.model.generate(**inputs, generation_config=self._generation_config())
+            else:
+                made = self.model.generate(**inputs, generation_config=generation_config)
             made = getattr(made, "sequences", made)[:, prompts.width :]
             if len(made) != len(prompts.ids):
                 raise UsageError(f"{len(made)} texts were generated for {len(prompts.ids)} prompts, expected one each")
@@ -228,6 +231,20 @@ def _numbers(ends: Any) -> tuple[int, ...]:
     if ends is None:
         return ()
     return tuple(int(end) for end in ends) if isinstance(ends, list | tuple) else (int(ends),)
+
+
+@contextlib.contextmanager
+def _without_settings(model: Any) -> Iterator[None]:
+    """Generate without the settings that a model came with, which fill in what a generation's own leave open."""
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        yield
+        return
+    model.generation_config = type(settings)()
+    try:
+        yield
+    finally:
+        model.generation_config = settings
 
 
 @contextlib.contextmanager

@@ -177,6 +177,26 @@ def test_generation_that_stops_early_is_padded() -> None:
     assert made.rollout_from_data(batch_of())["mask"].sum(1).tolist() == [2, 1, 2]
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1e-4}, {"top_p": 1e-6}, {"min_p": 0.99}, {"suppress_tokens": [*range(1, 200)]}, {"num_beams": 2},
+    {"repetition_penalty": 1e3}, {"num_return_sequences": 2}, {"min_new_tokens": 3}, {"max_length": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
+def test_samples_are_of_the_distribution_whatever_settings_a_model_came_with(settings: dict[str, Any]) -> None:
+    found = []
+    for given in ({}, settings):
+        model = tiny_model()
+        for name, value in given.items():
+            setattr(model.generation_config, name, value)
+        torch.manual_seed(5)
+        found.append(RolloutFromModel(model, tiny_model(1), Scores(), max_new_tokens=STEPS).generate(batch_of()))
+        assert all(getattr(model.generation_config, name) == value for name, value in given.items())
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_samples_follow_the_seed_and_models_return_to_their_mode() -> None:
     model = tiny_model().train()
     made = RolloutFromModel(model, model, Scores(), max_new_tokens=STEPS)
