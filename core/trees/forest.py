@@ -30,8 +30,9 @@ class MCTSForest:
     `data_map` (from observation and action to the step) and `node_map` (from an observation to the rows of the steps
     that start there) are made from the first rollout. A `data_map` of your own is used as it is; of an empty
     `TensorDictMap` given as `node_map` the query module is used. `max_size` bounds the number of steps; without it
-    the forest grows. `excluded_keys` of rollouts are not stored, `consolidated` puts the entries of steps into one
-    buffer. Keys that are not given are "observation", "action", "reward" and "done", "terminated", "truncated".
+    the forest grows. `excluded_keys` of rollouts are not stored, also under `next`; `consolidated` puts the entries of
+    steps into one buffer. Keys that are not given are "observation", "action", "reward" and "done", "terminated",
+    "truncated".
 
     A pair of observation and action leads to one next observation: a step that contradicts this raises SchemaError (a
     RuntimeError), and nothing of its rollout is added. With `stochastic` every outcome is a step of its own.
@@ -131,7 +132,8 @@ class MCTSForest:
         """
         if not is_tensor_collection(rollout) or not rollout.batch_dims:
             raise UsageError("a rollout is a tensordict whose last dimension counts steps", hint="add takes one step")
-        steps = rollout.reshape(math.prod(rollout.batch_size)).exclude("_index", "_hash", *self.excluded_keys)
+        excluded = [*self.excluded_keys, *_below_next(self.excluded_keys)]
+        steps = rollout.reshape(math.prod(rollout.batch_size)).exclude("_index", "_hash", *excluded)
         self._require(steps)
         if not len(steps):
             raise SchemaError("the rollout has no steps")
@@ -163,21 +165,22 @@ class MCTSForest:
         return self.extend(step.unsqueeze(0), return_node=return_node)
 
     def _require(self, steps: TensorDictBase) -> None:
-        for key in (*self.observation_keys, *self.action_keys, *self._next_keys()):
+        for key in (*self.observation_keys, *self.action_keys, *_below_next(self.observation_keys)):
             if steps.get(key, None) is None:
                 raise MissingKeyError(
                     f"the rollout has no entry {key!r}; its keys are {list(steps.keys(True, True))}",
                     hint="name those of this environment with observation_keys and action_keys",
                 )
 
-    def _next_keys(self) -> list[Key]:
-        return [unravel_key(("next", key)) for key in self.observation_keys]
-
     def _maps(self, steps: TensorDictBase) -> tuple[TensorDictMap, NodeMap]:
         if self.node_map is None:
             self.node_map = NodeMap(QueryModule(in_keys=self.observation_keys))
         if self.data_map is None:
-            keys = [*self.observation_keys, *self.action_keys, *(self._next_keys() if self.stochastic else ())]
+            keys = [
+                *self.observation_keys,
+                *self.action_keys,
+                *(_below_next(self.observation_keys) if self.stochastic else ()),
+            ]
             self.data_map = TensorDictMap.from_tensordict_pair(
                 steps, steps, in_keys=keys, max_size=self.max_size, consolidated=self.consolidated
             )
@@ -269,3 +272,7 @@ def _listed(keys: Sequence[Key] | None) -> list[Key] | None:
     if isinstance(keys, str):
         raise UsageError(f"keys is {keys!r}, expected a list")
     return None if keys is None else [unravel_key(key) for key in keys]
+
+
+def _below_next(keys: Sequence[Key]) -> list[Key]:
+    return [unravel_key(("next", key)) for key in keys]

@@ -243,8 +243,13 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         raise UsageError(f"the tree has no vertex with the {key_type} {key}")
 
     def __contains__(self, other: Any) -> bool:
-        """Whether a vertex has the hash of another tree."""
-        return isinstance(other, Tree) and any(vertex.hash == other.hash for _, vertex, _ in self._walk())
+        """Whether a vertex has the hash of another tree, or is the other tree where that has no hash."""
+        if not isinstance(other, Tree):
+            return False
+        mine = (vertex for _, vertex, _ in self._walk())
+        if other.hash is None:
+            return any(vertex._tensordict is other._tensordict for vertex in mine)  # type: ignore[attr-defined]
+        return any(vertex.hash == other.hash for vertex in mine)
 
     # Text and pictures -----------------------------------------------------------------------------
 

@@ -199,6 +199,19 @@ def test_other_keys() -> None:
     assert tree.selected_actions["left"].tolist() == [5]
 
 
+@pytest.mark.parametrize("key", ["z", ("next", "z"), ("info", "z")])
+def test_excluded_keys_are_not_stored_under_next_either(key: Any) -> None:
+    steps = rollout([(0, 1, 1), (1, 1, 2)])
+    entries = TensorDict({"z": torch.zeros(2), "info": {"z": torch.zeros(2), "kept": torch.ones(2)}}, [2])
+    steps.update(entries)
+    steps["next"].update(entries.clone())
+    forest = MCTSForest(excluded_keys=[key])
+    forest.extend(steps)
+    stored = forest.get_tree(state(0)).rollout
+    expected = steps.exclude(key, ("next", *([key] if isinstance(key, str) else key)))
+    assert set(stored.keys(True, True)) == set(expected.keys(True, True))
+
+
 def test_keys_of_an_environment() -> None:
     env = SimpleNamespace(action_keys=["move"], reward_keys=["r"], done_keys=["over"], observation_keys=["pixels"])
     forest = MCTSForest(action_keys=["given"])

@@ -53,6 +53,13 @@ def test_one_vertex(tree: Tree) -> None:
     assert (vertex in tree, tree in vertex, "text" in tree) == (True, False, False)
 
 
+def test_vertices_without_hashes_are_in_their_own_tree_only() -> None:
+    above, below, other = (Tree.make_node(state(number)) for number in (1, 2, 2))
+    above.set_children([below])
+    assert (above in above, below in above, above.subtree[0] in above) == (True, True, True)
+    assert (other in above, above in other, above in below) == (False, False, False)
+
+
 def test_a_vertex_that_is_not_there(tree: Tree) -> None:
     with pytest.raises(ValueError, match="no vertex with the id 99"):
         tree.get_vertex_by_id(99)
