@@ -82,7 +82,7 @@ class ConditionalUpdates(Writing):
 
         All with nothing changed: SchemaError (a RuntimeError) for other parts and a storage that was never written;
         MissingKeyError (a KeyError) for entries that are not stored; UsageError (a ValueError) for other numbers of
-        records, element types and shapes, and for a version without its key.
+        records, element types and shapes, for a version without its key, and for one that its entry cannot hold.
         """
         if (version_key is None) != (version is None):
             raise UsageError("one of version_key and version is set, expected both or none")
@@ -152,8 +152,9 @@ class ConditionalUpdates(Writing):
         leaf = self._storage.editable(key)
         if leaf.shape[self._storage.ndim :].numel() != 1:
             raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")
+        version = without_arrays(version)
         if not isinstance(version, torch.Tensor):
-            version = torch.as_tensor(version, dtype=leaf.dtype)
+            version = _exact_numbers(key, version, leaf.dtype)
         if version.numel() == 1:
             version = version.reshape(1).expand(count)
         return self._entry_of(key, version, count)
@@ -185,6 +186,20 @@ class ConditionalUpdates(Writing):
             self._storage.put_back(entry.key, entry.leaf, where if len(where) > 1 else where[0])
         self._storage.mark_changed(Change(changed, tuple(entry.key for entry in entries)))
         return found
+
+
+def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a number or a list of them as a tensor of this type, which rounds fractions at most; else UsageError."""
+    try:
+        values = np.asarray(given)
+        whole = np.can_cast(values.dtype, np.int64)
+        found = torch.from_numpy(values.astype(np.int64 if whole else np.float64, casting="safe"))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"version is {given!r}, expected numbers for {'.'.join(key)!r}") from error
+    made = found.to(dtype)
+    if (whole or not dtype.is_floating_point) and not torch.equal(made.to(found.dtype), found):
+        raise UsageError(f"version is {given!r}, which {'.'.join(key)!r}, {dtype}, cannot hold")
+    return made
 
 
 def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int64]:

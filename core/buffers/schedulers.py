@@ -22,8 +22,8 @@ class ParameterScheduler(ABC):
     """Sets an attribute of a sampler, a number or a tensor of one, to another value with every `step()`.
 
     `obj` is a sampler, or a buffer, whose sampler at the time of each step is used; `param_name` is the attribute.
-    Values are clipped to `min_value` and `max_value`, None for no bound. A tensor stays a tensor of its type; integers
-    are rounded. Subclasses define `value`.
+    Values are clipped to `min_value` and `max_value`, None or an infinity for no bound. A tensor stays a tensor of its
+    type; integers are rounded. Subclasses define `value`.
 
     WrongKindError (a TypeError) for another `obj`; UsageError (a ValueError) for an attribute that is missing or no
     number, for contradictory bounds, and for a value that the sampler refuses.
@@ -43,8 +43,8 @@ class ParameterScheduler(ABC):
             raise WrongKindError(f"a sampler or a buffer has parameters to schedule, found a {type(obj).__name__}")
         self._obj = obj
         self.param_name = param_name
-        self._min_val = None if min_value is None else _number("min_value", min_value)
-        self._max_val = None if max_value is None else _number("max_value", max_value)
+        self._min_val = None if min_value in (None, -math.inf) else _number("min_value", min_value)
+        self._max_val = None if max_value in (None, math.inf) else _number("max_value", max_value)
         if self._min_val is not None and self._max_val is not None and self._min_val > self._max_val:
             raise UsageError(f"min_value is {min_value} and max_value {max_value}, expected a range")
         if not hasattr(self.sampler, param_name):

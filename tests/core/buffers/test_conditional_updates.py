@@ -131,6 +131,26 @@ def test_slice_samplers_see_the_change() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "version", "kept"),
+    [
+        (torch.uint8, -1, None), (torch.uint8, 256, None), (torch.uint8, 255, 255), (torch.float32, 2**24 + 1, None),
+        (torch.float32, 2**24, 2.0**24), (torch.float32, 0.1, pytest.approx(0.1)), (torch.int64, 3.0, 3),
+    ],
+)  # fmt: skip
+def test_versions_are_those_that_were_given_or_an_error(dtype: torch.dtype, version: Any, kept: Any) -> None:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1), writer=writer)
+    buffer.extend(TensorDict({"value": torch.zeros(1), "version": torch.zeros(1, dtype=dtype)}, [1]))
+    asked = {"index": [0], "generation": [0], "patch": {"value": torch.ones(1)}, "version_key": "version"}
+    if kept is None:
+        with pytest.raises(ValueError, match="cannot hold"):
+            buffer.update_if_present(**asked, version=version)
+    else:
+        assert buffer.update_if_present(**asked, version=version).updated_count == 1
+    assert buffer[:]["version"].item() == (0 if kept is None else kept)
+
+
+@pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"generation": torch.zeros(3, dtype=torch.int64)}, ValueError, "3 numbers for 2 elements"),
@@ -143,6 +163,12 @@ def test_slice_samplers_see_the_change() -> None:
         ({"version_key": "next.other", "version": 3}, ValueError, "without dots"),
         ({"version_key": "version", "version": torch.ones(2, dtype=torch.int32)}, ValueError, "int32"),
         ({"version_key": "version", "version": torch.ones(3, dtype=torch.int64)}, ValueError, r"\[3\]"),
+        ({"version_key": "version", "version": 2.7}, ValueError, "2.7, which 'version', torch.int64, cannot"),
+        ({"version_key": "version", "version": [1, 1.5]}, ValueError, r"\[1, 1.5\].* cannot hold"),
+        ({"version_key": "version", "version": 2**63}, ValueError, "cannot hold"),
+        ({"version_key": "version", "version": float("nan")}, ValueError, "version is nan"),
+        ({"version_key": "version", "version": "3"}, ValueError, "version is '3', expected numbers"),
+        ({"version_key": "version", "version": 2**70}, ValueError, "expected numbers"),
         ({"patch": {"missing": torch.zeros(2)}}, KeyError, "missing"),
         ({"patch": {"value": torch.zeros(2)}}, ValueError, "float32"),
         ({"patch": {"value": torch.zeros(3, dtype=torch.int64)}}, ValueError, r"\[3\]"),

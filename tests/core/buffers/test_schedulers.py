@@ -43,6 +43,8 @@ def steps(scheduler: Any, count: int) -> list[float]:
         (lambda obj: StepScheduler(obj, "beta", -0.3, mode="additive", min_value=0), [0.1, 0, 0, 0, 0]),
         (lambda obj: StepScheduler(obj, "beta", -0.3, 1, "additive", 0, None), [0.1, 0, 0, 0, 0]),
         (lambda obj: StepScheduler(obj, "beta", n_steps=9, max_value=0), [0, 0, 0, 0, 0]),
+        (lambda obj: StepScheduler(obj, "beta", 2, max_value=math.inf), [0.8, 1.6, 3.2, 6.4, 12.8]),
+        (lambda obj: StepScheduler(obj, "beta", 1, min_value=-math.inf), [0.4, 0.4, 0.4, 0.4, 0.4]),
         (lambda obj: LambdaScheduler(obj, "beta", lambda step: 1 + step, max_value=1), [0.8, 1, 1, 1, 1]),
         (lambda obj: LambdaScheduler(obj, "beta", lambda step: -step, min_value=0), [0, 0, 0, 0, 0]),
         (lambda obj: LambdaScheduler(obj, "alpha", lambda k: torch.tensor(1 / k)), [0.7 / k for k in range(1, 6)]),
@@ -91,6 +93,7 @@ def test_the_sampler_of_a_buffer_may_be_replaced() -> None:
         (lambda: StepScheduler(prioritized(), "beta", n_steps=1.5), ValueError, "n_steps is 1.5"),  # type: ignore[arg-type]
         (lambda: StepScheduler(prioritized(), "beta", mode="x"), ValueError, "multiplicative or additive"),
         (lambda: StepScheduler(prioritized(), "beta", min_value=1, max_value=0), ValueError, "expected a range"),
+        (lambda: StepScheduler(prioritized(), "beta", min_value=math.inf), ValueError, "min_value is inf"),
         (lambda: LambdaScheduler(prioritized(), "beta", 3), TypeError, "a function of the step"),  # type: ignore[arg-type]
         (lambda: SchedulerList([3]), TypeError, "expected a scheduler"),  # type: ignore[list-item]
         (lambda: ParameterScheduler(prioritized(), "beta"), TypeError, "abstract"),  # type: ignore[abstract]
