@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import SchemaError
-from .addresses import float_at, floats_at, ints_at, prefetch
+from .addresses import float_at, floats_at, greatest_of_16, ints_at, least_above_0_of_16, least_of_16, prefetch
 from .trees import PriorityTree, level_sizes
 
 Numbers = NDArray[np.int64]
@@ -27,7 +27,7 @@ _BITS = 4
 _WIDTH = 1 << _BITS
 _LINE = 8  # values in a line of the cache
 _BYTES, _QUARTER = 8 * _WIDTH, 2 * _WIDTH  # of the children of a node, and of a quarter of them
-_AHEAD = 16
+_AHEAD, _SOON = 16, 8  # so far ahead memory is asked for, in work of little and of more time
 _FOUND = -1.0  # no node has this sum: it marks those to recompute
 _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, highs, and where each level starts
 
@@ -49,40 +49,10 @@ def _sum_of(place: int) -> float:
 
 
 @numba.njit(inline="always")
-def _larger(one: float, other: float) -> float:
-    return one if one > other else other
-
-
-@numba.njit(inline="always")
-def _smaller(one: float, other: float) -> float:
-    return one if one < other else other
-
-
-@numba.njit(inline="always")
-def _positive(value: float) -> float:
-    return value if value > 0 else math.inf
-
-
-@numba.njit(inline="always")
-def _largest_of(place: int) -> float:
-    """Return the largest of the children at an address: four searches at once, which do not wait for each other."""
-    a, b, c, d = float_at(place), float_at(place + 8), float_at(place + 16), float_at(place + 24)
-    for quarter in range(place + _QUARTER, place + _BYTES, _QUARTER):
-        a, b = _larger(a, float_at(quarter)), _larger(b, float_at(quarter + 8))
-        c, d = _larger(c, float_at(quarter + 16)), _larger(d, float_at(quarter + 24))
-    return _larger(_larger(a, b), _larger(c, d))
-
-
-@numba.njit(inline="always")
-def _least_of(place: int, positive: bool) -> float:
-    """Return the least of the children at an address, or with `positive` the least above 0; infinity if all are 0."""
-    a = b = c = d = math.inf
-    for quarter in range(place, place + _BYTES, _QUARTER):
-        e, f, g, h = float_at(quarter), float_at(quarter + 8), float_at(quarter + 16), float_at(quarter + 24)
-        if positive:
-            e, f, g, h = _positive(e), _positive(f), _positive(g), _positive(h)
-        a, b, c, d = _smaller(e, a), _smaller(f, b), _smaller(g, c), _smaller(h, d)
-    return _smaller(_smaller(a, b), _smaller(c, d))
+def _ask_for_children(place: int) -> None:
+    """Have the children at an address brought near."""
+    prefetch(place)
+    prefetch(place + 8 * _LINE)
 
 
 @numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
@@ -97,14 +67,20 @@ def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Num
         begin, below, above = starts[level], starts[level - 1], starts[level + 1]
         count, found = found, 0
         for number in range(count):
+            if number + _SOON < count:
+                coming = below + (nodes[number + _SOON] << _BITS)
+                _ask_for_children(at_sums + 8 * coming)
+                if level > 1:
+                    _ask_for_children(at_lows + 8 * (coming - leaves))
+                    _ask_for_children(at_highs + 8 * (coming - leaves))
             node = nodes[number]
             child = below + (node << _BITS)
             total = _sum_of(at_sums + 8 * child)
             if level == 1:
-                high, low = _largest_of(at_sums + 8 * child), _least_of(at_sums + 8 * child, True)
+                high, low = greatest_of_16(at_sums + 8 * child), least_above_0_of_16(at_sums + 8 * child)
             else:
                 child -= leaves
-                high, low = _largest_of(at_highs + 8 * child), _least_of(at_lows + 8 * child, False)
+                high, low = greatest_of_16(at_highs + 8 * child), least_of_16(at_lows + 8 * child)
             sums[begin + node] = total
             lows[begin + node - leaves] = low
             highs[begin + node - leaves] = high
@@ -131,9 +107,7 @@ def set_leaves(
     for number in range(count):
         if number + _AHEAD < count:
             coming = index[number + _AHEAD] >> _BITS
-            line = place + 8 * (coming << _BITS)
-            prefetch(line)
-            prefetch(line + 8 * _LINE)
+            _ask_for_children(place + 8 * (coming << _BITS))
             prefetch(place + 8 * (leaves + coming))
         leaf = index[number]
         sums[leaf] = weights[number * step]
@@ -230,9 +204,7 @@ def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers
             node = (index[number] << _BITS) + child
             index[number] = node
             if level:
-                line = place + 8 * (below + (node << _BITS))
-                prefetch(line)
-                prefetch(line + 8 * _LINE)
+                _ask_for_children(place + 8 * (below + (node << _BITS)))
     for number in range(count):
         weights[number] = sums[index[number]]
 
