@@ -12,11 +12,14 @@ and minima in microseconds a record. Exits with 1 if rbtool is less than `--limi
 the minima: on a busy machine the medians scatter. The compiled loops are imported before, which takes 0.4 s, and 2 s
 the first time: the reader uses them for 512 MiB and more.
 
-What is reached is 1.5 to 2.0 (`images`), 2.0 (`long`), 2.3 to 2.9 (`short`) and 3.6 (`integers`), without checksums
-2.0, 3.0, 2.8 and 3.7. Three times is 17 microseconds for an image record: its checksum takes 5, reading it 3, and its
-50 byte strings, which are objects of Python on both sides, 11. Of 12 for a long record, checksum and reading take 7 to
-9, finding the lists 1.4, and the objects of 8 arrays 3. A second thread that reads and compares makes all of them
-slower, `images` by a third: the library of the checksums keeps the interpreter's lock.
+What is reached is 1.6 (`images`), 2.1 (`long`), 2.6 to 2.9 (`short`) and 4.2 (`integers`), without checksums 1.9 to
+2.1, 3.3 to 3.5, 2.7 to 3.1 and 4.4. Three times is 17 microseconds for an image record: reading takes 3, its checksum
+5, and its 50 byte strings, which are objects of Python here, 10. Three times is 12 for a long record: to read it and
+compare its checksum takes 7 in a bare loop, to find the lists 1.4, and the objects of 8 arrays 4. These do not help, in
+microseconds of an image record: the file in memory (mmap: 8.9 to 9.7 for reading and checksum, 9.2 without), the
+processor's instruction for CRC-32C in three streams (4.6, and 4.8 by the library), and a second thread that reads and
+compares, since the library keeps the interpreter's lock. Views in place of byte strings take 4 less, but decoders of
+images copy them then.
 
 CPU time of 10,000 images says what two cores can reach: one process takes 2.4 s. In layout `ted` two workers take 2.4 s
 together with this process, which takes 0.2 s of it. In layout `packed` they take 3.7 s, 1.1 s of it in this process: it

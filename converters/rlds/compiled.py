@@ -71,6 +71,16 @@ def _find_strings(data: bytes, at: int, stop: int, spans: NDArray[np.int64], num
     return count
 
 
+@numba.njit(inline="always")
+def _count_varints(packed: NDArray[np.uint8]) -> tuple[int, int]:
+    """Return how many bytes end a varint, and the bits that any byte has; of an array, many bytes are taken at once."""
+    bits, inside = np.uint8(0), 0
+    for at in range(packed.size):
+        bits |= packed[at]
+        inside += packed[at] >> np.uint8(7)
+    return packed.size - inside, int(bits)
+
+
 @numba.njit(
     numba.int64(_RECORD, _RECORD, numba.int64[::1], numba.int64[:, ::1], numba.int64[:, ::1]), nogil=True, cache=True
 )
@@ -80,12 +90,12 @@ def find_lists(
     """Find the lists of an Example whose names are known: `names`, one after the other, end at `ends`.
 
     A row of `lists`, int64 `[names, 5]`, gets the kind of the list (1 strings, 2 floats, 3 integers, 0 where there is
-    none), the places where its values begin and end, their number, and for integers the largest byte, for strings the
-    row of the first in `spans`, int64 `[strings, 2]`: where each begins and ends. Returns how many strings there are,
-    which may be more than there is room for: then those beyond are not noted.
+    none), the places where its values begin and end, their number, and for integers the bits that any byte has, for
+    strings the row of the first in `spans`, int64 `[strings, 2]`: where each begins and ends. Returns how many strings
+    there are, which may be more than there is room for: then those beyond are not noted.
     """
     lists[:] = 0
-    total = len(data)
+    total, flat = len(data), np.frombuffer(data, np.uint8)
     if total < 2 or data[0] != _LENGTH:
         return OTHER
     size, at = _size_at(data, 1, total)
@@ -134,12 +144,9 @@ def find_lists(
                     return OTHER
                 count = size >> 2
             else:
-                for place in range(at, end):
-                    byte = data[place]
-                    count += byte < 0x80
-                    more = max(more, byte)
                 if size and data[end - 1] >= 0x80:
                     return OTHER
+                count, more = _count_varints(flat[at:end])
         lists[number, START], lists[number, STOP] = at, end
         lists[number, COUNT], lists[number, MORE] = count, more
         at = end

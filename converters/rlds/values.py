@@ -56,18 +56,18 @@ class Floats:
 class Ints:
     """A list of integers: varints, of which the number in each block of bytes is found when it is needed."""
 
-    __slots__ = ("_before", "_count", "_largest", "_packed")
+    __slots__ = ("_before", "_bits", "_count", "_packed")
 
-    def __init__(self, packed: Array, count: int | None = None, largest: int | None = None) -> None:
-        """`packed` are whole varints, uint8 `[bytes]`; how many, and the largest byte, are found if they are None."""
+    def __init__(self, packed: Array, count: int | None = None, bits: int | None = None) -> None:
+        """`packed` are whole varints, uint8 `[bytes]`; how many, and the bits that any has, are found if None."""
         self._packed, self._before = packed, _NOT_COUNTED
-        if count is not None and largest is not None:
-            self._count, self._largest = count, largest
+        if count is not None and bits is not None:
+            self._count, self._bits = count, bits
             return
-        self._largest = int(packed.max(initial=0))
+        self._bits = int(np.bitwise_or.reduce(packed))
         if len(packed) and packed[-1] >= 0x80:
             raise damaged("a number in it has no end")
-        self._count = len(packed) if self._largest < 0x80 else int(self._counts()[-1])
+        self._count = len(packed) if self._bits < 0x80 else int(self._counts()[-1])
 
     def __len__(self) -> int:
         return self._count
@@ -75,13 +75,13 @@ class Ints:
     @property
     def values(self) -> Array:
         """All values, int64 `[n]`."""
-        if self._largest < 0x80:  # a byte each: flags, and other small numbers
+        if self._bits < 0x80:  # a byte each: flags, and other small numbers
             return self._packed.astype(_INT64)
         return self.read(0, self._count, _INT64)
 
     def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
         """Return values as an element type; CorruptDataError for one that it cannot hold."""
-        if self._largest < (2 if dtype.kind == "b" else 0x80):
+        if self._bits < (2 if dtype.kind == "b" else 0x80):
             return self._packed[start:stop].astype(dtype)
         if dtype == np.int64 and stop - start == self._count:
             return _varints(self._packed, self._count)

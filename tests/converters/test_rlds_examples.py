@@ -175,6 +175,24 @@ def test_both_decodings_of_varints_are_equal(monkeypatch: pytest.MonkeyPatch) ->
     assert packed.values.tolist() == compiled.tolist() == numbers.tolist()
 
 
+@pytest.mark.parametrize("count", [0, 1, 31, 255, 256, 257, 5_000])
+@pytest.mark.parametrize("top", [2, 128, 129, 1 << 20, 1 << 62])
+def test_compiled_loops_count_integers(count: int, top: int) -> None:
+    """Many bytes are counted at once, also where each number has several."""
+    numbers = np.random.default_rng(count).integers(top // 2, top, count)
+    parser, data = ExampleParser(is_compiled=True), example_bytes({"a": numbers})
+    parser.parse(data)
+    found = parser.parse(data)
+    assert isinstance(found, FoundExample)
+    assert_values(found.get("a"), numbers)
+
+
+def test_compiled_loops_take_no_bytes() -> None:
+    parser = ExampleParser(is_compiled=True)
+    parser.parse(example_bytes({"a": np.ones(3, np.int64)}))
+    assert not parser.parse(b"").names
+
+
 def test_many_strings_and_names_that_come_later() -> None:
     parser = ExampleParser(is_compiled=True)
     for count in (1, 500, 3, 2_000):
