@@ -1,10 +1,8 @@
-"""References to user functions, their fingerprints, and the processor that applies one."""
+"""References to user functions, and the processor that applies one."""
 
 from __future__ import annotations
 
 import builtins
-import functools
-import hashlib
 import importlib
 import os
 import pickle
@@ -12,7 +10,7 @@ import shlex
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import decode_source
@@ -20,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import cloudpickle
-import numpy as np
 
 from ...errors import UsageError, did_you_mean
 from ...format import fs
 from ...format.digest import digest_file, read_regular
 from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor, Unit
+from .fingerprints import fingerprint_of
 from .modules import imported_modules, only_from
 
 Loaded: TypeAlias = Callable[[Any], Any]
@@ -223,113 +221,6 @@ def _near(part: str, known: Mapping[str, Any]) -> str:
         return meant
     own = [name for name in functions if getattr(known[name], "__module__", None) == known.get("__name__")]
     return f"; it has {', '.join(own)}" if own else ""
-
-
-_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, range)
-
-_TENSORS = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
-
-
-def fingerprint_of(function: Any) -> str:
-    """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without a call.
-
-    Equal in every process for the same code and data. Changes in C code, in modules that it uses, and in objects whose
-    data is not in their attributes are not noticed.
-    """
-    return _Digests().of(function).hex()
-
-
-class _Digests:
-    """Digests of values by their contents; each value is visited once, and cycles end where they close."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, tuple[Any, bytes]] = {}  # with the value, so that its id stays unique
-        self._open: list[Any] = []
-
-    def of(self, value: Any) -> bytes:
-        """Return the digest of a value."""
-        kind = type(value)
-        if kind in _PLAIN:
-            return _digest(kind, [repr(value).encode("utf-8", "surrogatepass")])
-        for depth, outer in enumerate(self._open):
-            if outer is value:
-                return _digest(kind, [str(depth).encode()])
-        if id(value) not in self._done:
-            self._open.append(value)
-            if kind in (set, frozenset):
-                parts = sorted(map(self.of, value))
-            else:
-                parts = [part if type(part) is _Raw else self.of(part) for part in _contents(value)]
-            self._open.pop()
-            self._done[id(value)] = value, _digest(kind, parts)
-        return self._done[id(value)][1]
-
-
-def _digest(kind: type, parts: Iterable[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for part in (f"{kind.__module__}.{kind.__qualname__}".encode(), *parts):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
-
-
-class _Raw(bytes):
-    """Bytes that are digested without their type."""
-
-
-def _contents(value: Any) -> Iterator[Any]:
-    """Yield the contents of a value, values or raw bytes, by its exact type: methods of subclasses are user code."""
-    kind = type(value)
-    if kind is types.CodeType:
-        yield from (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
-    elif kind is types.FunctionType:
-        yield from (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__)
-        yield from _globals_of(value.__code__, value.__globals__)
-    elif kind is types.CellType:
-        try:
-            yield value.cell_contents
-        except ValueError:
-            yield None  # not filled yet
-    elif kind is types.MethodType:
-        yield from (value.__func__, value.__self__)
-    elif kind is functools.partial:
-        yield from (value.func, value.args, value.keywords)
-    elif kind in (list, tuple):
-        yield from value
-    elif kind is dict:
-        for key, item in value.items():
-            yield from (key, item)
-    elif kind is np.ndarray and not value.dtype.hasobject:
-        yield from (str(value.dtype), value.shape, _Raw(np.ascontiguousarray(value).tobytes()))
-    elif isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
-        yield str(getattr(value, "__qualname__", None) or value.__name__)
-    else:
-        yield from _object(value)
-
-
-def _globals_of(code: types.CodeType, known: dict[str, Any]) -> Iterator[Any]:
-    """Yield the globals that a function, or one inside it, uses."""
-    for name in code.co_names:
-        if name in known:
-            yield from (name, known[name])
-    for constant in code.co_consts:
-        if type(constant) is types.CodeType:
-            yield from _globals_of(constant, known)
-
-
-def _object(value: Any) -> Iterator[Any]:
-    """Yield `__call__` of an object's type and the object's attributes; of a tensor on the CPU its elements."""
-    kind = type(value)
-    if (kind.__module__, kind.__name__) in _TENSORS and value.device.type == "cpu" and not value.is_sparse:
-        yield from (str(value.dtype), tuple(value.shape))
-        bits = value.detach().contiguous().resolve_conj().resolve_neg().view(-1).view(sys.modules["torch"].uint8)
-        yield _Raw(bits.numpy().tobytes())
-        return
-    yield from (vars(base).get("__call__") for base in kind.__mro__[:-1])
-    try:
-        yield object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        yield None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.preprocess.units.functions import fingerprint_of
+from rbtool.core.preprocess.units.fingerprints import fingerprint_of
 
 FACTOR = 2
 
@@ -34,6 +34,23 @@ class Scale:
 
     def method(self, x: Any) -> Any:
         return x / self.by
+
+
+def kind_of(offset: int, base: type = object) -> type:
+    """A class whose methods, and those of its objects, depend on what is around it."""
+
+    class Kind(base):
+        def helper(self, x: int) -> int:
+            return x + offset
+
+        def __call__(self, x: int) -> int:
+            return self.helper(x)
+
+    return Kind
+
+
+def kind_with(**body: Any) -> type:
+    return type("Kind", (), {"__module__": __name__, **body})
 
 
 def circle() -> Any:
@@ -63,6 +80,23 @@ ALIKE = [
     lambda: np.sqrt,
     lambda: len,
     lambda: Scale,
+    lambda: kind_of(1),
+    lambda: kind_of(2),
+    lambda: kind_of(1)(),
+    lambda: kind_of(2)(),
+    lambda: kind_of(2)().helper,
+    lambda: kind_of(1, kind_of(3)),
+    lambda: kind_of(1, kind_of(4)),
+    lambda: kind_of(1, torch.nn.Module),
+    lambda: made(kind_of(5)),
+    lambda: functools.partial(kind_of(1), y=3),
+    lambda: kind_with(key="a"),
+    lambda: kind_with(key="b"),
+    lambda: kind_with(key=property(lambda self: 1)),
+    lambda: kind_with(key=property(lambda self: 2)),
+    lambda: kind_with(key=staticmethod(lambda: 1)),
+    lambda: kind_with(key=staticmethod(lambda: 2)),
+    lambda: kind_with(key=classmethod(lambda cls: 1)),
     lambda: lambda x, y=1: x,
     lambda: lambda x, y=2: x,
     lambda: lambda x: x + 1,
@@ -84,6 +118,12 @@ def test_what_a_function_finds_around_it_counts(monkeypatch: pytest.MonkeyPatch)
     assert fingerprint_of(made()) != before
 
 
+def test_classes_of_installed_packages_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint_of(kind_of(1, torch.nn.Linear))
+    monkeypatch.setattr(torch.nn.Linear, "forward", helper)
+    assert fingerprint_of(kind_of(1, torch.nn.Linear)) == before
+
+
 def test_circles_and_things_that_cannot_be_seen_into_do_no_harm() -> None:
     assert fingerprint_of(circle()) == fingerprint_of(circle())
     assert fingerprint_of(made(threading.Lock())) == fingerprint_of(made(threading.Lock()))
@@ -101,10 +141,18 @@ def test_nothing_is_run() -> None:
 
 def test_other_processes_say_the_same() -> None:
     code = (
-        "from rbtool.core.preprocess.units.functions import fingerprint_of\n"
+        "from rbtool.core.preprocess.units.fingerprints import fingerprint_of\n"
         "names = {'north', 'south', 'east', 'west'}\n"
         "def f(x, y=frozenset('abcdef')):\n    return x in {'k', 'l', 'm', 'n'} and names\n"
-        "print(fingerprint_of(f))"
+        "import dataclasses, enum, torch, tensordict\n"
+        "class Colour(enum.Enum):\n    RED = 1\n"
+        "class Rows(tensordict.TensorClass):\n    entry: torch.Tensor\n    def paint(self):\n        return Colour\n"
+        "@dataclasses.dataclass\nclass Both:\n    x: int = 1\n    names = names\n    def __call__(self):\n"
+        "        return Rows\n"
+        "before = [fingerprint_of(one) for one in (f, Both, Both(), Rows)]\n"
+        "Rows(entry=torch.zeros(2), batch_size=[2]).clone().paint()\n"
+        "assert before == [fingerprint_of(one) for one in (f, Both, Both(), Rows)]\n"
+        "print(before)"
     )
     said = {
         subprocess.run(

@@ -71,6 +71,23 @@ def test_a_second_load_tokenizes_nothing(saved: Path, tmp_path: Path, monkeypatc
     assert torch.equal(again.load()["input_ids"], first["input_ids"])
 
 
+def last_tokens(count: int) -> type[PromptTensorDictTokenizer]:
+    """A tokenizer that keeps the last tokens of each row."""
+
+    class Last(PromptTensorDictTokenizer):
+        def columns(self, sample: Any) -> Any:
+            found = super().columns(sample)
+            return {name: value[:, -count:] if value.ndim > 1 else value for name, value in found.items()}
+
+    return Last
+
+
+def test_a_class_that_tokenizes_otherwise_makes_another_cache(saved: Path, tmp_path: Path) -> None:
+    for count in (3, 4, 3):
+        assert loader(saved, tmp_path, tokenizer_fn=last_tokens(count)).load()["input_ids"].shape[1] == count
+    assert len(list((tmp_path / "tokens/openai_summarize_tldr").iterdir())) == 2
+
+
 def test_edits_stay_in_this_process(saved: Path, tmp_path: Path) -> None:
     made = loader(saved, tmp_path)
     made.load()["input_ids"].zero_()
