@@ -27,7 +27,8 @@ class VideoClipRef(TensorClass):
     - `auto_decode`: whether a buffer decodes the frames in the batches that it gives.
     - `out_device`, `out_dtype`: what `frames` has, by default the CPU and uint8.
 
-    Made by `from_file`, `from_files` or `from_timestamps`. Names and form are those of TorchRL.
+    Made by `from_file`, `from_files` or `from_timestamps`, which take `stream`, `auto_decode`, and, for `frames`,
+    `device` and `dtype`. Names and form are those of TorchRL.
     """
 
     sources: Any
@@ -44,14 +45,23 @@ class VideoClipRef(TensorClass):
         paths: Sequence[str | os.PathLike[str]],
         frame_index: torch.Tensor,
         file_id: torch.Tensor,
-        **options: Any,
+        *,
+        stream: int | None = None,
+        auto_decode: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> VideoClipRef:
         """Refer to these frames of these files; UsageError (a ValueError) for a `stream` but the first video."""
-        if options.get("stream") not in (None, 0):
-            raise UsageError(f"stream is {options['stream']!r}, and the first video of a file is what is read")
-        plain = {"sources": tuple(os.fspath(path) for path in paths), "auto_decode": False, **options}
+        if stream not in (None, 0):
+            raise UsageError(f"stream is {stream!r}, and the first video of a file is what is read")
+        plain = {
+            "sources": tuple(os.fspath(path) for path in paths), "stream": stream, "auto_decode": auto_decode,
+            "out_device": None if device is None else torch.device(device), "out_dtype": dtype,
+        }  # fmt: skip
         given: dict[str, Any] = {
-            name: NonTensorData(value, batch_size=frame_index.shape) for name, value in plain.items()
+            name: NonTensorData(value, batch_size=frame_index.shape)
+            for name, value in plain.items()
+            if value is not None
         }
         return cls(
             frame_index=frame_index.to(torch.int64), file_id=file_id.to(torch.int64), batch_size=frame_index.shape,

@@ -88,6 +88,15 @@ def test_clips_decode_the_frames_that_they_refer_to(video: Path) -> None:
     assert torch.equal(torch.stack([clip[5], clip[1]]).decode(), expected[[5, 1]])
     assert torch.equal(pickle.loads(pickle.dumps(clip[2:4])).frames, expected[2:4])
     assert clip.source == str(video)
+    assert (clip.auto_decode, clip.stream, clip.out_device, clip.out_dtype) == (False, None, None, None)
+    options: dict[str, Any] = {"stream": 0, "auto_decode": True, "device": "cpu", "dtype": torch.float32}
+    for made in (VideoClipRef.from_file(video, **options), VideoClipRef.from_files([video], [6], **options)):
+        assert (made.auto_decode, made.stream, made.out_device) == (True, 0, torch.device("cpu"))
+        assert torch.equal(made[order].frames, expected[order].float())
+    with pytest.raises(TypeError, match="colour"):
+        VideoClipRef.from_file(video, colour=True)
+    with pytest.raises(UsageError, match="stream is 1"):
+        VideoClipRef.from_timestamps(video, [0.0], 10, stream=1)
     assert VideoClipRef.from_timestamps(video, [0.0, 0.31, 0.5], 10).frame_index.tolist() == [0, 3, 5]
 
 
