@@ -344,17 +344,20 @@ class SpecEntries(TensorSpec):
     def locked(self) -> bool:
         return self._locked
 
-    def lock_(self: _Spec) -> _Spec:
-        """Refuse changes of entries from now on, here and in nested Composites: LockedSpecError, a RuntimeError."""
-        return self._with_lock(True)
+    def lock_(self: _Spec, recurse: bool | None = None) -> _Spec:
+        """Refuse changes of entries from now on: LockedSpecError, a RuntimeError.
 
-    def unlock_(self: _Spec) -> _Spec:
-        """Allow changes again, here and in nested Composites."""
-        return self._with_lock(False)
+        The entries of nested Composites are locked, too, unless `recurse` is False.
+        """
+        return self._with_lock(True, recurse is not False)
 
-    def _with_lock(self: _Spec, locked: bool) -> _Spec:
+    def unlock_(self: _Spec, recurse: bool | None = None) -> _Spec:
+        """Allow changes again, also in nested Composites, unless `recurse` is False."""
+        return self._with_lock(False, recurse is not False)
+
+    def _with_lock(self: _Spec, locked: bool, recurse: bool = True) -> _Spec:
         self._locked = locked
-        for entry in self._specs.values():
+        for entry in self._specs.values() if recurse else ():
             if isinstance(entry, SpecEntries):
                 entry.is_locked = locked
         return self

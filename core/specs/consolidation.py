@@ -19,7 +19,11 @@ from .values import SpecTypeError
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
-    """Return whether a spec is a lazy stack, Stacked or StackedComposite, or holds one."""
+    """Return whether a spec is a lazy stack, Stacked or StackedComposite, or holds one.
+
+    SpecTypeError (a TypeError) for what is no spec.
+    """
+    _require_spec(spec)
     if isinstance(spec, LazyStack):
         return True
     inner: Sequence[Any] = spec.choices if isinstance(spec, Choice) else ()
@@ -29,7 +33,11 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 
 
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
-    """Return whether the members of each lazy stack have the same keys; with `recurse`, in nested specs, too."""
+    """Return whether the members of each lazy stack have the same keys; with `recurse`, in nested specs, too.
+
+    SpecTypeError (a TypeError) for what is no spec.
+    """
+    _require_spec(spec)
     if not isinstance(spec, Composite):
         return True
     inner = [entry for entry in spec.values() if entry is not None]
@@ -38,6 +46,11 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
             return False
         inner = list(spec.specs)
     return not recurse or all(check_no_exclusive_keys(entry) for entry in inner)
+
+
+def _require_spec(spec: Any) -> None:
+    if not isinstance(spec, TensorSpec):
+        raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a TensorSpec")
 
 
 def _exclusive(spec: StackedComposite) -> list[set[Any]]:

@@ -222,10 +222,10 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
         ]
         return "exclusive_keys={\n    " + ",\n    ".join(lines) + "}" if lines else "exclusive_keys={}"
 
-    def _with_lock(self: _Spec, locked: bool) -> _Spec:
+    def _with_lock(self: _Spec, locked: bool, recurse: bool = True) -> _Spec:
         self._locked = locked
         for spec in self._members:
-            spec.is_locked = locked
+            spec._with_lock(locked, recurse)
         return self
 
     def _expect_unlocked(self) -> None:

@@ -302,6 +302,16 @@ def test_a_locked_composite_refuses_changes(change: Callable[[Composite], Any]) 
     assert pickle.loads(pickle.dumps(spec.lock_())).is_locked
 
 
+def test_a_lock_of_one_level() -> None:
+    spec = spec_of((2,)).lock_(recurse=False)
+    with pytest.raises(RuntimeError, match="locked"):
+        spec.set("new", None)
+    assert (spec.is_locked, spec["inner"].is_locked) == (True, False)
+    assert spec["inner"].set("new", None)["new"] is None
+    spec.lock_().unlock_(recurse=False)
+    assert (spec.is_locked, spec["inner"].is_locked) == (False, True)
+
+
 def test_entries_are_taken_apart() -> None:
     spec = spec_of()
     apart = spec.separates("action", ("inner", "number"), "absent")

@@ -141,3 +141,9 @@ def test_former_names_are_the_classes_of_today_and_warn(name: str) -> None:
 
 def test_all_twelve_former_names_are_there() -> None:
     assert len(FORMER) == 12
+
+
+@pytest.mark.parametrize("ask", [contains_lazy_spec, check_no_exclusive_keys, consolidate_spec])
+def test_what_is_no_spec_is_refused(ask: Any) -> None:
+    with pytest.raises(TypeError, match="the spec is a dict, expected a"):
+        ask({})

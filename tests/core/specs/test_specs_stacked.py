@@ -243,6 +243,8 @@ def test_a_locked_stack_is_not_changed() -> None:
         with pytest.raises(RuntimeError, match="locked"):
             change()
     assert spec.unlock_().set("new", None)["new"] is None
+    member = agents().lock_(recurse=False).specs[0]
+    assert (member.is_locked, member["inner"].is_locked) == (True, False)
     assert not agents().lock_().clone().is_locked
 
 
