@@ -45,7 +45,8 @@ class Trajectory:
 
     `trajectory["next", "reward"]` is an entry; `trajectory.reward` one at the root, or else under `next`. `data` are
     all entries, a tensordict `[length]`, `length` the number of steps, `total_reward` the sum of rewards in float64.
-    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict of one.
+    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict of one. It is no tensorclass:
+    `tensordict.lazy_stack([one.data for one in found])` stacks several, `[n, -1]`.
 
     Made of a tensordict, entries are views of it. A trajectory of a buffer reads, at each use, the entries that are
     used and no others, into fresh memory; SchemaError (a RuntimeError) if its steps were overwritten since.

@@ -56,6 +56,8 @@ def get_dataloader(
     The other arguments, and `options` such as `tokenizer`, are those of `TokenizedDatasetLoader`. UsageError (a
     ValueError) for a batch that is larger than the dataset.
     """
+    if not hasattr(tensorclass_type, "from_dataset"):
+        raise UsageError(f"tensorclass_type is {tensorclass_type!r}, expected a class with from_dataset")
     data = tensorclass_type.from_dataset(
         split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
         num_workers=num_workers, **options,

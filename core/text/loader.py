@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..errors import SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array
 from ..format.locate import storage_root
@@ -126,6 +126,10 @@ class TokenizedDatasetLoader:
         dataset = rows.dataset(count)
         if self.pre_tokenization_hook is not None:
             dataset = self.pre_tokenization_hook(dataset)
+            if not hasattr(dataset, "column_names"):
+                raise UsageError(
+                    f"pre_tokenization_hook returned a {type(dataset).__name__}, expected a datasets.Dataset"
+                )
         tokenize = self.tokenizer_fn(self.tokenizer, self.max_length)
         for start in range(0, len(dataset), _BATCH):
             yield _columns(tokenize, dataset[start : start + _BATCH])
@@ -145,13 +149,21 @@ class TokenizedDatasetLoader:
         of their dimensions are of the batch. Rows whose column `valid_mask_key` is false are left out, with that
         column. At `data_dir` there may be nothing, or an empty folder; it is there whole, or not at all.
 
-        SchemaError (a RuntimeError) for columns of other than numbers, or of unequal rows.
+        SchemaError (a RuntimeError) for columns of other than numbers, or of unequal rows; MissingKeyError (a KeyError)
+        for columns that are not there; UsageError (a ValueError) for no columns, and for less than one dimension.
         """
-        names = [name for name in features or dataset.column_names if name != valid_mask_key]
+        require_count("batch_dims", batch_dims, "dimensions")
+        asked = dataset.column_names if features is None else features
+        names = [name for name in asked if name != valid_mask_key]
         columns = dataset[:]
+        for name in (*names, *([] if valid_mask_key is None else [valid_mask_key])):
+            if name not in columns:
+                raise MissingKeyError(f"the dataset has no column {name!r}; it has {', '.join(dataset.column_names)}")
+        if not names:
+            raise UsageError("there are no columns to write, expected at least one in features")
         arrays = {name: _array(name, columns[name]) for name in names}
         if valid_mask_key is not None:
-            kept = np.asarray(columns[valid_mask_key], bool)
+            kept = _mask(valid_mask_key, columns[valid_mask_key], len(dataset))
             arrays = {name: array[kept] for name, array in arrays.items()}
         batch = next(iter(arrays.values())).shape[:batch_dims]
         if any(array.shape[:batch_dims] != batch or array.ndim < batch_dims for array in arrays.values()):
@@ -188,12 +200,22 @@ def _write_tree(arrays: Mapping[Key, Array], batch: tuple[int, ...], destination
 
 def _array(name: str, values: Any) -> Array:
     try:
-        found = np.asarray(values)
+        found = values.numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
+    except TypeError as error:  # of torch for a type that NumPy lacks
+        raise SchemaError(f"{name!r} has values of {values.dtype}, which NumPy does not have") from error
     except ValueError as error:
         raise SchemaError(f"the rows of {name!r} have different shapes") from error
     if found.dtype.kind not in "biuf":
         raise SchemaError(f"{name!r} has values of {found.dtype}, expected numbers")
     return found
+
+
+def _mask(name: str, values: Any, rows: int) -> Array:
+    """Return which rows are valid, bool `[rows]`; SchemaError unless there is one value for each row."""
+    found = _array(name, values)
+    if found.size != rows:
+        raise SchemaError(f"{name!r} has the shape {list(found.shape)}, expected one value for each of {rows:,} rows")
+    return found.reshape(rows).astype(bool)
 
 
 def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
@@ -202,11 +224,13 @@ def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
         return tokenize.columns(sample)
     found = tokenize(sample)
     rows = dict(found.items()) if isinstance(found, TensorDictBase | Mapping) else {}
+    valid = rows.pop(VALID, None)
     if not rows:
         raise SchemaError(f"tokenizer_fn returned a {type(found).__name__}, expected tensors by name")
-    made = {
-        name: value.numpy(force=True) if isinstance(value, torch.Tensor) else _array(name, value)
-        for name, value in rows.items()
-    }
-    made.setdefault(VALID, np.ones(len(next(iter(made.values()))), bool))
+    made = {name: _array(name, value) for name, value in rows.items()}
+    counts = {name: len(column) if column.ndim else None for name, column in made.items()}
+    count = next(iter(counts.values()))
+    if count is None or {*counts.values()} != {count}:
+        raise SchemaError(f"tokenizer_fn returned columns of other numbers of rows: {counts}")
+    made[VALID] = np.ones(count, bool) if valid is None else _mask(VALID, valid, count)
     return made

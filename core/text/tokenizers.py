@@ -102,6 +102,8 @@ class TensorDictTokenizer:
     def texts(self, sample: Any, key: str) -> list[str]:
         """Return the texts under a key; one that is alone is a list of one."""
         given = self._given(sample, key)
+        if not isinstance(given, str | list | tuple) and not hasattr(given, "__iter__"):
+            raise UsageError(f"{key} is {given!r:.40}, expected text")
         texts = [given] if isinstance(given, str) else list(given)
         wrong = next((at for at, text in enumerate(texts) if not isinstance(text, str)), None)
         if wrong is not None:

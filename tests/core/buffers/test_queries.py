@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from rbtool import (
     LazyTensorStorage,
@@ -241,6 +241,14 @@ def test_a_trajectory(kind: str) -> None:
     with pytest.raises(KeyError, match="nothing"):
         one["nothing"]
     assert repr(one).startswith("Trajectory(length=5, keys=['episode'")
+
+
+def test_trajectories_are_stacked_by_their_data() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
+    buffer.extend(steps([2, 3]))
+    stack = lazy_stack([one.data for one in buffer.query()])
+    assert stack.batch_size == (2, -1)
+    assert stack.get(("next", "reward"), as_list=True)[1].tolist() == [[0.0], [1.0], [2.0]]
 
 
 def test_overwritten_steps_are_refused_and_edits_are_seen() -> None:

@@ -170,6 +170,36 @@ def test_any_function_may_tokenize(saved: Path, tmp_path: Path) -> None:
     assert found["length"].tolist() == [len(row["prompt"]) for row in plain_rows(saved, "train")]
 
 
+@pytest.mark.parametrize("valid", [[1, 0, 1], [[True], [False], [True]], torch.tensor([1.0, 0.0, 2.0])])
+def test_a_function_may_mark_what_is_valid(valid: Any, saved: Path, tmp_path: Path) -> None:
+    def marked(tokenizer: Any, max_length: int) -> Any:
+        return lambda sample: {"number": torch.arange(3), "valid_sample": valid}
+
+    found = loader(saved, tmp_path, "valid", tokenizer_fn=marked, valid_size=3).load()
+    assert found["number"].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"a": [1, 2, 3], "b": [1, 2]}, "columns of other numbers of rows: {'a': 3, 'b': 2}"),
+        ({"a": 3}, "{'a': None}"), ({"a": [1, 2], "valid_sample": [True]}, r"'valid_sample' has the shape \[1\]"),
+        ({"valid_sample": [True]}, "expected tensors by name"), (None, "returned a NoneType"),
+        ({"a": torch.zeros(3, dtype=torch.bfloat16)}, "torch.bfloat16, which NumPy does not have"),
+    ],
+)  # fmt: skip
+def test_what_is_no_columns_is_refused(returned: Any, message: str, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=message):
+        loader(saved, tmp_path, tokenizer_fn=lambda tokenizer, length: lambda sample: returned).load()
+    assert not list(tmp_path.rglob("*@*"))
+
+
+@pytest.mark.parametrize("returned", [None, [1, 2]])
+def test_a_hook_that_returns_no_dataset_is_refused(returned: Any, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pre_tokenization_hook returned a"):
+        loader(saved, tmp_path, pre_tokenization_hook=lambda dataset: returned).load()
+
+
 def test_splits_and_folders_that_are_not_there(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="no split 'vaild'; did you mean 'valid'") as caught:
         loader(saved, tmp_path, "vaild").load()
@@ -262,17 +292,24 @@ def test_columns_of_numbers_become_a_mapped_tensordict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "message"),
+    ("columns", "options", "error", "message"),
     [
-        ({"a": [[1], [1, 2]]}, {}, "rows of 'a' have different shapes"), ({"a": ["x"]}, {}, "expected numbers"),
-        ({"a": [1]}, {"batch_dims": 2}, "have not 2 dimensions in common"),
+        ({"a": [[1], [1, 2]]}, {}, SchemaError, "rows of 'a' have different shapes"),
+        ({"a": ["x"]}, {}, SchemaError, "expected numbers"),
+        ({"a": [1]}, {"batch_dims": 2}, SchemaError, "have not 2 dimensions in common"),
+        ({"a": [1]}, {"batch_dims": 0}, UsageError, "batch_dims is 0"),
+        ({"a": [1]}, {"features": ["b"]}, MissingKeyError, "no column 'b'; it has a"),
+        ({"a": [1]}, {"valid_mask_key": "b"}, MissingKeyError, "no column 'b'; it has a"),
+        ({"a": [1], "b": [[1, 0]]}, {"valid_mask_key": "b"}, SchemaError, r"'b' has the shape \[1, 2\]"),
+        ({"a": [1]}, {"features": []}, UsageError, "no columns to write"),
+        ({"a": [1]}, {"valid_mask_key": "a"}, UsageError, "no columns to write"),
     ],
 )  # fmt: skip
 def test_columns_that_are_no_tensor_are_refused(
-    columns: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+    columns: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     data = datasets.Dataset.from_dict(columns)
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(error, match=message):
         TokenizedDatasetLoader.dataset_to_tensordict(data, tmp_path / "a", **options)
     assert not (tmp_path / "a").exists()
 

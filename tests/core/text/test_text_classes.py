@@ -96,6 +96,11 @@ def test_a_batch_larger_than_the_dataset_is_refused(saved: Path, root: Path) -> 
         )
 
 
+def test_a_class_without_a_dataset_is_refused() -> None:
+    with pytest.raises(UsageError, match="RewardData'>, expected a class with from_dataset"):
+        get_dataloader(2, LENGTH, RewardData, "cpu")
+
+
 def test_an_infinite_iterator_begins_again() -> None:
     assert list(itertools.islice(create_infinite_iterator([1, 2, 3]), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
     for exhausted in ([], iter(())):

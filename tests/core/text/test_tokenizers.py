@@ -105,6 +105,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
     [
         ({}, {"text": ["a", ""]}, "text is empty at 1"),
         ({}, {"text": ["a", 3]}, "text has 3 at 1, expected text"),
+        ({}, {"text": None}, "text is None, expected text"),
         ({"truncation": False}, {"text": ["a", "the cat sat on the mat"]}, "text 1 has .* tokens, expected at most 4"),
         ({"padding": False}, {"text": ["a", "the cat"]}, "the texts have 1 to 2 tokens"),
     ],
