@@ -16,13 +16,14 @@ from ..errors import SchemaError
 from ..samplers.achieved_goals import AchievedRows, HindsightStrategy
 from ..samplers.boundaries import StrictBoundaries
 from ..samplers.earlier_steps import gathered
+from ..samplers.hindsight_rows import HindsightReader
 from ..samplers.trajectories import TableFinder
 from ..samplers.uniform import fractions
 from ..storages.pytree import TreeSpec
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .concurrency import Draw
-from .relabelling import Relabelling, checked_ratio, missing
+from .relabelling import RelabelledEnds, Relabelling, checked_ratio, missing
 from .tensordict import TensorDictReplayBuffer
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -31,10 +32,14 @@ _NEXT = "next"
 
 
 class _RowsAndGoals(NamedTuple):
-    """Rows, and the goals of the first of them, of the same instant; None if none are relabelled."""
+    """Rows, and the goals of the first of them, of the same instant; None if none are relabelled.
+
+    Where the first rows already have their goals, they are in `first`, as views.
+    """
 
     rows: Any
     goals: torch.Tensor | None
+    first: Any = None
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
@@ -98,6 +103,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         }  # fmt: skip
         self._relabelling = Relabelling(reward_fn, terminated_fn, **keys)  # type: ignore[arg-type]  # it checks
         self._achieved = AchievedRows(HindsightStrategy.of(strategy))
+        self._reader = HindsightReader(
+            self._achieved.strategy, self._relabelling.goal_keys, self._relabelling.achieved_goal_key
+        )
         self._ratio = checked_ratio(her_ratio)
         self._tables = TableFinder(StrictBoundaries(self._relabelling.end_key, any_flag=True).source)
         super().__init__(sampler=sampler, **arguments)
@@ -180,10 +188,23 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                 draw.chances = self._chances(draw.index)
         read = draw.rows
         if not isinstance(read, _RowsAndGoals):
-            read = self._guard.read(lambda index: _RowsAndGoals(self._read(index), self._goals(draw)), draw.index)
+            together = collate is None and self._reads_fresh_rows
+            read = self._guard.read(lambda _: self._with_goals(draw, together), None)
+        if read.first is not None:
+            self._mark_info(draw, self._relabelling.apply(read.first), len(draw.chances))
+            return read.rows
         collate = collate or self._collate_fn
         batch = read.rows if collate is None else collate(read.rows)
         return batch if read.goals is None else self._relabelled(batch, read.goals, draw)
+
+    def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:
+        """Read the rows of a draw and their goals, `together` where that is possible."""
+        assert draw.chances is not None
+        if together:
+            found = self._reader.read(self._storage, draw.index, draw.chances.numpy(), self._tables)
+            if found is not None:
+                return _RowsAndGoals(found.batch, None, found.first)
+        return _RowsAndGoals(self._read(draw.index), self._goals(draw))
 
     def _relabelled(self, batch: Any, goals: torch.Tensor, draw: Draw) -> Any:
         """Relabel the first elements of a batch, and correct the flags in the info of a slice sampler."""
@@ -203,13 +224,18 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if (count := goals.shape[0]) < size:
             structure = self._storage.structure if fresh and isinstance(self._storage, TensorStorage) else None
             rows = batch[:count] if structure is None else _first_rows(batch, count, structure)
-        ends = relabelling.apply(rows, goals)
-        if ends is not None and len(draw.info) > 1:
-            names = {key: key[0] if len(key) == 1 else key for key in relabelling.flags}
-            marked = {key: draw.info[name].clone() for key, name in names.items() if name in draw.info}
-            relabelling.mark({key: value[:count] for key, value in marked.items()}, ends)
-            draw.info |= {names[key]: value for key, value in marked.items()}
+        self._mark_info(draw, relabelling.apply(rows, goals), count)
         return batch
+
+    def _mark_info(self, draw: Draw, ends: RelabelledEnds | None, count: int) -> None:
+        """Correct the flags of the first elements in the info of a draw."""
+        if ends is None or len(draw.info) == 1:
+            return
+        relabelling = self._relabelling
+        names = {key: key[0] if len(key) == 1 else key for key in relabelling.flags}
+        marked = {key: draw.info[name].clone() for key, name in names.items() if name in draw.info}
+        relabelling.mark({key: value[:count] for key, value in marked.items()}, ends)
+        draw.info |= {names[key]: value for key, value in marked.items()}
 
     @property
     def _reads_fresh_rows(self) -> bool:

@@ -64,13 +64,14 @@ class Relabelling:
         return (*self.end_key[:-1], "truncated")
 
     @functools.cached_property
-    def _goal_keys(self) -> tuple[Key, ...]:
+    def goal_keys(self) -> tuple[Key, ...]:
+        """Where goals are: `goal_key`, then the entry under `next`, which need not be stored."""
         return (self.goal_key,) if self.goal_key[0] == _NEXT else (self.goal_key, (_NEXT, *self.goal_key))
 
     @functools.cached_property
     def changed(self) -> tuple[Key, ...]:
         """The entries that change, as far as they are stored."""
-        return (*self._goal_keys, self.reward_key, *self.flags)
+        return (*self.goal_keys, self.reward_key, *self.flags)
 
     @functools.cached_property
     def flags(self) -> tuple[Key, ...]:
@@ -78,12 +79,13 @@ class Relabelling:
         done = (*self.end_key[:-1], "done")
         return tuple(dict.fromkeys((self._truncated_key, self._terminated_key, done, self.end_key)))
 
-    def apply(self, rows: Any, goals: torch.Tensor) -> RelabelledEnds | None:
+    def apply(self, rows: Any, goals: torch.Tensor | None = None) -> RelabelledEnds | None:
         """Give steps, a tensordict `[n]`, other goals, `[n, *goal]`; their entries `changed` are edited in place.
 
-        Returns what becomes of their ends; None for steps without `terminated`, for which none is computed.
+        Without `goals` they have them already. Returns what becomes of their ends; None for steps without `terminated`,
+        for which none is computed.
         """
-        for key in self._goal_keys:
+        for key in () if goals is None else self.goal_keys:
             old = entry_of(rows, key)
             if old is not None:
                 _require_alike(goals, old, SchemaError, "the achieved goal", "goals")

@@ -238,6 +238,55 @@ def achieve(
         found[number] = row - capacity if row >= capacity else row
 
 
+@numba.njit(
+    "int64(int64[:, ::1], int64[::1], int64[::1], int64, float64[::1], int64[::1], int64[::1], int64, int64, int64)",
+    nogil=True,
+    cache=True,
+)
+def gather_in_hindsight(
+    table: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    rows: int,
+    chances: NDArray[np.float64],
+    firsts: NDArray[np.int64],
+    lasts: NDArray[np.int64],
+    oldest: int,
+    capacity: int,
+    strategy: int,
+) -> int:
+    """Copy rows of every column as `gather_rows` does, the first of them with other goals.
+
+    `table` holds for each column its address, its width, and 0, or the address of the column of as wide rows that the
+    goals are in. As many rows as there are chances get one from the row that `achieve` chooses by them; strategy 3
+    takes any row of all. Numbers are not negative. Returns -1, or a number from 0 on where a row is beyond the first
+    `rows` rows: then nothing is copied.
+    """
+    count = chances.size
+    for number in range(numbers.size):
+        if numbers[number] < 0 or numbers[number] >= rows:
+            return number
+    found = np.empty(count, np.int64)
+    if strategy == 3:
+        for number in range(count):
+            found[number] = int(chances[number] * rows)
+    elif lasts.size:
+        achieve(numbers[:count], chances, firsts, lasts, oldest, capacity, strategy, found)
+    else:
+        return 0
+    for number in range(count):
+        if found[number] < 0 or found[number] >= rows:  # the trajectories are those of another instant
+            return number
+    for column in range(table.shape[1]):
+        place, width, goals, target = table[0, column], table[1, column], table[2, column], targets[column]
+        if goals:
+            _gather_column(goals, width, target, found, rows)
+            _gather_column(place, width, target + count * width, numbers[count:], rows)
+        else:
+            _gather_column(place, width, target, numbers, rows)
+    return -1
+
+
 @numba.njit("void(int64[::1], int64[::1], int64[::1], int64, int64)", nogil=True, cache=True)
 def copy_runs(
     places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int
