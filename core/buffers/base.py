@@ -157,7 +157,8 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         With `background`, a thread writes the rows as of the call, and `result()` of the `BackgroundDump` that is
         returned raises what went wrong. Writers copy rows of tensors that they replace before these are read, and wait
         where that is more than 64 MiB. What hands out references to rows, as `rb[:]`, waits for all. If that was before
-        the call, and for storages and checkpointers of other kinds, this returns once all files are written.
+        the call, with save hooks, and for storages and checkpointers of other kinds (lists, packed rows, other
+        devices, classes of your own), this returns once all files are written.
 
         UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
         `durable`.

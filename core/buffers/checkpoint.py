@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..checkpointers.base import Captured
+from ..checkpointers.base import Captured, captured
 from ..encodings.digests import DIGESTS, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
@@ -75,15 +75,15 @@ class _BufferStaging(Staging):
 
 
 class StagedBuffer:
-    """A buffer in a staging folder, of which `captured` rows are written when it is published."""
+    """A buffer in a staging folder, of which captured `rows` are written when it is published."""
 
-    def __init__(self, staging: Staging, captured: Captured | None) -> None:
-        self._staging, self._captured = staging, captured
+    def __init__(self, staging: Staging, rows: Captured | None) -> None:
+        self._staging, self._rows = staging, rows
 
     def publish(self) -> None:
         """Write what is left, and put the checkpoint in place."""
-        if self._captured is not None:
-            self._captured.write()
+        if self._rows is not None:
+            self._rows.write()
         write_digests(self._staging.path)
         self._staging.publish()
 
@@ -123,18 +123,12 @@ def staged_buffer(
         write_file(folder / _AHEAD, dump_json(ahead).encode())
     write_file(folder / BUFFER, dump_json(metadata).encode())
     # The rows are last: what has references to rows handed out would wait for a capture, which nobody reads yet.
-    captured = _captured(buffer.storage, folder / STORAGE_FOLDER) if background else None
-    if captured is not None:
-        stack.enter_context(captured)
+    rows = captured(buffer.storage, folder / STORAGE_FOLDER) if background else None
+    if rows is not None:
+        stack.enter_context(rows)
     elif getattr(buffer.storage, "initialized", True):
         buffer.storage.dumps(folder / STORAGE_FOLDER)
-    return StagedBuffer(staging, captured)
-
-
-def _captured(storage: Any, folder: Path) -> Captured | None:
-    """Return the rows as they are now; None where they are to be written at once."""
-    capture = getattr(storage.checkpointer, "capture", None)  # TorchRL's checkpointers have none
-    return None if capture is None else capture(storage, folder)
+    return StagedBuffer(staging, rows)
 
 
 def refuse_home_of(storage: Any, path: Path) -> None:

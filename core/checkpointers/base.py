@@ -41,6 +41,12 @@ class Captured(Protocol):
     def __exit__(self, *raised: object) -> None: ...
 
 
+def captured(storage: Any, path: Path) -> Captured | None:
+    """Return the rows of a storage as they are now, for the folder `path`; None where `dumps` has to write them."""
+    capture = getattr(storage.checkpointer, "capture", None)  # TorchRL's checkpointers have none
+    return None if capture is None else capture(storage, path)
+
+
 class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see below `read`
     r"""Writes a storage to a folder and reads it back.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from ..encodings.layout import ENSEMBLE_FILE
 from ..errors import CorruptDataError, SchemaError, UsageError
@@ -14,7 +16,7 @@ from ..format.syncing import Durable, write_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
 from ..storages.ensemble import StorageEnsemble, all_or_none
-from .base import StorageCheckpointerBase
+from .base import Captured, StorageCheckpointerBase, captured
 from .folders import CheckpointStaging, open_folder
 
 
@@ -38,16 +40,17 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         """Write all members to the folder `path`; an older checkpoint is replaced at one instant."""
         ensemble = self._checked(storage)
         with CheckpointStaging(path, durable) as staging:
-            with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
-            for number in with_rows:
+            for number in _write_about(ensemble, staging.path):
                 ensemble.members[number].dumps(staging.path / str(number))
-            for number, transform in enumerate(ensemble.transforms):
-                state: dict[str, object] = getattr(transform, "state_dict", dict)()
-                if state:
-                    write_file(transform_file(staging.path, number), module_state_bytes(state))
-            note = {"format_version": 1, "members": len(ensemble), "with_rows": with_rows}
-            write_file(staging.path / ENSEMBLE_FILE, dump_json(note).encode())
             staging.publish_noted()
+
+    def capture(self, storage: Storage, path: Path) -> Captured | None:
+        """Return all rows as they are now; of members that cannot be captured they are written at once.
+
+        None for a class with its own `dumps`.
+        """
+        own = type(self).dumps is StorageEnsembleCheckpointer.dumps
+        return _CapturedMembers(self._checked(storage), path) if own else None
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Load all members and the states of their transforms.
@@ -75,6 +78,48 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
                 "an ensemble has no rows of its own that hooks change", hint="register them on its members"
             )
         return storage
+
+
+class _CapturedMembers:
+    """The rows of an ensemble as they are now."""
+
+    def __init__(self, ensemble: StorageEnsemble, path: Path) -> None:
+        self._rows: list[Captured] = []
+        with contextlib.ExitStack() as stack:
+            self._staging = stack.enter_context(CheckpointStaging(path))
+            for number in _write_about(ensemble, self._staging.path):
+                member, place = ensemble.members[number], self._staging.path / str(number)
+                rows = captured(member, place)
+                if rows is None:
+                    member.dumps(place)
+                else:
+                    self._rows.append(rows)
+                    stack.enter_context(rows)
+            self._open = stack.pop_all()
+
+    def write(self) -> None:
+        """Write the rows that are left, and put the checkpoint in place."""
+        for rows in self._rows:
+            rows.write()
+        self._staging.publish_noted()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+
+def _write_about(ensemble: StorageEnsemble, folder: Path) -> list[int]:
+    """Write everything but the rows; return which members have rows."""
+    with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
+    for number, transform in enumerate(ensemble.transforms):
+        state: dict[str, object] = getattr(transform, "state_dict", dict)()
+        if state:
+            write_file(transform_file(folder, number), module_state_bytes(state))
+    note = {"format_version": 1, "members": len(ensemble), "with_rows": with_rows}
+    write_file(folder / ENSEMBLE_FILE, dump_json(note).encode())
+    return with_rows
 
 
 def transform_file(folder: Path, member: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +31,8 @@ from ..ted.schema import NEXT, key_name
 from ..torchrl.layout import TorchrlKeys
 from ..torchrl.reader import TorchrlReader, torchrl_form
 from ..torchrl.writer import OWN_FORM, write_torchrl
-from .base import StorageCheckpointerBase
+from .base import Captured, StorageCheckpointerBase
+from .captured_rows import CapturedRows
 from .episode_ends import KeyLike, keys_of, require_keys
 from .folders import CheckpointStaging, article, open_folder, require_writer
 from .loading import fill, fill_storage, held_keys
@@ -90,6 +92,16 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             built = self._built(staging.path, name)
             save_compact(rows, built, self.form, rows.filled, self._compression, step, Silent())
             staging.publish(name)
+
+    def capture(self, storage: Storage, path: Path) -> Captured | None:
+        """Return the rows as they are now; None with hooks, and for a class with its own `dumps`.
+
+        None, too, where rows could be replaced unnoticed: see `TensorStorage.snapshot`.
+        """
+        own = type(self).dumps is EpisodeCheckpointer.dumps
+        if not own or self._save_hooks or not isinstance(storage, TensorStorage):
+            return None
+        return CapturedRows.of(storage, path, partial(self.dumps, path=path))
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
         """Put the rows of a checkpoint, ours or TorchRL's, where they were in the storage that was saved.

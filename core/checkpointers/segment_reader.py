@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -88,13 +88,11 @@ class SegmentFolder:
                 for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
                     place, size = part.start * width, len(part) * width
                     if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
-                        _read(descriptor, start, memory.array[place : place + size])
-        found = []
-        for leaf, memory in zip(leaves, memories, strict=True):
-            dtype, shape = dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape))
-            tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
-            found.append(tensor.view(shape))
-        return found
+                        read_into(descriptor, start, memory.array[place : place + size])
+        return [
+            tensor_of(memory, dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape)))
+            for leaf, memory in zip(leaves, memories, strict=True)
+        ]
 
     def _verify(self, number: int) -> None:
         with self._opened(number) as descriptor:
@@ -119,13 +117,19 @@ class SegmentFolder:
             os.close(descriptor)
 
 
-def _read(descriptor: int, start: int, into: Array) -> None:
+def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """View memory as a tensor, which keeps it."""
+    tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
+    return tensor.view(*shape)
+
+
+def read_into(descriptor: int, start: int, into: Array) -> None:
     """Fill memory from a file that is long enough."""
     room = into.data
     while room:
         got = os.preadv(descriptor, [room], start)
         if not got:
-            raise CorruptDataError("a segment ends in the middle of a leaf: it was cut meanwhile")
+            raise CorruptDataError("a file ends in the middle of a leaf: it was cut meanwhile")
         room, start = room[got:], start + got
 
 

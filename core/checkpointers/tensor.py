@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..storages.pytree import TreeSpec, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import is_tree, leaf_files, single_name, spec_to_json, tree_documents
 from .base import Captured, StorageCheckpointerBase
+from .captured_rows import CapturedRows
 from .flat_layout import with_ragged, without_ragged
 from .folders import CheckpointStaging, is_segmented, open_folder
 from .segment_reader import SegmentFolder, load_segments
@@ -82,14 +84,16 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted(covered=covered)
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Return the rows as they are now, to be written in segments; None for other forms.
+        """Return the rows as they are now; None with hooks, and for a class with its own `dumps`.
 
         None, too, where rows could be replaced unnoticed: see `TensorStorage.snapshot`.
         """
         source = _tensor_storage(storage)
         own = type(self).dumps is TensorStorageCheckpointer.dumps
-        if not own or self.compatible or self._save_hooks or not source.initialized or _lives_at(source, path):
+        if not own or self._save_hooks or not source.initialized or _lives_at(source, path):
             return None
+        if self.compatible:
+            return CapturedRows.of(source, path, partial(self.dumps, path=path))
         captured = CapturedSegments(source, path)
         if captured.possible:
             return captured
