@@ -19,7 +19,7 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.snapshots import Snapshot
 from ..storages.tensor import TensorStorage
 from .segment_layout import segment_rows
-from .segment_reader import read_into, tensor_of
+from .segment_reader import read_blocks, tensor_of
 
 
 class CapturedRows:
@@ -88,7 +88,7 @@ class CapturedRows:
         ):
             memory = PrivateMemory(self._lead[0] * width)
             if stop > start and not (maps and memory.map_file(0, stop - start, descriptor, start)):
-                read_into(descriptor, start, memory.array[: self._rows * width])
+                read_blocks(descriptor, [(start, memory.bytes[: self._rows * width])])
             found.append(tensor_of(memory, dtype, shape))
         return found
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from ..errors import CorruptDataError, SchemaError
-from ..format.contracts import Array
 from ..format.digest import digest_descriptor, open_folder, open_regular
 from ..format.private_memory import PrivateMemory, can_map
 from ..format.together import run_together, threads_for_memory
@@ -21,10 +20,12 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.pytree import TreeSpec
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_from_json
-from .segment_layout import SegmentManifest
+from .segment_layout import BLOCK, SegmentManifest
 
 _MAPPED_FROM = 1 << 15
 """Bytes of a block from which on mapping it costs less than reading it."""
+_MOST_ROOMS = 512
+"""Pieces of memory that one call fills; Linux takes 1,024."""
 _ALWAYS_VERIFIED = 64 << 20
 """Bytes of all segments up to which they are compared with their digests in any case: it takes some milliseconds."""
 
@@ -84,11 +85,13 @@ class SegmentFolder:
         for number in range(len(self._sizes)):
             part = self.manifest.rows_of(number)
             starts = whole if len(part) == self.manifest.segment_rows else self.manifest.blocks(len(part))
+            copied = list[tuple[int, memoryview]]()
             with self._opened(number) as descriptor:
                 for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
                     place, size = part.start * width, len(part) * width
                     if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
-                        read_into(descriptor, start, memory.array[place : place + size])
+                        copied.append((start, memory.bytes[place : place + size]))
+                read_blocks(descriptor, copied)
         return [
             tensor_of(memory, dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape)))
             for leaf, memory in zip(leaves, memories, strict=True)
@@ -123,14 +126,27 @@ def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -
     return tensor.view(*shape)
 
 
-def read_into(descriptor: int, start: int, into: Array) -> None:
-    """Fill memory from a file that is long enough."""
-    room = into.data
-    while room:
-        got = os.preadv(descriptor, [room], start)
-        if not got:
+def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill memory from a file that is long enough: each with the bytes from a place on; places ascend.
+
+    Neighbours in the file, with less than `BLOCK` bytes between them, are read by one call of the system.
+    """
+    waiting = [(start, into) for start, into in blocks if len(into)]
+    while waiting:
+        place = first = waiting[0][0]
+        rooms, taken = list[memoryview](), 0
+        for start, into in waiting:
+            if start - place >= BLOCK or len(rooms) > _MOST_ROOMS:
+                break
+            if start > place:
+                rooms.append(memoryview(bytearray(start - place)))
+            rooms.append(into)
+            place, taken = start + len(into), taken + 1
+        end = first + os.preadv(descriptor, rooms, first)
+        if end == first:
             raise CorruptDataError("a file ends in the middle of a leaf: it was cut meanwhile")
-        room, start = room[got:], start + got
+        short = [(max(start, end), into[max(end - start, 0) :]) for start, into in waiting[:taken]]
+        waiting[:taken] = [(start, into) for start, into in short if len(into)]
 
 
 def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:

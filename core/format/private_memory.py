@@ -32,7 +32,10 @@ _maps = 0
 
 
 class PrivateMemory:
-    """`size` bytes, zeros at first, in `array`, uint8; the system has them back when nobody refers to that any more."""
+    """`size` bytes, zeros at first, in `array`, uint8, and in `bytes`.
+
+    The system has them back when nobody refers to them any more.
+    """
 
     def __init__(self, size: int) -> None:
         self._count = [0]
@@ -41,6 +44,8 @@ class PrivateMemory:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             weakref.finalize(memory, _forget, self._count).atexit = False
             self.array = np.frombuffer(memory, np.uint8)
+        self.bytes = memoryview(self.array.data)
+        self._address = self.array.ctypes.data
 
     def map_file(self, start: int, size: int, descriptor: int, offset: int) -> bool:
         """Map bytes of an open file, which has them, at `start`; False, with zeros there, where that cannot be had.
@@ -50,7 +55,7 @@ class PrivateMemory:
         global _maps
         if _maps >= _MOST_MAPS or (start | size | offset) % mmap.PAGESIZE:
             return False
-        place = self.array.ctypes.data + start
+        place = self._address + start
         if _libc().mmap(place, size, _PROTECTION, _FILE, descriptor, offset) == place:
             _maps += 1
             self._count[0] += 1

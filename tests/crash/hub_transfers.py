@@ -29,13 +29,14 @@ from strikes import forked, kill
 from upload_machine import files_of
 
 import rbtool
+from rbtool.core.format.shards import SHARD_DIGESTS
 
 WHERE = "hf://me/walks"
 MODULES = (
     "huggingface_hub.hf_api", "huggingface_hub.lfs", "httpx2", "rbtool.core.verbs.download", "rbtool.core.verbs.upload",
     "tenacity", "yaml",
 )  # fmt: skip
-_NEXT_TO_IT = {"README.md", ".gitattributes"}
+_NEXT_TO_IT = {"README.md", ".gitattributes", SHARD_DIGESTS}
 
 
 class Trial:
