@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import platform
@@ -74,22 +75,29 @@ class Watch:
     def medians(self, part: str, jobs: dict[str, Job], *, before: Job = lambda: None) -> dict[str, float]:
         """Let the jobs take turns; print and return the median time of a call of each, in microseconds.
 
-        A turn is several calls of a short job. `before` is called before every turn, and is not measured.
+        A turn is several calls of a short job. `before` is called before every turn, and is not measured. Nor is what
+        the turn before left to the collector: cycles of TorchRL's loads hold 758 MB, whose release took 80 ms of a turn
+        of ours.
         """
         calls, rounds = {}, self.rounds
-        for name, job in jobs.items():
+
+        def prepare() -> None:
             before()
+            gc.collect()
+
+        for name, job in jobs.items():
+            prepare()
             first = self._time_of(job, 1)  # warms it up too: it may order an epoch, or compile loops
             calls[name] = 1
             if first > LONG:
                 rounds = min(rounds, FEW)
             else:
-                before()
+                prepare()
                 calls[name] = max(1, int(PATIENCE / max(self._time_of(job, 2 if first < PATIENCE else 1), 1.0)))
         taken: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, job in jobs.items():
-                before()
+                prepare()
                 taken[name].append(self._time_of(job, calls[name]))
         found = {name: statistics.median(times) for name, times in taken.items()}
         for name, median in found.items():

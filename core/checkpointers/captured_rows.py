@@ -18,8 +18,11 @@ from ..storages.cursors import last_row
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.snapshots import Snapshot
 from ..storages.tensor import TensorStorage
-from .segment_layout import segment_rows
+from .segment_layout import block_rows
 from .segment_reader import read_blocks, tensor_of
+
+_BLOCKS = 8
+"""Blocks of rows that are read at once: one alone has few bytes of each entry."""
 
 
 class CapturedRows:
@@ -51,7 +54,7 @@ class CapturedRows:
         if not storage.initialized:
             return None
         columns = storage.columns
-        part_rows = segment_rows(columns.lead[0], storage.rows, sum(columns.widths))
+        part_rows = _BLOCKS * block_rows(storage.rows, sum(columns.widths))
         snapshot = storage.snapshot(part_rows)
         return None if snapshot is None else cls(storage, snapshot, part_rows, path, save)
 

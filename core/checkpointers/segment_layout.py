@@ -1,11 +1,15 @@
 """The form of a checkpoint of a storage of tensors in segments.
 
-    segments.json              how the data is made, its length, its leaves, and the digest of every segment
-    segment-00000.memmap …     rows [0, n), [n, 2n), … of all leaves: one block a leaf, each at a multiple of 4 KiB
+    segments.json              how the data is made, its length, its leaves, the rows and the digest of every segment
+    segment-00000.memmap …     some runs of rows: for each leaf, a block for each run
     .rbtool/digests.json       the digest of segments.json, which has one of its own, too
 
-n is a power of two. A segment is never changed once it is published, and its file is read-only: later checkpoints at
-the same place, and processes that mapped it, share it.
+Segments are numbered in the order in which they were written: a row that is in several is that of the last one. A
+segment is never changed once it is published, and its file is read-only: later checkpoints at the same place, and
+processes that mapped it, share it. Log-structured file systems and Lucene keep data in such segments.
+
+A block starts at the first place in the file that is, modulo 4 KiB, its place among the bytes of all rows of the leaf:
+so whole pages of it can be mapped there. Bytes between blocks are zeros.
 """
 
 from __future__ import annotations
@@ -13,26 +17,27 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from ..encodings.layout import SEGMENTS_FILE
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, FormatError
 from ..format.digest import open_regular
-from ..format.documents import Count, decode, document_digest, dump_json, newer_version, parse_json
+from ..format.documents import Count, decode, document_digest, dump_with_digest, newer_version, parse_json
 from ..format.manifest import HIDDEN
 from ..format.syncing import write_file
 from ..storages.codec import byte_count, dtype_named
 from ..storages.item_documents import read_shape
+from .runs import Run, common, count_of, joined, without
 
-BLOCK = 4096
-"""Blocks of leaves in a segment start at multiples of this."""
-_MOST, _FEWEST_BYTES = 128, 1 << 20
-_VERSION = 1
+PAGE = 4096
+"""Blocks can be mapped in units of this."""
+_BLOCKS, _FEWEST_BYTES = 1024, 1 << 19
+_VERSION = 2
 _HINT = "if TorchRL wrote over this checkpoint, remove segments.json and .rbtool in it; else save it again"
 
 
@@ -43,11 +48,6 @@ class SegmentLeaf:
     name: tuple[str, ...]
     dtype: str
     shape: tuple[Count, ...]
-
-    @property
-    def width(self) -> int:
-        """Bytes of a row."""
-        return _width(self.dtype, self.shape)
 
 
 @functools.lru_cache(256)
@@ -61,14 +61,57 @@ def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor])
     return tuple(SegmentLeaf(tuple(name), str(tensor.dtype), tuple(tensor.shape[1:])) for name, tensor in pairs)
 
 
-def segment_rows(capacity: int, filled: int, row_bytes: int) -> int:
-    """Return how many rows a segment has: a power of two, such that there are at most 128 for twice the filled rows.
+def block_rows(filled: int, row_bytes: int) -> int:
+    """Return in what units rows are written that changed here and there, and segments are cut: a power of two.
 
-    Segments have at least 1 MiB. So a few per cent of the rows are in a few segments, and the size changes no more
-    than once each time that the rows double.
+    There are at most 1,024 of them, of at least 512 KiB.
     """
-    least = max(min(capacity, 2 * filled) / _MOST, _FEWEST_BYTES / max(row_bytes, 1), 1)
+    least = max(filled / _BLOCKS, _FEWEST_BYTES / max(row_bytes, 1), 1)
     return 1 << math.ceil(math.log2(least))
+
+
+class Block(NamedTuple):
+    """The bytes of one run in one leaf: its rows, and where it starts in the file of the segment."""
+
+    leaf: int
+    rows: Run
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file with the rows of some runs, and its digest."""
+
+    number: Count
+    runs: tuple[tuple[Count, Count], ...]
+    digest: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return f"segment-{self.number:05}.memmap"
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has, also those that are in later segments."""
+        return count_of(self.runs)
+
+    def blocks(self, widths: Sequence[int]) -> Iterator[Block]:
+        """Yield the blocks in the order of the file: leaf after leaf, of rows of so many bytes, and run after run."""
+        end = 0
+        for leaf, width in enumerate(widths):
+            for run in self.runs:
+                start = end + (run[0] * width - end) % PAGE
+                yield Block(leaf, run, start)
+                end = start + (run[1] - run[0]) * width
+
+    def size(self, widths: Sequence[int]) -> int:
+        """Return the bytes of the file, of leaves with rows of so many bytes."""
+        end = 0
+        for width in widths:
+            for first, stop in self.runs:
+                end += (first * width - end) % PAGE + (stop - first) * width
+        return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,66 +129,50 @@ class SegmentManifest:
     rows: Count
     last_row: Count | None
     capacity: Count
-    segment_rows: Count
     synced: bool
     leaves: tuple[SegmentLeaf, ...]
-    digests: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
     digest: str = ""
     format_version: int = _VERSION
 
     FILE: ClassVar[str] = SEGMENTS_FILE
 
-    # Segments --------------------------------------------------------------------------------------
-
-    def rows_of(self, number: int) -> range:
-        """Return the rows of a segment."""
-        start = number * self.segment_rows
-        return range(start, min(start + self.segment_rows, self.rows))
-
-    @staticmethod
-    def file(number: int) -> str:
-        """Name the file of a segment."""
-        return f"segment-{number:05}.memmap"
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of a row of each leaf."""
+        return [_width(leaf.dtype, leaf.shape) for leaf in self.leaves]
 
     @property
     def files(self) -> list[str]:
         """The files of all segments."""
-        return [self.file(number) for number in range(len(self.digests))]
+        return [segment.file for segment in self.segments]
 
-    def blocks(self, rows: int) -> list[int]:
-        """Return where the blocks of the leaves start in a segment of so many rows; last, the size of the file."""
-        starts = [0]
-        for leaf in self.leaves:
-            starts.append(starts[-1] + -(-rows * leaf.width // BLOCK) * BLOCK)
-        return starts
-
-    @property
-    def sizes(self) -> list[int]:
-        """The bytes of each segment's file."""
-        whole, rest = divmod(self.rows, self.segment_rows)
-        full, last = self.blocks(self.segment_rows)[-1], self.blocks(rest)[-1]
-        return [full] * whole + [last] * (rest > 0)
-
-    def resembles(self, other: SegmentManifest) -> bool:
-        """Whether segments of the other one's size do for this storage, and its leaves are the same."""
-        wanted = self.segment_rows
-        return self.leaves == other.leaves and wanted // 2 <= other.segment_rows <= 2 * wanted
+    def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
+        """Yield the segments, the last one first, with those of these rows that are not in a later one."""
+        left = rows
+        for segment in reversed(self.segments):
+            yield segment, common(left, segment.runs)
+            left = without(left, segment.runs)
 
     # The document ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> SegmentManifest:
         """Write the document into a folder; return it with its digest."""
-        document = asdict(self)
-        document["digest"] = document_digest(document, "digest")
-        write_file(folder / self.FILE, dump_json(document).encode())
-        return replace(self, digest=document["digest"])
+        document = {name: getattr(self, name) for name in _ENTRIES}
+        document["leaves"] = [{"name": leaf.name, "dtype": leaf.dtype, "shape": leaf.shape} for leaf in self.leaves]
+        document["segments"] = [
+            {"number": segment.number, "runs": segment.runs, "digest": segment.digest} for segment in self.segments
+        ]
+        text, digest = dump_with_digest(document)
+        write_file(folder / self.FILE, text.encode())
+        return replace(self, digest=digest)
 
     @classmethod
     def load(cls, folder: Path, descriptor: int) -> SegmentManifest:
         """Read the document of the folder with this descriptor, also where another one is at its path by now.
 
         CorruptDataError if it is damaged, or if there are files that do not belong to the checkpoint. FormatError for
-        one of a newer version.
+        one of another version.
         """
         path = folder / cls.FILE
         with os.fdopen(open_regular(path, within=descriptor), "rb") as file:
@@ -153,13 +180,27 @@ class SegmentManifest:
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version > _VERSION:
             raise newer_version(str(path), version, _VERSION, "format version")
+        if type(version) is int and version < _VERSION:
+            raise FormatError(f"{path} has format version {version}, of rbtool before 0.1.0, expected {_VERSION}")
         found = decode(cls, document, str(path), CorruptDataError)
         if found.digest != document_digest(document, "digest"):
             raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
-        if found.segment_rows < 1 or len(found.digests) != -(-found.rows // found.segment_rows):
-            raise CorruptDataError(f"{path} does not list the segments of {found.rows:,} rows")
+        found._require_rows(path)
         known = {cls.FILE, HIDDEN, *found.files}
         strange = next((name for name in sorted(os.listdir(descriptor)) if name not in known and name[0] != "."), None)
         if strange is not None:
             raise CorruptDataError(f"{folder / strange} was not saved with the rest of {folder}", hint=_HINT)
         return found
+
+    def _require_rows(self, path: Path) -> None:
+        """Raise CorruptDataError unless the segments are in order and have all rows."""
+        numbers = [segment.number for segment in self.segments]
+        in_order = numbers == sorted(set(numbers)) and all(
+            list(segment.runs) == joined(segment.runs) and segment.runs for segment in self.segments
+        )
+        found = sum(count_of(runs) for _, runs in self.valid([(0, self.rows)])) if in_order else -1
+        if found != self.rows:
+            raise CorruptDataError(f"{path} does not list the segments of {self.rows:,} rows")
+
+
+_ENTRIES = [field.name for field in fields(SegmentManifest) if field.name != "digest"]

@@ -20,7 +20,8 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.pytree import TreeSpec
 from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_from_json
-from .segment_layout import BLOCK, SegmentManifest
+from .runs import common
+from .segment_layout import PAGE, Segment, SegmentManifest
 
 _MAPPED_FROM = 1 << 15
 """Bytes of a block from which on mapping it costs less than reading it."""
@@ -36,8 +37,8 @@ class SegmentFolder:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.manifest = SegmentManifest.load(path, descriptor)
+        self._widths = self.manifest.widths
         self._descriptor = descriptor
-        self._sizes = self.manifest.sizes
 
     @classmethod
     @contextlib.contextmanager
@@ -67,8 +68,7 @@ class SegmentFolder:
 
     def verify(self) -> None:
         """Raise CorruptDataError unless all segments hold the bytes that were saved."""
-        calls = [partial(self._verify, number) for number in range(len(self._sizes))]
-        run_together(calls, threads_for_memory())
+        run_together([partial(self._verify, segment) for segment in self.manifest.segments], threads_for_memory())
 
     def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
         """Return tensors of `rows` rows, zeros behind the ones that were saved.
@@ -76,37 +76,35 @@ class SegmentFolder:
         Sizes are checked, and with `verify` the bytes of all segments; also where they are few, and where nobody waited
         for the disk when they were saved. CorruptDataError for what is not as it was saved.
         """
-        leaves = self.manifest.leaves
-        if verify or not self.manifest.synced or sum(self._sizes) <= _ALWAYS_VERIFIED:
+        manifest, widths = self.manifest, self._widths
+        if verify or not manifest.synced or manifest.rows * sum(widths) <= _ALWAYS_VERIFIED:
             self.verify()
-        widths = [leaf.width for leaf in leaves]
-        memories = [PrivateMemory(rows * width) for width in widths]
-        whole, maps = self.manifest.blocks(self.manifest.segment_rows), can_map(self._descriptor)
-        for number in range(len(self._sizes)):
-            part = self.manifest.rows_of(number)
-            starts = whole if len(part) == self.manifest.segment_rows else self.manifest.blocks(len(part))
-            copied = list[tuple[int, memoryview]]()
-            with self._opened(number) as descriptor:
-                for width, memory, start, stop in zip(widths, memories, starts[:-1], starts[1:], strict=True):
-                    place, size = part.start * width, len(part) * width
-                    if not (maps and size >= _MAPPED_FROM and memory.map_file(place, stop - start, descriptor, start)):
-                        copied.append((start, memory.bytes[place : place + size]))
+        memories, maps = [PrivateMemory(rows * width) for width in widths], can_map(self._descriptor)
+        for segment, runs in manifest.valid([(0, manifest.rows)]):
+            with self._opened(segment) as descriptor:
+                copied = list[tuple[int, memoryview]]()
+                for leaf, its, start in segment.blocks(widths):
+                    width = widths[leaf]
+                    for first, stop in common(runs, [its]):
+                        place, size = first * width, (stop - first) * width
+                        offset = start + (first - its[0]) * width
+                        copied += _mapped(memories[leaf], place, size, descriptor if maps else -1, offset)
                 read_blocks(descriptor, copied)
         return [
             tensor_of(memory, dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape)))
-            for leaf, memory in zip(leaves, memories, strict=True)
+            for leaf, memory in zip(manifest.leaves, memories, strict=True)
         ]
 
-    def _verify(self, number: int) -> None:
-        with self._opened(number) as descriptor:
-            if digest_descriptor(descriptor) != self.manifest.digests[number]:
-                path = self.path / self.manifest.file(number)
+    def _verify(self, segment: Segment) -> None:
+        with self._opened(segment) as descriptor:
+            if digest_descriptor(descriptor) != segment.digest:
+                path = self.path / segment.file
                 raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
 
     @contextlib.contextmanager
-    def _opened(self, number: int) -> Iterator[int]:
+    def _opened(self, segment: Segment) -> Iterator[int]:
         """Open a segment, which must have its size; give its descriptor."""
-        path, size = self.path / self.manifest.file(number), self._sizes[number]
+        path, size = self.path / segment.file, segment.size(self._widths)
         try:
             descriptor = open_regular(path, within=self._descriptor)
         except FileNotFoundError:
@@ -120,6 +118,20 @@ class SegmentFolder:
             os.close(descriptor)
 
 
+def _mapped(
+    memory: PrivateMemory, place: int, size: int, descriptor: int, offset: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Map the whole pages of some bytes of a file, -1 for none, into memory; yield what is to be copied."""
+    head = -place % PAGE
+    whole = max(size - head, 0) // PAGE * PAGE
+    possible = descriptor >= 0 and whole > 0 and size >= _MAPPED_FROM
+    if not (possible and memory.map_file(place + head, whole, descriptor, offset + head)):
+        head, whole = size, 0
+    for start, stop in ((0, head), (head + whole, size)):
+        if start < stop:
+            yield offset + start, memory.bytes[place + start : place + stop]
+
+
 def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """View memory as a tensor, which keeps it."""
     tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
@@ -129,14 +141,14 @@ def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -
 def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> None:
     """Fill memory from a file that is long enough: each with the bytes from a place on; places ascend.
 
-    Neighbours in the file, with less than `BLOCK` bytes between them, are read by one call of the system.
+    Neighbours in the file, with less than `PAGE` bytes between them, are read by one call of the system.
     """
     waiting = [(start, into) for start, into in blocks if len(into)]
     while waiting:
         place = first = waiting[0][0]
         rooms, taken = list[memoryview](), 0
         for start, into in waiting:
-            if start - place >= BLOCK or len(rooms) > _MOST_ROOMS:
+            if start - place >= PAGE or len(rooms) > _MOST_ROOMS:
                 break
             if start > place:
                 rooms.append(memoryview(bytearray(start - place)))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..encodings.digests import write_digests
 from ..encodings.streams import Blocks, LeafFile
 from ..errors import OutOfSpaceError, RbtoolError
 from ..format import fs
@@ -27,7 +25,9 @@ from ..storages.tensor import TensorStorage
 from ..storages.tree_files import spec_to_json
 from ..storages.write_log import Written
 from .folders import CheckpointStaging
-from .segment_layout import SegmentManifest, leaves_of, segment_rows
+from .runs import Run, count_of, joined, without
+from .segment_layout import Segment, SegmentManifest, block_rows, leaves_of
+from .segment_plan import merged, written
 
 _READ_ONLY = 0o444
 
@@ -35,11 +35,12 @@ _READ_ONLY = 0o444
 def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable: Durable = "full") -> None:
     """Write a storage to the folder `path`, where an older checkpoint is replaced at one instant.
 
-    Onto the checkpoint that the storage wrote or loaded there last, only segments with changed rows are written.
+    Onto the checkpoint that the storage wrote or loaded there last, only rows that changed are written.
     """
     position = storage.log.now  # before any row is read: what is written meanwhile counts as changed later
-    with CheckpointStaging(path, durable) as staging, _opened(published_place(staging.destination)) as earlier:
-        _publish(_Dump(storage, earlier), storage, position, staging)
+    place = Path(os.path.realpath(path))
+    with _staged(place, durable) as staged, _opened(published_place(place)) as earlier:
+        _publish(_Dump(storage, earlier), storage, position, staged)
 
 
 class CapturedSegments:
@@ -67,8 +68,8 @@ class CapturedSegments:
 
     def write(self) -> None:
         """Write the checkpoint."""
-        with CheckpointStaging(self._path) as staging:
-            _publish(self._dump, self._storage, self._position, staging)
+        with _staged(self._path) as staged:
+            _publish(self._dump, self._storage, self._position, staged)
 
     def __enter__(self) -> Self:
         return self
@@ -77,12 +78,30 @@ class CapturedSegments:
         self._open.close()
 
 
-def _publish(dump: _Dump, storage: TensorStorage, position: Written, staging: CheckpointStaging) -> None:
+class _Staged(NamedTuple):
+    """A folder to write a checkpoint to, and what puts it in place, which is given the files with digests elsewhere."""
+
+    folder: Path
+    publish: Callable[[Collection[str]], None]
+
+
+@contextlib.contextmanager
+def _staged(place: Path, durable: Durable = "full") -> Iterator[_Staged]:
+    """Give a folder that is put at `place` at one instant; inside of what is staged already, `place` itself."""
+    if unsynced_around(place) is not None and not os.path.lexists(place):
+        fs.make_folder(place)
+        yield _Staged(place, lambda covered: write_digests(place, covered=covered))
+        return
+    with CheckpointStaging(place, durable) as staging:
+        yield _Staged(staging.path, lambda covered: staging.publish_noted(covered=covered))
+
+
+def _publish(dump: _Dump, storage: TensorStorage, position: Written, staged: _Staged) -> None:
     """Write a dump into a folder, put that in place, and remember what it holds."""
-    around = unsynced_around(staging.path / SegmentManifest.FILE)
+    around = unsynced_around(staged.folder / SegmentManifest.FILE)
     synced = around is None or around.durable != "none"
-    manifest = dump.write(staging.path, synced=synced)
-    staging.publish_noted(covered=manifest.files)
+    manifest = dump.write(staged.folder, synced=synced)
+    staged.publish(manifest.files)
     storage.log.saved_as(manifest.digest, position)
 
 
@@ -91,18 +110,17 @@ class _Earlier:
 
     def __init__(self, manifest: SegmentManifest, descriptor: int) -> None:
         self.manifest = manifest
-        self._sizes = manifest.sizes
+        self._widths = manifest.widths
         self._descriptor = descriptor
 
-    def share(self, number: int, path: Path) -> bool:
+    def share(self, segment: Segment, path: Path) -> bool:
         """Make a hard link to a segment; False where it cannot be had, and for a file that somebody may write to."""
-        name = self.manifest.file(number)
         try:
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            whole = stat.S_ISREG(found.st_mode) and found.st_size == self._sizes[number]
+            found = os.stat(segment.file, dir_fd=self._descriptor, follow_symlinks=False)
+            whole = stat.S_ISREG(found.st_mode) and found.st_size == segment.size(self._widths)
             if not whole or found.st_mode & 0o222:
                 return False
-            fs.link_to(Path(name), path, among=self._descriptor)
+            fs.link_to(Path(segment.file), path, among=self._descriptor)
         except OutOfSpaceError:
             raise
         except OSError:  # another file system, too many links, none at all there
@@ -135,11 +153,13 @@ class _Dump:
         self._storage = storage
         self._tensors = storage.columns.leaves if storage.initialized else []
         self._manifest = _described(storage)
+        self._widths = self._manifest.widths
+        self._block = block_rows(self._manifest.rows, sum(self._widths))
         self._lent = storage.log.lent
         self._snapshot: Snapshot | None = None
         self._compare(storage, earlier)
         if captured:
-            self._snapshot = storage.snapshot(self._manifest.segment_rows)
+            self._snapshot = storage.snapshot(self._block)
 
     @property
     def captured(self) -> bool:
@@ -153,89 +173,104 @@ class _Dump:
 
     def _compare(self, storage: TensorStorage, earlier: _Earlier | None) -> None:
         self._earlier: _Earlier | None = None
-        self._changed: NDArray[np.bool_] | None = None
+        self._changed: list[Run] | None = None
         position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
-        if earlier is None or position is None or not self._manifest.resembles(earlier.manifest):
+        if earlier is None or position is None or earlier.manifest.leaves != self._manifest.leaves:
             return  # the storage neither wrote nor loaded it
-        capacity, rows = self._manifest.capacity, earlier.manifest.segment_rows
         self._earlier = earlier
-        self._manifest = replace(self._manifest, segment_rows=rows)
-        self._changed = storage.log.blocks_changed(position, capacity, rows)
+        found = storage.log.changed_rows(position, self._manifest.capacity, self._block)
+        self._changed = None if found is None else joined(found)
 
     def write(self, folder: Path, *, synced: bool) -> SegmentManifest:
-        """Write or share all segments, then the manifest, into an empty folder; `synced` is noted in it."""
-        manifest, digests = replace(self._manifest, synced=synced), dict(self._unchanged())
-        sizes, written = manifest.sizes, dict[int, LeafFile]()
-        fs.require_space(folder, sum(size for number, size in enumerate(sizes) if number not in digests))
-        earlier, snapshot = self._earlier, self._snapshot
-        shared = {
-            number
-            for number in digests
-            if earlier is not None and earlier.share(number, folder / manifest.file(number))
-        }
-        if snapshot is not None:
-            snapshot.release(*shared)
-        numbers = range(len(sizes)) if snapshot is None else snapshot.parts()
-        with contextlib.ExitStack() as files, Blocks() as blocks:
-            for number in numbers:
-                if number in shared:
-                    continue
-                file = written[number] = LeafFile(folder / manifest.file(number), mode=_READ_ONLY)
-                files.callback(file.close)
-                blocks.begin(file)
-                for part in self._parts(number):
+        """Share or write all segments, then write the manifest, into an empty folder; `synced` is noted in it."""
+        manifest, earlier = replace(self._manifest, synced=synced), self._earlier
+        kept = merged(self._kept(), manifest.rows, self._block)
+        if earlier is not None:
+            kept = {one: runs for one, runs in kept.items() if earlier.share(one, folder / one.file)}
+        before = () if earlier is None else earlier.manifest.segments
+        new = written(kept, manifest.rows, self._block, before[-1].number + 1 if before else 0)
+        fs.require_space(folder, sum(one.size(self._widths) for one in new))
+        files = {one: LeafFile(folder / one.file, mode=_READ_ONLY) for one in new}
+        with contextlib.ExitStack() as stack, Blocks(len(new)) as blocks:
+            for file in files.values():
+                stack.callback(file.close)
+            for one in self._in_order(new):
+                blocks.begin(files[one])
+                for part in self._parts(one):
                     blocks.append_bytes(part)
             blocks.finish()
-        digests |= {number: file.digest for number, file in written.items()}
-        return replace(manifest, digests=tuple(digests[number] for number in range(len(sizes)))).save(folder)
+        done = (replace(one, digest=file.digest) for one, file in files.items())
+        return replace(manifest, segments=(*sorted(kept, key=lambda one: one.number), *done)).save(folder)
 
-    def _unchanged(self) -> Iterable[tuple[int, str]]:
-        """Return the numbers and digests of segments whose rows are those of the earlier checkpoint.
+    def _in_order(self, new: Sequence[Segment]) -> Iterator[Segment]:
+        """Yield segments to be written, of a snapshot those first that writers need soon, and release their rows."""
+        if self._snapshot is None:
+            yield from new
+            return
+        left, parts = {one: _blocks_of(one.runs, self._block) for one in new}, self._snapshot.parts()
+        self._snapshot.release(*self._snapshot.left.difference(*left.values()))
+        for part in parts:
+            for one in [one for one, its in left.items() if part in its]:
+                yield one
+                its = left.pop(one)
+                self._snapshot.release(*its.difference(*left.values()))
 
-        Where the log does not reach, their bytes decide.
+    def _kept(self) -> dict[Segment, Sequence[Run]]:
+        """Return the segments of the earlier checkpoint that can stay, with the rows that are read from each.
+
+        Where the log does not reach, and where references to rows were handed out, the bytes of segments decide.
         """
         if self._earlier is None:
-            return []
-        before, manifest = self._earlier.manifest, self._manifest
-        same = [
-            (number, digest)
-            for number, digest in enumerate(before.digests)
-            if before.rows_of(number) == manifest.rows_of(number)
-        ]
-        known = [pair for pair in same if self._changed is not None and not self._changed[pair[0]]]
+            return {}
+        rows: list[Run] = [(0, self._manifest.rows)]
+        left = without(rows, self._changed or [])
+        found = {one: runs for one, runs in self._earlier.manifest.valid(left) if runs}
         if self._changed is not None and not self._lent:
-            return known
-        asked = same if self._changed is None else known
-        found = dict[int, str]()
+            return found
+        asked, same = [one for one, runs in found.items() if count_of(runs) == one.rows], set[Segment]()
 
-        def look(number: int) -> None:
-            found[number] = _digest(self._parts(number))
+        def look(one: Segment) -> None:
+            if _digest(self._parts(one)) == one.digest:
+                same.add(one)
 
-        run_together([partial(look, number) for number, _ in asked], threads_for_memory())
-        return [(number, digest) for number, digest in asked if found[number] == digest]
+        run_together([partial(look, one) for one in asked], threads_for_memory())
+        return {one: runs for one, runs in found.items() if one in same}
 
-    def _parts(self, number: int) -> Iterator[memoryview]:
+    def _parts(self, one: Segment) -> Iterator[memoryview]:
         """Yield the bytes of a segment's file."""
-        rows = self._manifest.rows_of(number)
-        starts = self._manifest.blocks(len(rows))
-        for leaf, (tensor, start, stop) in enumerate(zip(self._tensors, starts[:-1], starts[1:], strict=True)):
+        end = 0
+        for leaf, (start, stop), place in one.blocks(self._widths):
+            if place > end:
+                yield memoryview(bytes(place - end))
             if self._snapshot is None:
-                yield tensor_bytes(tensor[rows.start : rows.stop])
+                yield tensor_bytes(self._tensors[leaf][start:stop])
             else:
-                yield from self._snapshot.read(leaf, rows)
-            if padding := stop - start - len(rows) * self._manifest.leaves[leaf].width:
-                yield memoryview(bytes(padding))
+                for run in _at_blocks(start, stop, self._block):
+                    yield from self._snapshot.read(leaf, run)
+            end = place + (stop - start) * self._widths[leaf]
+
+
+def _blocks_of(runs: Iterable[Run], block: int) -> set[int]:
+    """Return the numbers of the blocks of so many rows that have some of these."""
+    return {number for start, stop in runs for number in range(start // block, -(-stop // block))}
+
+
+def _at_blocks(start: int, stop: int, block: int) -> Iterator[range]:
+    """Cut a run at the bounds of blocks."""
+    while start < stop:
+        end = min(stop, (start // block + 1) * block)
+        yield range(start, end)
+        start = end
 
 
 def _described(storage: TensorStorage) -> SegmentManifest:
     """Describe a storage, without its segments yet."""
     if not storage.initialized:
-        return SegmentManifest(None, storage.ndim, 0, 0, None, 0, 1, True, ())
-    columns, structure, rows = storage.columns, storage.structure, storage.rows
-    size = segment_rows(columns.lead[0], rows, sum(columns.widths))
+        return SegmentManifest(None, storage.ndim, 0, 0, None, 0, True, ())
+    columns, structure = storage.columns, storage.structure
     return SegmentManifest(
-        spec_to_json(structure), storage.ndim, len(storage), rows, last_row(storage.last_cursor),
-        columns.lead[0], size, True, leaves_of(list(structure.paths()), columns.leaves),
+        spec_to_json(structure), storage.ndim, len(storage), storage.rows, last_row(storage.last_cursor),
+        columns.lead[0], True, leaves_of(list(structure.paths()), columns.leaves),
     )  # fmt: skip
 
 

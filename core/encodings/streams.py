@@ -75,14 +75,14 @@ class LeafFile(NewFile, Stream):
 
 
 class _Worker:
-    """A thread that makes calls one after the other; they are made at once where none can be started.
+    """A thread that makes calls one after the other; they are made at once where none can be started, or not `apart`.
 
     No pool of `concurrent.futures` takes calls any more when the program ends, which dumps in the background outlive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool) -> None:
         self._calls: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
-        self._stopped = self._tried = False
+        self._stopped, self._tried = False, not apart
         self._thread: Thread | None = None
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
@@ -125,10 +125,12 @@ class Blocks:
 
     So one stream is synced while the next one is written. Rows are not copied: they must stay as they are until
     `finish`. What fails in a thread is raised by the next call here. A context manager: leaving waits for the threads.
+
+    With less than two `streams` there is nothing to take turns at: no thread is started.
     """
 
-    def __init__(self) -> None:
-        self._threads = [_Worker() for _ in range(2)]
+    def __init__(self, streams: int = 2) -> None:
+        self._threads = [_Worker(apart=streams > 1) for _ in range(2)]
         self._pending: deque[Future[None]] = deque()
         self._ends: list[Future[None]] = []
         self._parts: list[memoryview] = []

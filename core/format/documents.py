@@ -91,6 +91,13 @@ def document_digest(document: Mapping[str, Any], entry: str) -> str:
     return digest_bytes(dump_json(rest, sort_keys=True).encode())
 
 
+def dump_with_digest(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Write a document with its `document_digest` as the entry `digest`, which it does not have yet; return both."""
+    text = dump_json(document, sort_keys=True)
+    digest = digest_bytes(text.encode())
+    return f'{text[:-1]}, "digest": "{digest}"}}', digest
+
+
 def load_json(path: Path) -> Any:
     """Read a JSON file, or raise FormatError that names it."""
     return parse_json(read_regular(path), str(path))

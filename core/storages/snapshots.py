@@ -57,6 +57,12 @@ class Snapshot:
 
     # The thread that reads -------------------------------------------------------------------------
 
+    @property
+    def left(self) -> frozenset[int]:
+        """The numbers of the parts that are not released."""
+        with self._changed:
+            return frozenset(self._left)
+
     def parts(self) -> Iterator[int]:
         """Yield the numbers of the parts that are left; each is released when the next one is asked for."""
         while self._left:

@@ -219,27 +219,25 @@ class WriteLog:
             return None
         return [change for _, change in recent]
 
-    def blocks_changed(self, since: Written, capacity: int, block: int) -> NDArray[np.bool_] | None:
-        """Mark which blocks of so many rows, of `capacity`, have rows that were written or changed since.
+    def changed_rows(self, since: Written, capacity: int, block: int) -> list[tuple[int, int]] | None:
+        """Return runs `[start, stop)`, in any order, of rows, of `capacity`, that were written or changed since.
 
-        None if that is not known. Blocks that are not marked are what they were, unless rows were lent.
+        Rows here and there are rounded to whole blocks of so many. None if that is not known. All other rows are what
+        they were, unless rows were lent.
         """
         changes, added = self.since(since.irregular), self._rows.value - since.rows
         if changes is None or added < 0:  # also where a write was undone
             return None
-        found = np.zeros(-(-capacity // block), np.bool_)
-        runs = [change.rows for change in changes]
-        if added:
-            stop = since.next_row + min(added, capacity)
-            runs += [slice(since.next_row, min(stop, capacity)), slice(0, max(stop - capacity, 0))]
-        for rows in runs:
+        stop = since.next_row + min(added, capacity)
+        found = [(since.next_row, min(stop, capacity)), (0, max(stop - capacity, 0))]
+        for rows in (change.rows for change in changes):
             if rows is None or (isinstance(rows, slice) and (rows.step or 1) < 0):
                 return None
             if isinstance(rows, slice):
-                start, stop, _ = rows.indices(capacity)
-                found[start // block : -(-stop // block) if stop > start else 0] = True
+                found.append(rows.indices(capacity)[:2])
             else:
-                found[rows.numpy(force=True) % capacity // block] = True
+                blocks = np.unique(rows.numpy(force=True) % capacity // block)
+                found += ((number * block, min((number + 1) * block, capacity)) for number in blocks.tolist())
         return found
 
     def left_alone(self, rows: torch.Tensor, since: Written, capacity: int) -> bool:

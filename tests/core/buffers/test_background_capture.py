@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import BackgroundDump, LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_reader
+from rbtool.core.checkpointers import segment_layout, segment_plan, segment_reader
 from rbtool.core.storages import snapshots
 from rbtool.core.storages.snapshots import Snapshot
 
@@ -62,6 +62,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found, own = Gate(), Snapshot.read
     monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 24)
     monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segment_plan, "_ALIKE", 2)
+    monkeypatch.setattr(segment_plan, "_LARGE", 2)
     monkeypatch.setattr(snapshots, "_CHUNK", 16)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(Snapshot, "read", lambda *arguments: found.read(own, *arguments))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers import segment_layout, segment_reader
-from rbtool.core.checkpointers.segment_layout import segment_rows
+from rbtool.core.checkpointers.segment_layout import block_rows
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -45,19 +46,26 @@ def ring(kind: Callable[..., Any] = LazyTensorStorage, rows: int = ROWS, **optio
     return buffer
 
 
-def inodes(path: Path) -> list[int]:
+def inodes(path: Path) -> dict[int, int]:
+    """The inode of each segment's file, by the number of the segment."""
     folder = path / "storage" if (path / "storage").is_dir() else path
-    return [file.stat().st_ino for file in sorted(folder.glob("segment-*"))]
+    return {int(file.stem.partition("-")[2]): file.stat().st_ino for file in sorted(folder.glob("segment-*"))}
 
 
 def shared(path: Path, dump: Callable[[], object]) -> list[int]:
-    """Dump again; list the segments whose files are those of before."""
+    """Dump again; list the numbers of segments whose files are those of before."""
     before = inodes(path)
     with contextlib.ExitStack() as stack:
         for file in (path / "storage").glob("segment-*"):  # open, so that no inode comes again
             stack.enter_context(file.open("rb"))
         dump()
-    return [number for number, pair in enumerate(zip(before, inodes(path), strict=False)) if pair[0] == pair[1]]
+    return [number for number, inode in inodes(path).items() if before.get(number) == inode]
+
+
+def runs(path: Path) -> dict[int, list[list[int]]]:
+    """The runs of rows in each segment, by its number."""
+    document = json.loads((path / "storage" / "segments.json").read_text())
+    return {segment["number"]: segment["runs"] for segment in document["segments"]}
 
 
 def rows_of(source: Any) -> list[Any]:
@@ -71,22 +79,27 @@ def content(path: Path) -> list[Any]:
     return rows_of(other)
 
 
-def test_segments_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 1 << 20)
-    assert segment_rows(1_000_000, 1_000_000, 758) == 8192
-    assert segment_rows(10_000_000, 10_000_000, 758) == 131_072
-    assert segment_rows(10_000_000, 1_000, 758) == 2048
-    assert segment_rows(8, 8, 1 << 30) == 1
+def test_blocks_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 1 << 19)
+    assert block_rows(1_000_000, 758) == 1024
+    assert block_rows(10_000_000, 758) == 16_384
+    assert block_rows(1_000, 758) == 1024
+    assert block_rows(8, 1 << 30) == 1
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_the_next_dump_writes_the_segments_with_new_rows(tmp_path: Path, kind: Any) -> None:
+def test_the_next_dump_writes_the_rows_that_changed(tmp_path: Path, kind: Any) -> None:
     buffer, path = ring(kind), tmp_path / "saved"
     buffer.dumps(path)
     assert len(inodes(path)) == 8
     assert shared(path, lambda: buffer.dumps(path)) == list(range(8))
-    buffer.extend(steps(9, 100))
-    assert shared(path, lambda: buffer.dumps(path)) == list(range(2, 8))
+    buffer.extend(steps(11, 100))
+    assert shared(path, lambda: buffer.dumps(path)) == list(range(1, 8))
+    assert runs(path)[8] == [[0, 11]]
+    assert content(path) == rows_of(buffer)
+    buffer.storage[torch.tensor([30, 27])] = steps(2, 300)
+    assert shared(path, lambda: buffer.dumps(path)) == [1, 2, 4, 5, 6, 7, 8]
+    assert runs(path)[9] == [[24, 32]]  # a whole block: the rows are here and there
     assert content(path) == rows_of(buffer)
     assert not any(file.stat().st_mode & 0o222 for file in (path / "storage").glob("segment-*"))
 
@@ -210,11 +223,11 @@ def test_two_places_in_turn(tmp_path: Path) -> None:
     buffer, one, other = ring(), tmp_path / "one", tmp_path / "other"
     for path in (one, other):
         buffer.dumps(path)
-    assert not set(inodes(one)) & set(inodes(other))
+    assert not set(inodes(one).values()) & set(inodes(other).values())
     buffer.extend(steps(3, 100))
-    assert len(shared(one, lambda: buffer.dumps(one))) == 7
+    assert len(shared(one, lambda: buffer.dumps(one))) == 8
     buffer.extend(steps(3, 200))
-    assert len(shared(other, lambda: buffer.dumps(other))) == 7
+    assert len(shared(other, lambda: buffer.dumps(other))) == 8
     assert content(other) == rows_of(buffer)
 
 
@@ -236,7 +249,8 @@ def test_a_dump_that_fails_shares_nothing_wrong_later(tmp_path: Path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             buffer.dumps(path)
     buffer.extend(steps(3, 200))
-    assert len(shared(path, lambda: buffer.dumps(path))) == 7
+    assert len(shared(path, lambda: buffer.dumps(path))) == 8
+    assert runs(path)[8] == [[0, 6]]
     assert content(path) == rows_of(buffer)
 
 
@@ -301,7 +315,7 @@ def test_mapped_rows_are_edited_in_private(tmp_path: Path, capacity: int) -> Non
     third = ReplayBuffer(storage=LazyTensorStorage(MANY))
     third.loads(path, verify=True)
     assert rows_of(third) == rows_of(buffer)
-    assert len(shared(path, lambda: other.dumps(path))) == len(inodes(path)) - 2 + (capacity > MANY + 1)
+    assert len(shared(path, lambda: other.dumps(path))) == len(inodes(path)) - 1
     third = ReplayBuffer(storage=LazyTensorStorage(capacity))
     third.loads(path, verify=True)
     assert rows_of(third) == rows_of(other)
