@@ -127,8 +127,10 @@ def of_kind(
     yield from Claim.of(f"{form} read fresh {kind}, TorchRL", found, READS[form])
 
 
-def loaded(make: Callable[[TensorDict | None], Any], place: Path) -> None:
-    make(None).loads(place)
+def loaded(make: Callable[[TensorDict | None], Any], place: Path) -> Any:
+    buffer = make(None)
+    buffer.loads(place)
+    return buffer
 
 
 def copy_anew(source: Path, target: Path) -> None:

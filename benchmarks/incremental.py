@@ -49,8 +49,10 @@ def plain(new: TensorDict, place: Path) -> None:
     fs.sync_folder(place)
 
 
-def loaded(make: Callable[[], Any], place: Path) -> None:
-    make().loads(place)
+def loaded(make: Callable[[], Any], place: Path) -> Any:
+    buffer = make()
+    buffer.loads(place)
+    return buffer
 
 
 def incremental(rows: int, watch: Watch) -> Claims:

@@ -75,9 +75,9 @@ class Watch:
     def medians(self, part: str, jobs: dict[str, Job], *, before: Job = lambda: None) -> dict[str, float]:
         """Let the jobs take turns; print and return the median time of a call of each, in microseconds.
 
-        A turn is several calls of a short job. `before` is called before every turn, and is not measured. Nor is what
-        the turn before left to the collector: cycles of TorchRL's loads hold 758 MB, whose release took 80 ms of a turn
-        of ours.
+        A turn is several calls of a short job. `before` is called before every turn, and is not measured. Nor is the
+        release of what the last call returned, or of what a turn left to the collector: buffers of TorchRL that were
+        loaded are in cycles, and their 758 MB took 80 ms of the next turn, which was ours.
         """
         calls, rounds = {}, self.rounds
 
@@ -107,9 +107,12 @@ class Watch:
     def _time_of(self, job: Job, calls: int) -> float:
         now = getattr(time, self.clock)
         started = now()
-        for _ in range(calls):
+        for _ in range(calls - 1):
             job()
-        return float(now() - started) / calls * 1e6
+        made = job()
+        taken = float(now() - started)
+        del made
+        return taken / calls * 1e6
 
 
 Part = Callable[[int, Watch], Claims]

@@ -142,7 +142,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
     ) -> BackgroundDump | None:
         """Write a checkpoint to the folder `path`; replaces an older checkpoint atomically.
 
-        Of a storage of tensors that saved or loaded the older one, only the segments with changed rows are written.
+        Of a storage of tensors that saved or loaded the older one, only the rows that changed are written.
         TorchRL reads checkpoints of storages whose checkpointer has `compatible=True`.
 
         Digests are written, and a process that is killed leaves the older checkpoint or the new one, with any

@@ -18,14 +18,14 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from ..encodings.layout import SEGMENTS_FILE
-from ..errors import CorruptDataError, FormatError
+from ..errors import CorruptDataError
 from ..format.digest import open_regular
 from ..format.documents import Count, decode, document_digest, dump_with_digest, newer_version, parse_json
 from ..format.manifest import HIDDEN
@@ -85,6 +85,8 @@ class Segment:
     number: Count
     runs: tuple[tuple[Count, Count], ...]
     digest: str = ""
+    whole_pages: bool = field(default=False, metadata={"json": False})
+    """Whether blocks start and end at multiples of 4 KiB, as in format version 1."""
 
     @property
     def file(self) -> str:
@@ -101,7 +103,7 @@ class Segment:
         end = 0
         for leaf, width in enumerate(widths):
             for run in self.runs:
-                start = end + (run[0] * width - end) % PAGE
+                start = end + self._gap(run[0] * width, end)
                 yield Block(leaf, run, start)
                 end = start + (run[1] - run[0]) * width
 
@@ -110,8 +112,12 @@ class Segment:
         end = 0
         for width in widths:
             for first, stop in self.runs:
-                end += (first * width - end) % PAGE + (stop - first) * width
-        return end
+                end += self._gap(first * width, end) + (stop - first) * width
+        return end + self._gap(0, end) if self.whole_pages else end
+
+    def _gap(self, place: int, end: int) -> int:
+        """Return the bytes between `end` and a block of which `place` is the place among all rows of the leaf."""
+        return (-end if self.whole_pages else place - end) % PAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,10 @@ class SegmentManifest:
             yield segment, common(left, segment.runs)
             left = without(left, segment.runs)
 
+    def resembles(self, other: SegmentManifest) -> bool:
+        """Whether segments of another checkpoint can be part of this one."""
+        return self.leaves == other.leaves and self.format_version == other.format_version
+
     # The document ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> SegmentManifest:
@@ -172,7 +182,7 @@ class SegmentManifest:
         """Read the document of the folder with this descriptor, also where another one is at its path by now.
 
         CorruptDataError if it is damaged, or if there are files that do not belong to the checkpoint. FormatError for
-        one of another version.
+        one of a newer version.
         """
         path = folder / cls.FILE
         with os.fdopen(open_regular(path, within=descriptor), "rb") as file:
@@ -180,9 +190,10 @@ class SegmentManifest:
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version > _VERSION:
             raise newer_version(str(path), version, _VERSION, "format version")
-        if type(version) is int and version < _VERSION:
-            raise FormatError(f"{path} has format version {version}, of rbtool before 0.1.0, expected {_VERSION}")
-        found = decode(cls, document, str(path), CorruptDataError)
+        if version == 1:
+            found = decode(_Version1, document, str(path), CorruptDataError).manifest
+        else:
+            found = decode(cls, document, str(path), CorruptDataError)
         if found.digest != document_digest(document, "digest"):
             raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
         found._require_rows(path)
@@ -203,4 +214,34 @@ class SegmentManifest:
             raise CorruptDataError(f"{path} does not list the segments of {self.rows:,} rows")
 
 
-_ENTRIES = [field.name for field in fields(SegmentManifest) if field.name != "digest"]
+_ENTRIES = [entry.name for entry in fields(SegmentManifest) if entry.name != "digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Version1:
+    """A document of format version 1: each file has `segment_rows` consecutive rows."""
+
+    structure: Mapping[str, Any] | None
+    ndim: Count
+    length: Count
+    rows: Count
+    last_row: Count | None
+    capacity: Count
+    segment_rows: Count
+    synced: bool
+    leaves: tuple[SegmentLeaf, ...]
+    digests: tuple[str, ...]
+    digest: str
+
+    @property
+    def manifest(self) -> SegmentManifest:
+        """The same as a document of today."""
+        segments = tuple(
+            Segment(number, ((start, min(start + self.segment_rows, self.rows)),), digest, whole_pages=True)
+            for number, digest in enumerate(self.digests)
+            if (start := number * self.segment_rows) < self.rows
+        )
+        return SegmentManifest(
+            self.structure, self.ndim, self.length, self.rows, self.last_row, self.capacity, self.synced, self.leaves,
+            segments, self.digest, format_version=1,
+        )  # fmt: skip

@@ -45,7 +45,8 @@ def _merge_alike(valid: dict[Segment, int], new: int, rows: int, block: int) -> 
     """Leave out small segments that are too many; return how many rows they have."""
     large, found = max(rows // _LARGE, block), 0
     while True:
-        alike = [segment for segment, count in valid.items() if count < large and _size(count, block) <= _size(new, block)]
+        most = _size(new, block)
+        alike = [segment for segment, count in valid.items() if count < large and _size(count, block) <= most]
         if len(alike) < _ALIKE - 1:
             return found
         taken = sum(valid.pop(segment) for segment in alike)

@@ -175,7 +175,7 @@ class _Dump:
         self._earlier: _Earlier | None = None
         self._changed: list[Run] | None = None
         position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
-        if earlier is None or position is None or earlier.manifest.leaves != self._manifest.leaves:
+        if earlier is None or position is None or not self._manifest.resembles(earlier.manifest):
             return  # the storage neither wrote nor loaded it
         self._earlier = earlier
         found = storage.log.changed_rows(position, self._manifest.capacity, self._block)
@@ -224,7 +224,7 @@ class _Dump:
             return {}
         rows: list[Run] = [(0, self._manifest.rows)]
         left = without(rows, self._changed or [])
-        found = {one: runs for one, runs in self._earlier.manifest.valid(left) if runs}
+        found: dict[Segment, Sequence[Run]] = {one: runs for one, runs in self._earlier.manifest.valid(left) if runs}
         if self._changed is not None and not self._lent:
             return found
         asked, same = [one for one, runs in found.items() if count_of(runs) == one.rows], set[Segment]()

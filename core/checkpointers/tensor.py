@@ -37,13 +37,13 @@ from .tensor_reader import METADATA, SavedLeaf, StorageManifest, read_contents, 
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
-    """Saves any `TensorStorage` in segments of consecutive rows, and writes only the segments with changed rows.
+    """Saves any `TensorStorage` in segments, files of some rows, and writes only rows that changed.
 
     The first checkpoint at a place is written whole. One onto the checkpoint that the storage saved or loaded there
-    last shares the files of segments that did not change (hard links; written where there are none), and is complete
-    on its own: the older one goes. Which rows changed is known from the writes. Where rows may have changed without
-    them, the digests of their bytes decide: in memory that the storage was given, in files in a `scratch_dir`, and once
-    references to rows were handed out, as by a slice of the storage.
+    last adds a segment of the rows that changed and shares the others (hard links; written where there are none), and
+    is complete on its own: the older one goes. Small segments are merged now and then. Which rows changed is known from
+    the writes. Where rows may have changed without them, the digests of their bytes decide: in memory that the storage
+    was given, in files in a `scratch_dir`, and once references to rows were handed out, as by a slice of the storage.
 
     Loading into a `LazyTensorStorage` maps the segments copy-on-write, and reads rows when they are used; references to
     rows that somebody has, other storages, other devices and file systems of other machines have them copied. The list

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,6 @@ from rbtool.core.checkpointers import segment_layout, segment_reader
 from rbtool.core.checkpointers.runs import common, count_of, cut, joined, without
 from rbtool.core.checkpointers.segment_layout import Segment, SegmentManifest
 from rbtool.core.checkpointers.segment_plan import merged, written
-from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 ROWS, BLOCK = 4096, 4
@@ -135,53 +131,6 @@ def test_a_storage_that_fills_up(tmp_path: Path) -> None:
     other.loads(ring.path, verify=True)
     assert torch.equal(other.storage[torch.arange(10_000)], torch.arange(10_000))
     assert taken <= 5 * 10_000
-
-
-# Manifests -----------------------------------------------------------------------------------------
-
-
-def gap(found: SegmentManifest) -> SegmentManifest:
-    return replace(found, segments=found.segments[1:])
-
-
-def disordered(found: SegmentManifest) -> SegmentManifest:
-    return replace(found, segments=found.segments[::-1])
-
-
-def overlap(found: SegmentManifest) -> SegmentManifest:
-    first, *others = found.segments
-    start, stop = first.runs[0]
-    return replace(found, segments=(replace(first, runs=((start, stop), (stop - 1, stop + 1))), *others))
-
-
-def empty(found: SegmentManifest) -> SegmentManifest:
-    first, *others = found.segments
-    return replace(found, segments=(first, *others, Segment(others[-1].number + 1, ())))
-
-
-@pytest.mark.parametrize("spoil", [gap, disordered, overlap, empty])
-def test_segments_that_do_not_have_all_rows(
-    tmp_path: Path, spoil: Callable[[SegmentManifest], SegmentManifest]
-) -> None:
-    ring = Ring(tmp_path / "saved")
-    found = document(ring.path)
-    shutil.rmtree(ring.path / "storage" / ".rbtool")
-    shutil.rmtree(ring.path / ".rbtool")
-    (ring.path / "storage" / "segments.json").unlink()
-    spoil(found).save(ring.path / "storage")
-    with pytest.raises(CorruptDataError, match=r"segments\.json does not list the segments of 4,096 rows"):
-        LazyTensorStorage(ROWS).loads(ring.path / "storage")
-    ring.buffer.dumps(ring.path)  # nothing of it is used
-    ring.require_same()
-
-
-def test_the_form_of_before(tmp_path: Path) -> None:
-    ring = Ring(tmp_path / "saved")
-    file = ring.path / "storage" / "segments.json"
-    shutil.rmtree(ring.path / "storage" / ".rbtool")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 1}))
-    with pytest.raises(FormatError, match=r"format version 1, of rbtool before 0\.1\.0, expected 2"):
-        LazyTensorStorage(ROWS).loads(ring.path / "storage")
 
 
 # Runs ----------------------------------------------------------------------------------------------
