@@ -24,6 +24,8 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.format import fs
 
+MANY = 16
+
 
 def filled(library: Any, rows: int) -> Any:
     """Make a buffer that is full."""
@@ -49,6 +51,12 @@ def plain(new: TensorDict, place: Path) -> None:
     fs.sync_folder(place)
 
 
+def repeated(job: Job) -> None:
+    """Do something as often as it takes to have merged segments twice."""
+    for _ in range(MANY):
+        job()
+
+
 def loaded(make: Callable[[], Any], place: Path) -> Any:
     buffer = make()
     buffer.loads(place)
@@ -68,6 +76,13 @@ def incremental(rows: int, watch: Watch) -> Claims:
         found = watch.medians("dump, 1% new", jobs | {"plain": partial(plain, new, work / "plain")})
         yield from Claim.of("dump, 1% new, TorchRL", found, 20)
         yield Claim("dump, 1% new, ours : writing these rows", found["ours"] / found["plain"], most=3)
+        many: dict[str, Job] = {
+            "ours": partial(repeated, partial(saved, buffers["ours"], new, work / "ours")),
+            "plain": partial(repeated, partial(plain, new, work / "plain")),
+        }
+        found = watch.medians(f"{MANY} dumps, 1% new each", many)
+        ratio = found["ours"] / found["plain"]
+        yield Claim(f"{MANY} dumps, 1% new each, ours : writing these rows", ratio, most=3)
         makes = {
             side: partial(lambda library: library.ReplayBuffer(storage=library.LazyTensorStorage(rows)), library)
             for side, library in libraries.items()

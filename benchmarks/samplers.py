@@ -93,6 +93,30 @@ def slices(rows: int, watch: Watch) -> Claims:
             yield from Claim.of(f"slices {count} of 32, {name}", found, floor, name)
 
 
+def theirs(sampler: Any, rows: int) -> Any:
+    """Make a full buffer of TorchRL."""
+    storage = peers.buffers.LazyTensorStorage(rows)
+    return in_episodes(peers.buffers.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows)
+
+
+def prioritized_slices_of_torchrl(rows: int, watch: Watch) -> Claims:
+    """Prioritized slices, sampled and updated, next to TorchRL's, by default and with cached boundaries."""
+    if not peers.trees:
+        return
+    options = {"slice_len": 32, "traj_key": "episode"}
+    make = peers.samplers.PrioritizedSliceSampler
+    made = {
+        "ours": ours(PrioritizedSliceSampler(rows, ALPHA, BETA, **options), rows),
+        "TorchRL": theirs(make(rows, ALPHA, BETA, **options), rows),
+        "TorchRL, cached": theirs(make(rows, ALPHA, BETA, **options, cache_values=True), rows),
+    }
+    for count, least in ((8, (60, 12)), (128, (40, 5))):
+        jobs = {name: trained(rb, count * 32) for name, rb in made.items()}
+        found = watch.medians(f"prioritized slices {count} of 32", jobs)
+        for name, floor in zip(("TorchRL", "TorchRL, cached"), least, strict=True):
+            yield from Claim.of(f"prioritized slices {count} of 32, {name}", found, floor, name)
+
+
 def prioritized_slices(rows: int, watch: Watch) -> Claims:
     """Prioritized slices, sampled and updated, next to plain ones, at several numbers of steps."""
     for steps in (rows // 10, rows, rows * 10):
@@ -141,21 +165,28 @@ def writes(rows: int, watch: Watch) -> Claims:
 
 
 def priorities(rows: int, watch: Watch) -> Claims:
-    """Prioritized steps, sampled and updated, next to cpprb, of wide and of narrow rows."""
+    """Prioritized steps, sampled and updated, next to TorchRL's and cpprb, of wide and of narrow rows."""
     if cpprb is None:
         print("cpprb is not installed here: no comparison of priorities with it (pip install cpprb)")
     for kind, make in (("wide", state_rows), ("narrow", narrow_rows)):
         buffer = ours(PrioritizedSampler(rows, ALPHA, BETA), rows, make)
         buffer.update_priority(torch.arange(rows), torch.rand(rows))
         other = None if cpprb is None else cpprb_buffer(buffer[:], rows)
-        for batch in (256, 4096):
+        peer = None
+        if peers.trees and kind == "wide":
+            peer = theirs(peers.samplers.PrioritizedSampler(rows, ALPHA, BETA), rows)
+            peer.update_priority(torch.arange(rows), torch.rand(rows))
+        for batch, least in ((256, 3.5), (4096, 4)):
             jobs: dict[str, Job] = {"ours": trained(buffer, batch)}
+            if peer is not None:
+                jobs["TorchRL"] = trained(peer, batch)
             if other is not None:
                 given = np.random.default_rng(0).random(batch, np.float32)
                 jobs["cpprb"] = lambda rb=other, n=batch, given=given: rb.update_priorities(
                     rb.sample(n, beta=BETA)["indexes"], given
                 )
             found = watch.medians(f"prioritized {batch}, {kind} rows", jobs)
+            yield from Claim.of(f"prioritized {batch}, {kind} rows, TorchRL", found, least)
             if other is not None:
                 yield Claim(f"prioritized {batch}, {kind} rows, cpprb : ours", found["cpprb"] / found["ours"], least=2)
 
@@ -231,7 +262,17 @@ def placements(rows: int, watch: Watch) -> Claims:
     yield from ()
 
 
-PARTS = (slices, prioritized_slices, growth, writes, priorities, bare, first_use, placements)
+PARTS = (
+    slices,
+    prioritized_slices_of_torchrl,
+    prioritized_slices,
+    growth,
+    writes,
+    priorities,
+    bare,
+    first_use,
+    placements,
+)
 
 
 if __name__ == "__main__":

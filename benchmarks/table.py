@@ -2,10 +2,11 @@
 
     python benchmarks/table.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu] [--json build/bench.json]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. The parts are those of
-storages.py, samplers.py, checkpointers.py, incremental.py and preprocess.py. All takes turns in one process with one
-torch thread on rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the
-table of the README from the JSON.
+TorchRL has to be installed in the same environment; without it only our own times are shown. Its priority trees fit
+some versions of torch only: with another one there is no comparison with these. The parts are those of storages.py,
+samplers.py, checkpointers.py, incremental.py and preprocess.py. All takes turns in one process with one torch thread on
+rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the table of the README
+from the JSON.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import storages
 from shared.claims import main
 
 PARTS = (
-    storages.random, storages.images, storages.writes, samplers.slices, samplers.prioritized_slices,
-    samplers.priorities, *checkpointers.PARTS, incremental.incremental, preprocess.chunk,
+    storages.random, storages.images, storages.writes, samplers.slices, samplers.prioritized_slices_of_torchrl,
+    samplers.prioritized_slices, samplers.priorities, *checkpointers.PARTS, incremental.incremental, preprocess.chunk,
 )  # fmt: skip
 
 if __name__ == "__main__":

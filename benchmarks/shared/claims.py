@@ -80,25 +80,22 @@ class Watch:
         loaded are in cycles, and their 758 MB took 80 ms of the next turn, which was ours.
         """
         calls, rounds = {}, self.rounds
-
-        def prepare() -> None:
-            before()
-            gc.collect()
-
         for name, job in jobs.items():
-            prepare()
+            before()
             first = self._time_of(job, 1)  # warms it up too: it may order an epoch, or compile loops
             calls[name] = 1
             if first > LONG:
                 rounds = min(rounds, FEW)
             else:
-                prepare()
+                before()
                 calls[name] = max(1, int(PATIENCE / max(self._time_of(job, 2 if first < PATIENCE else 1), 1.0)))
         taken: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, job in jobs.items():
-                prepare()
+                before()
                 taken[name].append(self._time_of(job, calls[name]))
+                if calls[name] == 1:  # after short ones it would only empty the caches of the processor
+                    gc.collect()
         found = {name: statistics.median(times) for name, times in taken.items()}
         for name, median in found.items():
             print(f"{part:36} {name:44} {median:11.1f} µs", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,15 @@ try:
 except ImportError:
     buffers = samplers = checkpointers = None
     print("TorchRL is not installed here: no comparison with it (pip install torchrl)")
+
+trees = False
+"""Whether TorchRL's priority trees are there: they are compiled for a range of versions of torch."""
+if buffers is not None:
+    try:
+        importlib.import_module("torchrl._torchrl")
+        trees = True
+    except ImportError:
+        print("TorchRL's priority trees do not fit this torch: no comparison of priorities with it (torch 2.14.1 does)")
 
 
 def sides(make: Callable[[Any, Any], Any]) -> dict[str, Any]:
