@@ -41,6 +41,8 @@ SPEEDS = {
     "RandomSampler LazyMemmapStorage 256": "256 random steps of 1M in a memory map",
     "extend 1000": "write 1,000 steps",
     "slices 8 of 32, TorchRL": "8 slices of 32 steps, within episodes",
+    "dump, 1% new, TorchRL": "save 1M steps again, 1 % of them new (TorchRL writes all, and does not wait for the disk)",
+    "load, TorchRL": "load them",
 }
 """Claims of the table of speeds, and how the README names them."""
 
@@ -50,7 +52,15 @@ def speeds(table: Path) -> Iterator[facts_table.Fact]:
     claims = {claim["what"]: claim for claim in json.loads(table.read_text())["claims"]}
     for what, shown in SPEEDS.items():
         ours, theirs = claims[what]["ours"], claims[what]["theirs"]
-        yield facts_table.Fact(shown, f"{ours:.0f} µs", f"{theirs:.0f} µs ({theirs / ours:.1f} ×)", "make bench")
+        times = f"{theirs / ours:.{1 if theirs < 20 * ours else 0}f} ×"
+        yield facts_table.Fact(shown, duration(ours), f"{duration(theirs)} ({times})", "make bench")
+
+
+def duration(microseconds: float) -> str:
+    """Write a time in microseconds or milliseconds, with two digits at least."""
+    if microseconds < 1000:
+        return f"{microseconds:.0f} µs"
+    return f"{microseconds / 1000:.{1 if microseconds < 10_000 else 0}f} ms"
 
 
 def wrong_slices(library: Any, draws: Any, folder: Path) -> int:
