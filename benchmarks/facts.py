@@ -41,7 +41,7 @@ SPEEDS = {
     "RandomSampler LazyMemmapStorage 256": "256 random steps of 1M in a memory map",
     "extend 1000": "write 1,000 steps",
     "slices 8 of 32, TorchRL": "8 slices of 32 steps, within episodes",
-    "dump, 1% new, TorchRL": "save 1M steps again, 1 % of them new (TorchRL writes all, and does not wait for the disk)",
+    "dump, 1% new, TorchRL": "save 1M steps again, 1 % of them new (TorchRL: all, without a wait for the disk)",
     "load, TorchRL": "load them",
 }
 """Claims of the table of speeds, and how the README names them."""
