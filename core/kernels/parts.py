@@ -1,10 +1,11 @@
 """Rows of several tables with the same columns, in one go: which are drawn, and their gathering.
 
-The compiled loops are used once `warm` has imported numba, which takes half a second; results are the same without.
+The compiled loops are used once something has imported numba, which takes half a second; results are the same without.
 """
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 import numpy as np
@@ -15,10 +16,10 @@ from .rows import Numbers, compiled_loops
 _loops: ModuleType | None = None
 
 
-def warm() -> bool:
-    """Import the compiled loops; return whether there are any."""
+def warm(*, importing: bool = True) -> bool:
+    """Import the compiled loops, or use only those that are already imported; return whether there are any."""
     global _loops
-    if _loops is None:
+    if _loops is None and (importing or f"{__package__}.compiled" in sys.modules):
         _loops = compiled_loops()
     return _loops is not None
 
@@ -48,12 +49,20 @@ class SliceTable:
         self.first, self.last, self.rows = first, last, rows
         self.sums, self.starts, self.before = sums, starts, before
         addresses = [0 if array is None else array.ctypes.data for array in (first, last, sums)]
-        self.place: Numbers = np.array([len(first), rows, *addresses[:2], starts, addresses[2], before], np.int64)
-        """What the compiled loop gets."""
+        self.place: Numbers = np.array([[len(first), rows, *addresses[:2], starts, addresses[2], before]], np.int64)
+        """What the compiled loop gets, `[1, 7]`."""
+
+    def draw(self, chances: NDArray[np.float64], length: int, anchor: str) -> Numbers:
+        """Draw slices of `length` rows, int64 `[n]`, with two of the `chances` for each: see `SliceTables.draw`."""
+        if not warm(importing=False):
+            return _slices_of(self, chances, length, anchor).reshape(-1)
+        count = np.array([len(chances) // 2], np.int64)
+        return _drawn(chances, _ALONE, count, self.place, length, anchor)
 
 
 ANCHORS = ("any", "start", "end")
 _PLACE = 7
+_ALONE: Numbers = np.zeros(1, np.int64)
 
 
 class SliceTables:
@@ -65,7 +74,8 @@ class SliceTables:
 
     def put(self, number: int, table: SliceTable) -> None:
         """Take the trajectories of a ring as they are now."""
-        self._places[number], self._tables[number] = table.place, table
+        if self._tables[number] is not table:
+            self._places[number], self._tables[number] = table.place, table
 
     def draw(self, chances: NDArray[np.float64], members: Numbers, stops: Numbers, length: int, anchor: str) -> Numbers:
         """Draw slices of `length` rows, those before `stops[0]` of the ring `members[0]`, and so on: int64 `[n]`.
@@ -75,15 +85,23 @@ class SliceTables:
         the starts, part by part.
         """
         if _loops is not None:
-            numbers = np.empty(stops[-1] * length, np.int64)
-            _loops.draw_slices(chances, members, stops, self._places, length, ANCHORS.index(anchor), numbers)
-            return numbers
+            return _drawn(chances, members, stops, self._places, length, anchor)
         found = []
         for member, part in zip(members.tolist(), np.split(chances, 2 * stops[:-1]), strict=True):
             table = self._tables[member]
             assert table is not None  # it is drawn from
             found.append(_slices_of(table, part, length, anchor))
         return np.concatenate(found).reshape(-1)
+
+
+def _drawn(
+    chances: NDArray[np.float64], members: Numbers, stops: Numbers, places: Numbers, length: int, anchor: str
+) -> Numbers:
+    """Draw slices with the compiled loop."""
+    assert _loops is not None  # the caller has asked
+    numbers = np.empty(stops[-1] * length, np.int64)
+    _loops.draw_slices(chances, members, stops, places, length, ANCHORS.index(anchor), numbers)
+    return numbers
 
 
 def _slices_of(table: SliceTable, chances: NDArray[np.float64], length: int, anchor: str) -> Numbers:

@@ -15,7 +15,6 @@ from ..kernels.trees import Forest
 from ..storages.base import Storage
 from ..storages.gathering import MemberRows, Parts
 from .base import Sampler
-from .lane_runs import LaneRuns
 from .prioritized import PrioritizedSampler
 from .slice_info import SliceEnds, SliceMarks
 from .slices import SliceSampler, WholeSlices
@@ -148,7 +147,6 @@ class SlicesDraw(JointDraw):
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         super().__init__(samplers, storages)
         self._form: WholeSlices | None = None
-        self._listed: list[tuple[LaneRuns, int, str] | None] = [None] * len(samplers)
         self._trajectories = SliceTables(len(samplers))
         self._marks = SliceMarks(None)
         self._ends: tuple[Any, SliceEnds] | None = None
@@ -187,9 +185,7 @@ class SlicesDraw(JointDraw):
         runs = table.eligible(form.window)
         if not runs.count:
             return False
-        if self._listed[member] != (runs, table.version, form.weight):
-            self._listed[member] = runs, table.version, form.weight
-            self._trajectories.put(member, runs.table(table.capacity, by_start=form.weight == "step"))
+        self._trajectories.put(member, runs.table(table.capacity, by_start=form.weight == "step"))
         return True
 
     def info_of(self, rows: Any) -> Info:

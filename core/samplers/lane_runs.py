@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -75,7 +76,7 @@ class LaneRuns:
         self._end: Numbers = np.zeros(lanes, np.int64)  # behind all
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
         self._sums: Numbers = np.zeros(lanes, np.int64)
-        self._mass: _Mass | None = None
+        self._kept = _Kept()
 
     # Keeping up --------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class LaneRuns:
         self._start[lanes, self._head] = np.maximum(first, oldest)
         self._sums = np.cumsum(self._end - self._head)
         self.count = int(self._sums[-1])
-        self._mass = None
+        self._kept = _Kept()
 
     # Drawing -----------------------------------------------------------------------------------------
 
@@ -175,10 +176,17 @@ class LaneRuns:
         return self._start[0, there], self._stop[0, there]
 
     def table(self, rows: int, *, by_start: bool) -> SliceTable:
-        """Return the trajectories of the only lane of a ring of so many rows, for `SliceTables`.
+        """Return the trajectories of the only lane of a ring of so many rows, for draws of whole slices.
 
-        It is valid up to the next `append` or `follow`.
+        It is valid, and kept, up to the next `append` or `follow`.
         """
+        tables = self._kept.tables
+        found = tables.get(by_start)
+        if found is None:
+            found = tables[by_start] = self._table(rows, by_start=by_start)
+        return found
+
+    def _table(self, rows: int, *, by_start: bool) -> SliceTable:
         there = slice(int(self._head[0]), int(self._end[0]))
         first, last = self.bounds()
         if not by_start:
@@ -192,13 +200,14 @@ class LaneRuns:
         return int(self._masses().sums[-1])
 
     def _masses(self) -> _Mass:
-        if self._mass is None:
+        kept = self._kept
+        if kept.mass is None:
             lanes, head = self._lanes, self._head
             first = self.window.places(self._stop[lanes, head] - self._start[lanes, head] + 1)
             lost = self._places[lanes, head] - first
             held = np.where(self._end > head, self._places[lanes, np.maximum(self._end - 1, 0)] - lost, 0)
-            self._mass = _Mass(lost, np.cumsum(held))
-        return self._mass
+            kept.mass = _Mass(lost, np.cumsum(held))
+        return kept.mass
 
     # Looking up --------------------------------------------------------------------------------------
 
@@ -252,6 +261,17 @@ class _Mass(NamedTuple):
 
     lost: Numbers
     sums: Numbers
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What follows from the present trajectories.
+
+    Another one takes its place when they change: a thread that works it out meanwhile puts it into the old one.
+    """
+
+    mass: _Mass | None = None
+    tables: dict[bool, SliceTable] = field(default_factory=dict)
 
 
 def _split(sums: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:

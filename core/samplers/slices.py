@@ -171,6 +171,11 @@ class SliceSampler(Sampler):
         if not eligible.count:
             self._refuse_short(table, slice_len)
         chances = fractions(2 * count, self.generator)
+        if eligible.window.is_plain and storage.ndim == 1:
+            runs = eligible.table(table.capacity, by_start=self.weight == "step")
+            rows = runs.draw(chances, slice_len, self.anchor)
+            parts = [rows.reshape(count, slice_len) if self.batched else rows]
+            return self._indexed(storage, parts, self._whole(count, slice_len))
         if self.weight == "step":
             lane, first, length, place = eligible.by_start(scaled(chances[:count], eligible.start_count))
         else:
@@ -279,6 +284,12 @@ class SliceSampler(Sampler):
             parts = [part.reshape(-1) for part in parts]
         if not (whole or self.batched or self.pad_output):
             parts, ends = [part[ends.real.numpy()] for part in parts], ends.kept()
+        return self._indexed(storage, parts, ends)
+
+    def _indexed(
+        self, storage: Storage, parts: Sequence[Numbers], ends: SliceEnds
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        """Return the index of these rows, and elements of further dimensions, and the info of their slices."""
         index = tuple(map(torch.from_numpy, parts))
         info = self._marks.of(storage, index, ends)
         if self.batched or self.pad_output:

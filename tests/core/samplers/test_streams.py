@@ -129,7 +129,7 @@ def test_slices_are_of_every_trajectory_once(parts: Any, options: Any, size: int
     seen: list[int] = []
     for batch in buffer:
         ends = batch["next", "truncated"].flatten().nonzero().flatten() + 1
-        for run in torch.tensor_split(batch, ends.tolist()[:-1]) if len(ends) else []:
+        for run in batch.split(ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()):
             assert run["episode"].unique().numel() == 1
             assert run["x"].diff().eq(1).all()
             assert len(run) == min(size, lengths[int(run["episode"][0])])
