@@ -99,8 +99,11 @@ class WorkerTrace(Exception):
         return f"in a worker process:\n{self.args[0]}"
 
 
-_MISSED = re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL)
-"""tensordict's message for a missing key; the list of existing keys may have several lines."""
+_MISSED = (
+    re.compile(r"key \"(.+?)\" not found in \w+ with keys (\[.*\])", re.DOTALL),
+    re.compile(r"You are trying to pop key `(.+?)` which is not in dict .* Keys=\w+\((\[.*\]),\n.*", re.DOTALL),
+)
+"""tensordict's messages for a missing key, those of 0.14 too; the list of existing keys may have several lines."""
 
 
 def error_text(error: BaseException) -> str:
@@ -110,7 +113,7 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, KeyError) and len(error.args) == 1:
         content = error.args[0]
         if missed := _missed(error):
-            key = missed[1]
+            key = re.sub(r"^\('(\w*)',\)$", r"\1", missed[1])
             return f"{kind} {key if key.startswith('(') else repr(key)}"
         if not (isinstance(content, str) and " " in content):
             return f"{kind} {content!r}"
@@ -123,7 +126,8 @@ def error_text(error: BaseException) -> str:
 
 def _missed(error: BaseException) -> re.Match[str] | None:
     content = error.args[0] if isinstance(error, KeyError) and error.args else None
-    return _MISSED.fullmatch(content) if isinstance(content, str) else None
+    found = (form.fullmatch(content) for form in _MISSED) if isinstance(content, str) else ()
+    return next(filter(None, found), None)
 
 
 def _keys_there(error: BaseException) -> tuple[str, ...]:

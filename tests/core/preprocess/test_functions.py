@@ -144,6 +144,14 @@ def test_errors_in_one_line(error: Exception, text: str) -> None:
     assert error_text(error) == text
 
 
+@pytest.mark.parametrize(("key", "named"), [("('no',)", "'no'"), ("('next', 'no')", "('next', 'no')")])
+def test_the_message_of_another_tensordict_is_understood(key: str, named: str) -> None:
+    keys = "_TensorDictKeysView(['a', ('next', 'b'), 'next'],\n    include_nested=True,\n    leaves_only=False)."
+    message = f"You are trying to pop key `{key}` which is not in dict without providing default value. Keys={keys}"
+    failed = FunctionFailed.of(KeyError(message))
+    assert (failed.text, failed.there) == (f"KeyError {named}", ("a", "next.b", "next"))
+
+
 @pytest.mark.parametrize(
     ("act", "text", "there"),
     [
@@ -159,4 +167,7 @@ def test_missing_keys_are_named_with_the_existing_ones(act, text: str, there: tu
     with pytest.raises(LookupError) as caught:
         act(TensorDict({"a": torch.ones(1), "next": {"b": torch.ones(1)}}))
     failed = pickle.loads(pickle.dumps(FunctionFailed.of(caught.value)))
-    assert (failed.text, failed.there) == (text, there)
+    assert failed.text == text
+    if failed.there != there:  # tensordict 0.14 lists the keys of a failed pop in another way
+        assert act.__code__.co_names == ("pop",)
+        assert failed.there == ("a", "next.b", "next")

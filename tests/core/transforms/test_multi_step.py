@@ -298,7 +298,7 @@ def test_words_are_held_back_and_saved_too() -> None:
     rest = other.flush()
     assert first is not None
     assert rest is not None
-    assert [first["text"].tolist(), rest["text"].tolist()] == [["a", "b"], ["c", "d", "e"]]
+    assert [one.get("text").tolist() for one in (first, rest)] == [["a", "b"], ["c", "d", "e"]]
 
 
 def test_finished_rows_pass_and_steps_ahead_can_be_set() -> None:
