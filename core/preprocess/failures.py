@@ -113,7 +113,7 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, KeyError) and len(error.args) == 1:
         content = error.args[0]
         if missed := _missed(error):
-            key = re.sub(r"^\('(\w*)',\)$", r"\1", missed[1])
+            key = re.sub(r"^\('([^']*)',\)$", r"\1", missed[1])
             return f"{kind} {key if key.startswith('(') else repr(key)}"
         if not (isinstance(content, str) and " " in content):
             return f"{kind} {content!r}"

@@ -300,7 +300,7 @@ class Storage(Entries, Saving, ABC):
         """
         rows = self.write_at(cursor, data, set_cursor=set_cursor)
         if set_cursor:
-            self.last_cursor = cursor
+            self.last_cursor = cursor.clone() if isinstance(cursor, torch.Tensor) else cursor
             if rows is not None:
                 self.log.wrote(rows, self.capacity_rows)
                 return

@@ -208,8 +208,11 @@ class WriteLog:
 
     def changed(self, change: Change | None = None) -> None:
         """Count a change of any other kind, and remember for a while what it was."""
+        change = change or _ANYTHING
+        if isinstance(change.rows, torch.Tensor):  # the caller's index, which may be filled with other rows next
+            change = Change(change.rows.clone(), change.keys)
         self._irregular.value += 1
-        self._changes.append((self._irregular.value, change or _ANYTHING))
+        self._changes.append((self._irregular.value, change))
 
     def since(self, irregular: int) -> list[Change] | None:
         """Return what was changed since this count; None if that is not known, as of what another process did."""

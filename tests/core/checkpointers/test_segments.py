@@ -104,6 +104,25 @@ def test_the_next_dump_writes_the_rows_that_changed(tmp_path: Path, kind: Any) -
     assert not any(file.stat().st_mode & 0o222 for file in (path / "storage").glob("segment-*"))
 
 
+def write_by_number(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
+    buffer.storage.set(index, data)
+
+
+def write_at_places(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
+    buffer[index] = data
+
+
+@pytest.mark.parametrize("write", [write_by_number, write_at_places])
+def test_an_index_that_is_used_again_changes_nothing(tmp_path: Path, write: Callable[..., None]) -> None:
+    """The log held the caller's index: filled with other rows before the dump, the rows of before were not written."""
+    buffer, path, index = ring(), tmp_path / "saved", torch.tensor([30, 27])
+    buffer.dumps(path)
+    write(buffer, index, steps(2, 300))
+    index.zero_()
+    buffer.dumps(path)
+    assert content(path) == rows_of(buffer)
+
+
 def view(buffer: ReplayBuffer) -> None:
     buffer.storage[3:5]["a"].fill_(7)
 

@@ -78,6 +78,17 @@ def test_the_ring_goes_on_where_it_was_after_a_write_elsewhere(deed: Callable[[R
     assert buffer.storage.log.now == (7, 7, 1)
 
 
+def test_rows_of_a_change_are_those_of_the_write() -> None:
+    """The caller may use its index again; so a checkpoint, and slices, are of the rows that were written."""
+    storage, index = filled().storage, torch.tensor([4, 2])
+    storage.set(index, rows(2))
+    index.zero_()
+    changes = storage.log.since(storage.log.now.irregular - 1)
+    assert changes is not None
+    assert changes[0].rows.tolist() == [4, 2]
+    assert storage.last_cursor.tolist() == [4, 2]
+
+
 def test_edits_of_entries_are_named() -> None:
     buffer = filled()
     buffer.set_("x", torch.ones(6))
