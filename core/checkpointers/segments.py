@@ -190,10 +190,11 @@ class _Dump:
         before = () if earlier is None else earlier.manifest.segments
         new = written(kept, manifest.rows, self._block, before[-1].number + 1 if before else 0)
         fs.require_space(folder, sum(one.size(self._widths) for one in new))
-        files = {one: LeafFile(folder / one.file, mode=_READ_ONLY) for one in new}
+        files = dict[Segment, LeafFile]()
         with contextlib.ExitStack() as stack, Blocks(len(new)) as blocks:
-            for file in files.values():
-                stack.callback(file.close)
+            for one in new:
+                files[one] = LeafFile(folder / one.file, mode=_READ_ONLY)
+                stack.callback(files[one].close)
             for one in self._in_order(new):
                 blocks.begin(files[one])
                 for part in self._parts(one):
@@ -222,9 +223,9 @@ class _Dump:
         """
         if self._earlier is None:
             return {}
-        rows: list[Run] = [(0, self._manifest.rows)]
-        left = without(rows, self._changed or [])
-        found: dict[Segment, Sequence[Run]] = {one: runs for one, runs in self._earlier.manifest.valid(left) if runs}
+        earlier = self._earlier.manifest
+        left = without([(0, min(self._manifest.rows, earlier.rows))], self._changed or [])
+        found: dict[Segment, Sequence[Run]] = {one: runs for one, runs in earlier.valid(left) if runs}
         if self._changed is not None and not self._lent:
             return found
         asked, same = [one for one, runs in found.items() if count_of(runs) == one.rows], set[Segment]()

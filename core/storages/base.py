@@ -299,12 +299,16 @@ class Storage(Entries, Saving, ABC):
         it unwritten.
         """
         rows = self.write_at(cursor, data, set_cursor=set_cursor)
-        if set_cursor:
-            self.last_cursor = cursor.clone() if isinstance(cursor, torch.Tensor) else cursor
-            if rows is not None:
+        try:
+            if set_cursor:
+                self.last_cursor = _own(cursor)
+            if set_cursor and rows is not None:
                 self.log.wrote(rows, self.capacity_rows)
-                return
-        self.log.changed(Change(rows))
+            else:
+                self.log.changed(Change(rows))
+        except BaseException:  # an interrupt: the rows are written
+            self.log.changed()
+            raise
 
     @final
     def empty(self) -> None:
@@ -418,3 +422,12 @@ class IndexedStorage(Storage):
     def write_rows(self, rows: Any, data: Any) -> None:
         """Store `data` at `rows`."""
         self.write_at(rows, data)
+
+
+def _own(cursor: Any) -> Any:
+    """Return a copy of a cursor that the caller could fill with other rows."""
+    if isinstance(cursor, tuple):
+        return tuple(map(_own, cursor))
+    if isinstance(cursor, torch.Tensor):
+        return cursor.clone()
+    return cursor.copy() if isinstance(cursor, list | np.ndarray) else cursor

@@ -194,8 +194,10 @@ class Entries(Reports):
         Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
         IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
         """
-        self.write_cells(index, data, dim, label)
-        self.log.changed()
+        try:
+            self.write_cells(index, data, dim, label)
+        finally:
+            self.log.changed()  # also where an interrupt comes in the middle
         if self._attached:
             self.notify(self.elements_of_cells(index, dim))
 
