@@ -14,7 +14,7 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
-from .cursors import are_numbers, as_index, grown_rows, known_rows, rows_of
+from .cursors import are_numbers, as_index, grown_rows, known_rows, own_cursor, rows_of
 from .elements import Entries, deep_copied, elements_of, rows_without_repeats, taken, unflattened
 from .filling import fill
 from .write_log import Change
@@ -138,9 +138,7 @@ class Storage(Entries, Saving, ABC):
     storages can do: `entry`, `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten`,
     `shared`. A storage that changes rows in any other way than these reports it with `mark_changed` or, where all
     contents are new, with `mark_replaced`. Storages with several dimensions, and storages that index faster than
-    this class, derive from `IndexedStorage`.
-
-    Ideas and names are those of TorchRL's storages.
+    this class, derive from `IndexedStorage`. Ideas and names are those of TorchRL's storages.
 
     >>> from rbtool.core.storages import require_like
     >>> class NumberStorage(Storage):
@@ -295,17 +293,15 @@ class Storage(Entries, Saving, ABC):
         """Write `data` at `cursor`, later elements over earlier ones; nothing changes if it cannot be written whole.
 
         `set_cursor` remembers `cursor` as the place of the newest data. The length grows up to the highest row
-        written. SchemaError (a RuntimeError) for a write beyond the capacity, and for one that would leave rows below
-        it unwritten.
+        written. SchemaError (a RuntimeError) for a write beyond the capacity, and for one that leaves a gap below it.
         """
         rows = self.write_at(cursor, data, set_cursor=set_cursor)
         try:
-            if set_cursor:
-                self.last_cursor = _own(cursor)
-            if set_cursor and rows is not None:
-                self.log.wrote(rows, self.capacity_rows)
-            else:
+            if not set_cursor:
                 self.log.changed(Change(rows))
+            else:
+                self.last_cursor = own_cursor(cursor)
+                self.log.wrote(rows, self.capacity_rows)
         except BaseException:  # an interrupt: the rows are written
             self.log.changed()
             raise
@@ -422,12 +418,3 @@ class IndexedStorage(Storage):
     def write_rows(self, rows: Any, data: Any) -> None:
         """Store `data` at `rows`."""
         self.write_at(rows, data)
-
-
-def _own(cursor: Any) -> Any:
-    """Return a copy of a cursor that the caller could fill with other rows."""
-    if isinstance(cursor, tuple):
-        return tuple(map(_own, cursor))
-    if isinstance(cursor, torch.Tensor):
-        return cursor.clone()
-    return cursor.copy() if isinstance(cursor, list | np.ndarray) else cursor

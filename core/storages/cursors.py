@@ -282,3 +282,12 @@ def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
         index = torch.tensor([operator.index(index)])
     numbers = (index.nonzero() if index.dtype == torch.bool else index).reshape(-1).long()
     return torch.where(numbers < 0, numbers + length, numbers)
+
+
+def own_cursor(cursor: Any) -> Any:
+    """Return a copy of a cursor that its caller could fill with other rows, else the cursor itself."""
+    if isinstance(cursor, tuple):
+        return tuple(map(own_cursor, cursor))
+    if isinstance(cursor, torch.Tensor):
+        return cursor.clone()
+    return cursor.copy() if isinstance(cursor, list | np.ndarray) else cursor

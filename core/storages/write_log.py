@@ -193,8 +193,11 @@ class WriteLog:
         """The numbers as they are now."""
         return Written(self._rows.value, self._next_row.value, self._irregular.value)
 
-    def wrote(self, rows: slice | torch.Tensor, capacity: int) -> None:
-        """Count a write of these rows, in this order, of `capacity` rows that there is room for."""
+    def wrote(self, rows: slice | torch.Tensor | None, capacity: int) -> None:
+        """Count a write of these rows, in this order, of `capacity` rows that there is room for; None for any rows."""
+        if rows is None:
+            self.changed()
+            return
         if isinstance(rows, slice):
             start, count = rows.start, rows.stop - rows.start
         else:

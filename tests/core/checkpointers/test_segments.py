@@ -19,12 +19,11 @@ from damage import flip
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_reader, segments
+from rbtool.core.checkpointers import segment_layout, segment_reader
 from rbtool.core.checkpointers.segment_layout import block_rows
 from rbtool.core.errors import CorruptDataError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.storages.write_log import WriteLog
 
 ROWS = 64
 
@@ -103,68 +102,6 @@ def test_the_next_dump_writes_the_rows_that_changed(tmp_path: Path, kind: Any) -
     assert runs(path)[9] == [[24, 32]]  # a whole block: the rows are here and there
     assert content(path) == rows_of(buffer)
     assert not any(file.stat().st_mode & 0o222 for file in (path / "storage").glob("segment-*"))
-
-
-def write_by_number(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
-    buffer.storage.set(index, data)
-
-
-def write_at_places(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
-    buffer[index] = data
-
-
-@pytest.mark.parametrize("write", [write_by_number, write_at_places])
-def test_an_index_that_is_used_again_changes_nothing(tmp_path: Path, write: Callable[..., None]) -> None:
-    """The log held the caller's index: filled with other rows before the dump, the rows of before were not written."""
-    buffer, path, index = ring(), tmp_path / "saved", torch.tensor([30, 27])
-    buffer.dumps(path)
-    write(buffer, index, steps(2, 300))
-    index.zero_()
-    buffer.dumps(path)
-    assert content(path) == rows_of(buffer)
-
-
-def write_a_step(buffer: ReplayBuffer) -> None:
-    buffer[torch.tensor([30])] = steps(1, 300)
-
-
-def append_steps(buffer: ReplayBuffer) -> None:
-    buffer.extend(steps(5, 300))
-
-
-@pytest.mark.parametrize(("method", "write"), [("changed", write_a_step), ("wrote", append_steps)])
-def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, write: Callable[[ReplayBuffer], None]
-) -> None:
-    buffer, path = ring(), tmp_path / "saved"
-    buffer.dumps(path)
-    count, interrupts = getattr(WriteLog, method), iter([KeyboardInterrupt])
-
-    def interrupted(*arguments: Any) -> None:
-        for interrupt in interrupts:
-            raise interrupt
-        count(*arguments)
-
-    monkeypatch.setattr(WriteLog, method, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(buffer)
-    buffer.dumps(path)
-    assert content(path) == rows_of(buffer)
-
-
-def test_files_are_closed_where_another_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer, made, kept = ring(), list[Any](), segments.LeafFile
-
-    def make(*arguments: Any, **options: Any) -> Any:
-        if len(made) == 3:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        made.append(kept(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(segments, "LeafFile", make)
-    with pytest.raises(OSError, match="Too many open files"):
-        buffer.dumps(tmp_path / "saved")
-    assert [one.descriptor for one in made] == [-1] * 3
 
 
 def view(buffer: ReplayBuffer) -> None:
