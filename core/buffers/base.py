@@ -29,6 +29,9 @@ from .expansion import ExpandedDraws
 from .pytrees import checked_batch_size
 from .queries import Queries
 
+_LOADS = 100
+"""How often a load begins again where a checkpoint is replaced meanwhile."""
+
 
 class ReplayBuffer(Queries, ConditionalUpdates):
     """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
@@ -192,23 +195,41 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         `verify` compares them with their digests, and reads all of them for it. Everything else is always verified.
 
         Nothing is unpickled. DatasetNotFoundError (a FileNotFoundError) if there is none, FormatError for another or a
-        damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed.
+        damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed. A checkpoint
+        that takes the place of another one meanwhile is loaded instead.
         """
-        with BufferFolder(Path(path)) as folder:
-            draws, capacity = folder.drawn_ahead()
-            if any(draw.size is None for draw in draws) and capacity != self.batches_ahead:
-                raise SchemaError(
-                    f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
-                )
-            self.load_saved(replace(folder.saved(), verify=verify), draws)
+        for left in reversed(range(_LOADS)):
+            folder = BufferFolder(Path(path))
+            try:
+                with folder:
+                    self._load_folder(folder, verify=verify)
+                return
+            except (RbtoolError, OSError):
+                if not (folder.replaced and left):
+                    raise
 
     dump = save = dumps
     load = loads
 
-    def load_saved(self, saved: SavedParts, draws: Sequence[Draw] = ()) -> None:
-        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails."""
+    def _load_folder(self, folder: BufferFolder, *, verify: bool) -> None:
+        draws, capacity = folder.drawn_ahead()
+        if any(draw.size is None for draw in draws) and capacity != self.batches_ahead:
+            raise SchemaError(
+                f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
+            )
+        self.load_saved(replace(folder.saved(), verify=verify), draws, folder.require_in_place)
+
+    def load_saved(
+        self, saved: SavedParts, draws: Sequence[Draw] = (), confirm: Callable[[], None] | None = None
+    ) -> None:
+        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails.
+
+        `confirm` raises an error, which makes it fail, if the parts may not be of one checkpoint.
+        """
         with self._all_or_nothing():
             self._load_saved(saved)
+            if confirm is not None:
+                confirm()
             self._restore_ahead(self.rotated_draws(list(draws)))
 
     def _load_saved(self, saved: SavedParts) -> None:

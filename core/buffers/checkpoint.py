@@ -30,6 +30,7 @@ from ..checkpointers.base import Captured, captured
 from ..encodings.digests import DIGESTS, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
+from ..format.digest import open_folder
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles
@@ -64,9 +65,12 @@ class _BufferStaging(Staging):
             raise UsageError(
                 f"{path} is inside the dataset {around}, which is left alone", hint="choose another folder"
             )
-        if not path.exists():
+        try:
+            names = {entry.name for entry in path.iterdir()}
+        except FileNotFoundError:  # nothing there, or moved by another process at this moment
             return
-        names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
+        except NotADirectoryError:
+            names = {path.name}
         if names and (BUFFER not in names or not names <= _KNOWN):
             strange = min(names - _KNOWN, default=path.name)
             raise UsageError(
@@ -171,11 +175,41 @@ class BufferFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.replaced = False
+        """Whether another checkpoint took its place while it was open; noted when it is closed."""
+        self._descriptor = -1
 
     def __enter__(self) -> BufferFolder:
         mend(self.path)
         if not self.path.is_dir():
             raise DatasetNotFoundError(f"{self.path} is not there, expected the folder of a saved buffer")
+        self._descriptor = open_folder(self.path)  # open, its number is not given to another folder
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self.replaced = not self._in_place()
+        os.close(self._descriptor)
+
+    def _in_place(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def require_in_place(self) -> None:
+        """Raise CorruptDataError if another checkpoint took its place: what was read may be of both."""
+        if not self._in_place():
+            raise CorruptDataError(f"{self.path} was replaced while it was loaded", hint="load it again")
+
+    def _open(self) -> None:
         if not (self.path / BUFFER).is_file():
             raise FormatError(f"{self.path} has no {BUFFER}: it is not the folder of a saved buffer")
         noted = require_digests(self.path)
@@ -196,10 +230,6 @@ class BufferFolder:
         self.has_writer = metadata.get(_WRITER) is not False or any((self.path / "writer").iterdir())
         self._device = str(metadata.get("generator_device", "cpu"))
         self.metadata: dict[str, Any] = metadata
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Do nothing: no file is open."""
 
     def _require_nothing_else(self, noted: frozenset[str]) -> None:
         """Raise CorruptDataError for files without a digest; the storage lists its own files."""

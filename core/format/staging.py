@@ -350,7 +350,8 @@ def remove_leftover(path: Path, *, below: Path | None = None) -> bool:
         if lock < 0 and not path.is_symlink():
             return not path.exists()
         try:
-            fs.remove(path, within=within)
+            with contextlib.suppress(FileNotFoundError):  # another process removes it at this moment
+                fs.remove(path, within=within)
         finally:
             if lock >= 0:
                 os.close(lock)
