@@ -7,6 +7,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -22,15 +23,12 @@ from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import ANCHOR
 from ..writers.base import Writer
 from .background import BackgroundDump, claimed, in_background
-from .checkpoint import BufferFolder, SavedParts, refuse_home_of, staged_buffer
+from .checkpoint import BufferFolder, SavedParts, load_folder, refuse_home_of, staged_buffer
 from .concurrency import Draw
 from .conditional import ConditionalUpdates
 from .expansion import ExpandedDraws
 from .pytrees import checked_batch_size
 from .queries import Queries
-
-_LOADS = 100
-"""How often a load begins again where a checkpoint is replaced meanwhile."""
 
 
 class ReplayBuffer(Queries, ConditionalUpdates):
@@ -198,38 +196,20 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed. A checkpoint
         that takes the place of another one meanwhile is loaded instead.
         """
-        for left in reversed(range(_LOADS)):
-            folder = BufferFolder(Path(path))
-            try:
-                with folder:
-                    self._load_folder(folder, verify=verify)
-                return
-            except (RbtoolError, OSError):
-                if not (folder.replaced and left):
-                    raise
+        load_folder(Path(path), partial(self._load_folder, verify=verify))
 
     dump = save = dumps
     load = loads
 
     def _load_folder(self, folder: BufferFolder, *, verify: bool) -> None:
-        draws, capacity = folder.drawn_ahead()
-        if any(draw.size is None for draw in draws) and capacity != self.batches_ahead:
-            raise SchemaError(
-                f"{folder.path} has {capacity} batches made ahead, this buffer makes {self.batches_ahead}"
-            )
-        self.load_saved(replace(folder.saved(), verify=verify), draws, folder.require_in_place)
+        draws = folder.drawn_ahead(self.batches_ahead)
+        self.load_saved(replace(folder.saved(), verify=verify), draws)
 
-    def load_saved(
-        self, saved: SavedParts, draws: Sequence[Draw] = (), confirm: Callable[[], None] | None = None
-    ) -> None:
-        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails.
-
-        `confirm` raises an error, which makes it fail, if the parts may not be of one checkpoint.
-        """
+    def load_saved(self, saved: SavedParts, draws: Sequence[Draw] = ()) -> None:
+        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails."""
         with self._all_or_nothing():
             self._load_saved(saved)
-            if confirm is not None:
-                confirm()
+            saved.confirm()
             self._restore_ahead(self.rotated_draws(list(draws)))
 
     def _load_saved(self, saved: SavedParts) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ import torch
 
 from ..checkpointers.base import Captured, captured
 from ..encodings.digests import DIGESTS, require_digests, write_digests
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import open_folder
 from ..format.documents import Count, decode, dump_json, load_json
@@ -157,7 +157,8 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
 class SavedParts:
     """What was saved of a buffer: the folders of its parts, None for those without state, and the rest.
 
-    `notes` are those of `folder_notes`. `verify` asks for the digests of rows that are only mapped.
+    `notes` are those of `folder_notes`. `verify` asks for the digests of rows that are only mapped. `confirm` raises
+    CorruptDataError where what was read may be of two checkpoints.
     """
 
     storage: Path | None
@@ -168,6 +169,7 @@ class SavedParts:
     batch_size: int | None
     notes: Mapping[str, Any]
     verify: bool = False
+    confirm: Callable[[], None] = lambda: None
 
 
 class BufferFolder:
@@ -255,6 +257,7 @@ class BufferFolder:
             generator=self.generator(),
             batch_size=self.batch_size,
             notes=self.metadata,
+            confirm=self.require_in_place,
         )
 
     def generator(self) -> tuple[torch.Tensor, str] | None:
@@ -269,13 +272,36 @@ class BufferFolder:
             state = np.frombuffer(bytearray(files.read(f"{_GENERATOR}.memmap")), np.uint8)
         return torch.from_numpy(state), self._device
 
-    def drawn_ahead(self) -> tuple[list[Draw], int]:
-        """Return the draws that were not delivered, and the `prefetch` of the saved buffer."""
+    def drawn_ahead(self, batches: int) -> list[Draw]:
+        """Return the draws that were not delivered, for a buffer that makes so many batches ahead.
+
+        SchemaError (a RuntimeError) for draws without a size, of a buffer that makes another number.
+        """
         file = self.path / _AHEAD
         if not file.is_file():
-            return [], 0
+            return []
         ahead = decode(_Ahead, load_json(file), str(file))
-        return [_draw_from_json(item, str(file)) for item in ahead.queue], ahead.capacity
+        draws = [_draw_from_json(item, str(file)) for item in ahead.queue]
+        if any(draw.size is None for draw in draws) and ahead.capacity != batches:
+            raise SchemaError(f"{self.path} has {ahead.capacity} batches made ahead, this buffer makes {batches}")
+        return draws
+
+
+_LOADS = 100
+"""How often a load begins where a checkpoint is replaced again and again."""
+
+
+def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
+    """Load a saved buffer, again where another one took its place meanwhile; errors are those of `BufferFolder`."""
+    for left in reversed(range(_LOADS)):
+        folder = BufferFolder(path)
+        try:
+            with folder:
+                load(folder)
+            return
+        except (RbtoolError, OSError):
+            if not (folder.replaced and left):
+                raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,13 +345,12 @@ def leftovers(root: Path) -> Iterator[Leftover]:
 
 def remove_leftover(path: Path, *, below: Path | None = None) -> bool:
     """Remove a staging folder or file unless a process uses it; return whether it is gone."""
-    with _folder_around(path, below) as within:
+    with _folder_around(path, below) as within, contextlib.suppress(FileNotFoundError):  # others may remove it, too
         lock = -1 if path.is_symlink() else lock_folder(path, within=within)
         if lock < 0 and not path.is_symlink():
             return not path.exists()
         try:
-            with contextlib.suppress(FileNotFoundError):  # another process removes it at this moment
-                fs.remove(path, within=within)
+            fs.remove(path, within=within)
         finally:
             if lock >= 0:
                 os.close(lock)
