@@ -65,17 +65,29 @@ class _BufferStaging(Staging):
             raise UsageError(
                 f"{path} is inside the dataset {around}, which is left alone", hint="choose another folder"
             )
-        try:
-            names = {entry.name for entry in path.iterdir()}
-        except FileNotFoundError:  # nothing there, or moved by another process at this moment
-            return
-        except NotADirectoryError:
-            names = {path.name}
-        if names and (BUFFER not in names or not names <= _KNOWN):
-            strange = min(names - _KNOWN, default=path.name)
+        # While another process replaces a checkpoint, the older one may be listed just as it is removed.
+        found = [strange for _ in range(_LISTINGS) if (strange := _strange_in(path)) is not None]
+        if len(found) == _LISTINGS:
             raise UsageError(
-                f"{path} holds {strange}, and only the checkpoint of a buffer is replaced", hint="choose another folder"
+                f"{path} holds {found[-1]}, and only the checkpoint of a buffer is replaced",
+                hint="choose another folder",
             )
+
+
+_LISTINGS = 3
+
+
+def _strange_in(path: Path) -> str | None:
+    """Return the name of something that is not of the checkpoint of a buffer; None for one, and where nothing is."""
+    try:
+        names = {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        return path.name
+    if not names or (BUFFER in names and names <= _KNOWN):
+        return None
+    return min(names - _KNOWN, default=path.name)
 
 
 class StagedBuffer:
