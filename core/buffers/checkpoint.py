@@ -66,11 +66,9 @@ class _BufferStaging(Staging):
                 f"{path} is inside the dataset {around}, which is left alone", hint="choose another folder"
             )
         # While another process replaces a checkpoint, the older one may be listed just as it is removed.
-        found = [strange for _ in range(_LISTINGS) if (strange := _strange_in(path)) is not None]
-        if len(found) == _LISTINGS:
+        if all((strange := _strange_in(path)) is not None for _ in range(_LISTINGS)):
             raise UsageError(
-                f"{path} holds {found[-1]}, and only the checkpoint of a buffer is replaced",
-                hint="choose another folder",
+                f"{path} holds {strange}, and only the checkpoint of a buffer is replaced", hint="choose another folder"
             )
 
 
