@@ -73,11 +73,10 @@ test-browser: $(READY) $(AXE) ## test the page of a report in a Chromium that is
 	$(BIN)/python -m pytest tests/core/report/test_browser.py
 
 # mypy sees the package as installed: in place, its name would be that of the clone's folder.
-lint: $(READY) ## check style, types, sizes and words
+lint: $(READY) ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/tools/check_sizes.py
-	$(BIN)/python tests/tools/house.py --words
 	@rm -rf build/lint
 	@tests/tools/build_wheel.sh $(BIN)/python build/lint/wheel
 	@$(BIN)/python -m pip install -qq --no-deps --target build/lint/installed build/lint/wheel/*.whl

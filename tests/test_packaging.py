@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import re
 
 import check_sizes
-import house
 import pytest
 import source_tree
 from packaging.requirements import Requirement
@@ -52,19 +50,12 @@ def test_all_that_an_install_brings_is_pinned() -> None:
     assert _closure([*PROJECT["project"]["dependencies"], *dev]) - pinned == set()
 
 
-def test_the_size_check_sees_what_it_is_for() -> None:
-    long_function = "def long() -> None:\n" + "    pass\n" * check_sizes.FUNCTION_LINES
-    source = f"# {'TO' + 'DO'}: later\ndef bare():\n    pass\n{long_function}"
+def test_the_size_check_points_at_long_files_and_functions() -> None:
     file = source_tree.ROOT / "example.py"
-    found = list(check_sizes.problems(file, source, annotated=True))
-    assert [problem.split(": ", 1)[1].split(" ")[0] for problem in found] == ["TO" + "DO:", "bare", "long"]
-
-
-def test_the_word_check_reads_docstrings_comments_and_messages_but_no_names() -> None:
-    source = '"""It tells."""\ntold = {"told": 1}  # lies\nraise ValueError(f"{told} stands here, as it says")\n'
-    tree = ast.parse(source)
-    assert list(house.words_of(source, tree)) == [(1, "tells"), (2, "lies")]
-    assert list(house.messages_of(tree)) == [(3, "stands")]
+    long_function = "def long() -> None:\n" + "    pass\n" * check_sizes.FUNCTION_LINES
+    assert list(check_sizes.long_parts(file, "def short() -> None: ...\n")) == []
+    assert [found.split(": ")[2] for found in check_sizes.long_parts(file, long_function)] == ["long has 101 lines"]
+    assert len(list(check_sizes.long_parts(file, "pass\n" * (check_sizes.FILE_LINES + 1)))) == 1
 
 
 def _closure(requirements: list[str]) -> set[str]:
