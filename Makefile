@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-browser test-ray coverage lint docs bench clean
+.PHONY: help demo test test-all test-browser test-peer test-ray coverage lint docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,14 @@ $(RAY_READY): $(READY)
 	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[ray]'
 	@touch $@
 
+# TorchRL asks for an older tensordict and changes how processes start: it lies beside, for the tests that ask it.
+PEER_READY := .venv/.peer-ready
+PEERS := 'torchrl==0.14.1' 'hoptorch==0.1.4' 'tensordict==$(OLDER_TENSORDICT)'
+
+$(PEER_READY): $(READY)
+	$(BIN)/python -m pip install -qq --no-deps --upgrade --target .venv/peer $(PEERS)
+	@touch $@
+
 # What people run ----------------------------------------------------------------------------------
 
 demo: $(READY) ## see rbtool at work on data made on the spot
@@ -53,6 +61,10 @@ test: $(READY) ## run the tests but the slow ones, and try the wheel in an empty
 
 test-ray: $(RAY_READY) ## run the tests that need Ray, but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(RAY_TESTS)
+
+test-peer: $(PEER_READY) ## compare with TorchRL, which this installs beside the environment
+	PYTHONPATH=.venv/peer $(BIN)/python -c "import torchrl.data" # without it, each test would be skipped
+	PYTHONPATH=.venv/peer $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m peer
 
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.
 test-all: $(RAY_READY) ## run every test, and try the wheel
