@@ -1,7 +1,7 @@
 """What the command line reads when it starts: the declared formats, their options, and operations of `preprocess`.
 
-Each package in `rbtool.converters` lists its formats in `FORMATS`, and imports nothing else. This is the one module of
-core that imports from `rbtool.converters`.
+Each package in `rbtool.converters` that is a format lists it in `FORMATS`, and imports nothing else. This is the one
+module of core that imports from `rbtool.converters`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def declared() -> tuple[FormatDeclaration, ...]:
     packages = [found.name for found in pkgutil.iter_modules(converters.__path__) if found.ispkg]
     found: list[FormatDeclaration] = []
     for name in packages:
-        found += importlib.import_module(f"{_CONVERTERS}.{name}").FORMATS
+        found += getattr(importlib.import_module(f"{_CONVERTERS}.{name}"), "FORMATS", ())
     return tuple(sorted(found, key=lambda one: (one.order, one.name)))
 
 

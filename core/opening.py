@@ -12,7 +12,7 @@ import numpy as np
 
 from .declarations import title_of
 from .encodings.flat import CutFlatReader, FlatReader
-from .encodings.h5_reader import H5Reader
+from .encodings.h5_layout import H5Reader
 from .encodings.layout import STORAGE
 from .encodings.rows import flags_at
 from .errors import (

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.inflated import GzipArray
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.row_blocks import blocks
 from ...core.ted.schema import dtype_name
+from ..files.npz import GzipArray
 
 OBSERVATION, ACTION, REWARD, TERMINAL = "observation", "action", "reward", "terminal"
 COLUMNS = (OBSERVATION, ACTION, REWARD, TERMINAL)

@@ -81,7 +81,7 @@ class AtariSource(MirrorSource):
 
     def require_readable(self, path: Path) -> None:
         """Unpack a file; FormatError if it is no array, or has not the checksum that it states."""
-        from ...core.encodings.inflated import GzipArray  # numpy takes longer to load than a listing
+        from ..files.npz import GzipArray  # numpy takes longer to load than a listing
 
         with GzipArray(path) as array:
             array.verify()

@@ -14,15 +14,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...core.encodings.foreign_h5 import names_in, require_whole_h5
-from ...core.encodings.h5_open import absurd_size, open_h5
-from ...core.encodings.h5_values import HeapValues
-from ...core.encodings.stored_columns import reading
+from ...core.encodings.hdf5_files import HeapValues, absurd_size, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+from ..files.columns import reading
+from ..files.hdf5 import names_in, require_whole_h5
 
 _COLUMNS, _COUNT, _VERSION = "columns", "num_episodes", "version"
 _MARKS = {_COLUMNS, _COUNT, _VERSION}

@@ -16,17 +16,15 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from ...core.encodings.foreign_h5 import plain_value, require_whole_h5
 from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
-from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5, root_members
-from ...core.encodings.h5_rows import H5Rows
-from ...core.encodings.h5_values import HeapValues
-from ...core.encodings.stored_columns import DAMAGED, reading
+from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5, root_members
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped, is_inside
 from ...core.ted.schema import Key, dtype_name, safe_part
+from ..files.columns import DAMAGED, reading
+from ..files.hdf5 import plain_value, require_whole_h5
 from .datasets import dataset_of_file
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import h5_file_at, other_files_note
 from ...core.errors import FormatError
 from ...core.format.blocks import EpisodeBlock
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -19,6 +18,7 @@ from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
 from ...core.ted.episodes import Final
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.hdf5 import h5_file_at, other_files_note
 from .boundaries import FileBoundaries, find_boundaries
 from .datasets import D4rlDataset, dataset_named, dataset_of_file
 from .file import NEXT_OBSERVATIONS, D4rlFile, looks_like_d4rl

@@ -19,14 +19,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...core.encodings.h5_open import open_h5
-from ...core.encodings.h5_values import HeapValues
-from ...core.encodings.stored_columns import DAMAGED
+from ...core.encodings.hdf5_files import HeapValues, open_h5
 from ...core.encodings.streams import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.sinks import Sink
 from ...core.ted.schema import file_stem
+from ..files.columns import DAMAGED
 from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)

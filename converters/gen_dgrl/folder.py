@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...core.encodings.archives import ArchiveMember
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
 from ...core.format.names import natural_order
+from ..files.archives import ArchiveMember
 
 SUFFIX = ".npy"
 

@@ -11,8 +11,6 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
-from ...core.encodings.npy import MAGIC, ByteRange, read_header
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -21,6 +19,8 @@ from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.unreadable import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
+from ..files.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
+from ..files.npy import MAGIC, ByteRange, read_header
 from .datasets import id_of
 from .folder import SUFFIX, EpisodeFolder
 

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.encodings.arrow_bounds import require_bounded_parquet
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular, refuse_pointer
+from ..files.arrow import require_bounded_parquet
 
 _ROWS = 4096
 _TEXT = (pa.types.is_string, pa.types.is_large_string)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.encodings.images import Images
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
 from ...core.format.videos import reference_field
 from ...core.ted.schema import DTYPES, FLAGS, NEXT, REWARD, Field, Key, Role, Timing, key_name, role_of, safe_part
+from ..files.images import Images
 from .info import INFO, VIDEO, DatasetInfo, Feature
 
 EPISODE_INDEX, FRAME_INDEX, TASK_INDEX, TIMESTAMP, INDEX = (

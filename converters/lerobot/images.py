@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.images import ImageForm, decode_image
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
+from ..files.images import ImageForm, decode_image
 from .fields import FeatureColumn, as_stated
 from .rows import column_of
 

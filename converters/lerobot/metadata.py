@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.encodings.arrow_bounds import require_bounded_parquet
-from ...core.encodings.stored_columns import FETCH_AGAIN
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.digest import open_regular, read_regular
 from ...core.format.documents import parse_json
+from ...core.format.unreadable import FETCH_AGAIN
+from ..files.arrow import require_bounded_parquet
 from .info import VIDEO, DatasetInfo, require_content
 
 _TASKS_LINES, _TASKS = "meta/tasks.jsonl", "meta/tasks.parquet"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.images import require_images
 from ...core.errors import RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
@@ -19,6 +18,7 @@ from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, row_bytes, ted_fields
+from ..files.images import require_images
 from .fields import NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED, EndFlags, FeatureColumn
 from .images import column_images
 from .info import IMAGE, VIDEO, DatasetInfo, looks_like_lerobot, read_info

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.encodings.arrow_bounds import require_bounded_parquet
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import open_regular
+from ..files.arrow import require_bounded_parquet
 from .info import require_content
 
 _BATCH_BYTES = 4 << 20

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.images import Images
-from ...core.encodings.stored_columns import FETCH_AGAIN
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
+from ...core.format.unreadable import FETCH_AGAIN
+from ..files.images import Images
 from .fields import (
     EPISODE_INDEX,
     FRAME_INDEX,

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.encodings.arrow_bounds import require_bounded_ipc, require_bounded_parquet
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name, reading
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.documents import load_json
+from ..files.arrow import require_bounded_ipc, require_bounded_parquet
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name, reading
 from .metadata import METADATA_FILE
 from .spaces import SpacePath
 from .store import EpisodeStore, StoredEpisode

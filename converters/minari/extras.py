@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.encodings.text_rows import LONGEST_ROW, length_key
 from ...core.errors import FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import ENV_METADATA, HIDDEN, Dropped
 from ...core.ted.schema import Key, file_stem, key_name, safe_part
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .store import DERIVED, StoredEpisode, look_at_text
 
 _LONGEST_NAME = 240

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.encodings.h5_groups import GroupFile, StoredGroup, text_of_name
-from ...core.encodings.stored_columns import ColumnPath, reading
 from ...core.errors import FormatError
+from ..files.columns import ColumnPath, reading
+from ..files.hdf5 import GroupFile, StoredGroup, text_of_name
 from .metadata import HDF5_FILE
 from .spaces import SpacePath
 from .store import DERIVED, EpisodeStore, StoredEpisode

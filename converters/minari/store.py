@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .spaces import SpacePath
 
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.episodes import normal_form
 from ...core.ted.schema import Key, Role
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .extras import ExtraColumns
 from .metadata import MinariMetadata
 from .spaces import space_leaves

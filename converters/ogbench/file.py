@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.npz import NpzFile, array_names, first_name_of_cut
 from ...core.encodings.pickles import require_trust
 from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.schema import ACTION, Field, Key, Timing, dtype_name, role_of, safe_part
+from ..files.npz import NpzFile, array_names, first_name_of_cut
 
 OBSERVATIONS = "observations"
 ACTIONS = "actions"

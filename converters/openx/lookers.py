@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from ...core.encodings.archives import ArchiveMember
 from ...core.errors import FormatError
 from ...core.format.contracts import Closing
+from ..files.archives import ArchiveMember
 from .rows import EpisodeUnpickler, load_episode
 from .shards import EpisodeArchive, EpisodeArchives, is_episode
 from .survey import Look, look_into

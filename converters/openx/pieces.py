@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...core.encodings.archives import LARGEST_MEMBER, LONGEST_HEADER
 from ...core.errors import CorruptDataError
 from ...core.format import fs
+from ..files.archives import LARGEST_MEMBER, LONGEST_HEADER
 
 Fetch: TypeAlias = Callable[[int, int, Callable[[memoryview, int], None]], None]
 """Passes the bytes `[start, stop)` of the archive to the function, each block with its position."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.archives import ArchiveMember, CutError
-from ...core.encodings.images import require_images
 from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -23,6 +21,8 @@ from ...core.format.unreadable import no_match
 from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.archives import ArchiveMember, CutError
+from ..files.images import require_images
 from .lookers import EpisodeLookers
 from .pieces import pieces_of
 from .rows import EpisodeUnpickler, load_episode, read_rows

@@ -10,13 +10,13 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...core.encodings.archives import Archive, ArchiveMember, CutError, MemberFile
-from ...core.encodings.images import decode_image
 from ...core.encodings.pickles import PickleReader
 from ...core.encodings.text_rows import encode_text
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
 from ...core.ted.schema import Field, Key, key_name
+from ..files.archives import Archive, ArchiveMember, CutError, MemberFile
+from ..files.images import decode_image
 from .steps import Episode, Step, numbers
 from .survey import Column, keys_of
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.encodings.archives import Archive, ArchiveMember, CutError, begins_as_archive
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import read_regular, refuse_pointer
 from ...core.format.unreadable import no_match
+from ..files.archives import Archive, ArchiveMember, CutError, begins_as_archive
 
 SUFFIX = ".tar"
 _PICKLE_SUFFIXES = (".pickle", ".pkl")

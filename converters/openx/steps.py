@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from ...core.encodings.images import ImageForm, image_form, is_image
 from ...core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
+from ..files.images import ImageForm, image_form, is_image
 
 Path: TypeAlias = tuple[str, ...]
 Step: TypeAlias = dict[Path, Value]

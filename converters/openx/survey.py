@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.archives import ArchiveMember
-from ...core.encodings.images import ImageForm
 from ...core.encodings.pickles import PickledArray, PickledBytes, Value
 from ...core.encodings.text_rows import LONGEST_ROW, length_key, text_fields
 from ...core.errors import FormatError, SchemaError
@@ -26,6 +24,8 @@ from ...core.format.rlds_steps import (
     step_meaning,
 )
 from ...core.ted.schema import ACTION, DTYPES, REWARD, Field, Key, Role, Timing, dtype_name, key_name
+from ..files.archives import ArchiveMember
+from ..files.images import ImageForm
 from .steps import Episode, LeafForm, Path, Step, is_single_precision, joined_form, numbers
 
 _STEPS = "steps."

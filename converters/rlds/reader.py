@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.images import require_images
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
@@ -19,6 +18,7 @@ from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
+from ..files.images import require_images
 from .columns import EpisodeRecord, StepColumn
 from .example import ExampleParser
 from .features import Leaf, load_features

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.encodings.arrow_bounds import require_bounded_parquet
 from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
+from ..files.arrow import require_bounded_parquet
 from .blocks import INFOS, MARKS, REQUIRED, TIME_LIMIT, ColumnPath, RowBlock, add_array, objects
 
 _MOST_ROWS = 4096

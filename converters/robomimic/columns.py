@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...core.encodings.group_reader import GroupColumn
-from ...core.encodings.group_survey import SurveyedColumns
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, column_name
 from ...core.errors import FormatError, UsageError
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
+from ..files.columns import ColumnForm, ColumnPath, column_name
+from ..files.episode_groups import GroupColumn, SurveyedColumns
 
 ACTIONS: ColumnPath = ("actions",)
 REWARDS: ColumnPath = ("rewards",)

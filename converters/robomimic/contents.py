@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import plain_value
-from ...core.encodings.h5_groups import GroupFile, StoredGroup, text_of_name
-from ...core.encodings.stored_columns import column_name
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
+from ..files.columns import column_name
+from ..files.hdf5 import GroupFile, StoredGroup, plain_value, text_of_name
 
 DATA = b"data"
 MASK = b"mask"

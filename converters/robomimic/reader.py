@@ -13,23 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import h5_file_at, names_in, other_files_note, require_whole_h5
-from ...core.encodings.group_reader import (
+from ...core.errors import FormatError, RbtoolError, UsageError
+from ...core.format.contracts import SourceFacts
+from ...core.format.manifest import Dropped
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn
+from ..files.episode_groups import (
     GroupEpisode,
     GroupFiles,
     GroupReader,
     GroupRows,
+    GroupSurvey,
     Paths,
     Places,
     places_of,
     zero_or_one,
 )
-from ...core.encodings.group_survey import GroupSurvey
-from ...core.encodings.h5_groups import GroupFile, text_of_name
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn
-from ...core.errors import FormatError, RbtoolError, UsageError
-from ...core.format.contracts import SourceFacts
-from ...core.format.manifest import Dropped
+from ..files.hdf5 import GroupFile, h5_file_at, names_in, other_files_note, require_whole_h5, text_of_name
 from .columns import ACTIONS, DONES, INITIAL, REWARDS, is_required, keys_of, most_more_rows
 from .contents import DATA, DEMO, MASK, DemoAttributes, FileAttributes, Splits, listed
 

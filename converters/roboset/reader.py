@@ -13,21 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import h5_files_in, names_in, plain_value, require_whole_h5
-from ...core.encodings.group_reader import (
-    GroupColumn,
-    GroupEpisode,
-    GroupFiles,
-    GroupReader,
-    GroupRows,
-    Paths,
-    Places,
-    places_of,
-    zero_or_one,
-)
-from ...core.encodings.group_survey import GroupSurvey, SurveyedColumns
-from ...core.encodings.h5_groups import GroupFile, text_of_name
-from ...core.encodings.stored_columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.documents import dump_json
@@ -36,6 +21,21 @@ from ...core.format.manifest import Dropped
 from ...core.format.names import natural_order
 from ...core.format.reader import FinalStep
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
+from ..files.episode_groups import (
+    GroupColumn,
+    GroupEpisode,
+    GroupFiles,
+    GroupReader,
+    GroupRows,
+    GroupSurvey,
+    Paths,
+    Places,
+    SurveyedColumns,
+    places_of,
+    zero_or_one,
+)
+from ..files.hdf5 import GroupFile, h5_files_in, names_in, plain_value, require_whole_h5, text_of_name
 
 _TRIAL = re.compile(rb"Trial(0|[1-9]\d{0,17})")
 _SEED = re.compile(r"(?:^|[^a-z])seed_?(\d{1,18})(?!\d)", re.IGNORECASE)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.npz import NpzFile, array_names
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks, blocks
 from ...core.format.unreadable import no_match
 from ...core.ted.schema import dtype_name
+from ..files.npz import NpzFile, array_names
 
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
 DONES, TIMEOUTS, POSITION, FULL = "dones", "timeouts", "pos", "full"

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.npy import NpyFile
-from ...core.encodings.npz import NpzFile
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
+from ..files.npy import NpyFile
+from ..files.npz import NpzFile
 from .columns import TEXT, TableColumn, TableFile, array_column
 
 _DEEPEST = 8

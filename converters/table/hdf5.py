@@ -8,12 +8,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...core.encodings.foreign_h5 import require_whole_h5
 from ...core.encodings.h5_layout import begins_as_h5
-from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
-from ...core.encodings.h5_values import HeapValues
+from ...core.encodings.hdf5_files import HeapValues, absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
+from ..files.hdf5 import require_whole_h5
 from .columns import TEXT, TableColumn, TableFile, array_column, native
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.encodings.stored_columns import FETCH_AGAIN
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
+from ...core.format.unreadable import FETCH_AGAIN
 from .columns import TEXT, TableColumn, TableFile, array_column, require_rows
 
 _MARK = b"PAR1"

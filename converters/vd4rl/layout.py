@@ -16,15 +16,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ...core.encodings.foreign_h5 import require_whole_h5
-from ...core.encodings.h5_open import absurd_size, datasets_in, open_h5
-from ...core.encodings.h5_rows import H5Rows
-from ...core.encodings.npz import NpzFile
-from ...core.encodings.stored_columns import FETCH_AGAIN, reading
+from ...core.encodings.hdf5_files import H5Rows, absurd_size, datasets_in, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
+from ...core.format.unreadable import FETCH_AGAIN
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, safe_part
+from ..files.columns import reading
+from ..files.hdf5 import require_whole_h5
+from ..files.npz import NpzFile
 
 PIXELS: Key = ("pixels",)
 IS_INIT: Key = ("is_init",)

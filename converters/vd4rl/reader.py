@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.foreign_h5 import names_in
-from ...core.encodings.npz import array_names, first_name_of_cut
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.identical import notes_on_identical
@@ -16,6 +14,8 @@ from ...core.format.reader import Reader, refuse_damaged
 from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.unreadable import no_match
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.hdf5 import names_in
+from ..files.npz import array_names, first_name_of_cut
 from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards
 from .layout import HDF5_SUFFIXES, IS_INIT, NPZ_SUFFIX, PIXELS, ArrayColumn, looks_like_vd4rl
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from ..encodings.digests import require_digests
 from ..encodings.flat import FlatReader
-from ..encodings.h5_layout import Compression
-from ..encodings.h5_reader import H5Reader
+from ..encodings.h5_layout import Compression, H5Reader
 from ..encodings.layout import CompactForm, CompactLayout
 from ..encodings.save import save_compact
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from ..format.contracts import Array, Closing
 from ..format.digest import require_regular
-from .stored_columns import FETCH_AGAIN
+from ..format.unreadable import FETCH_AGAIN
 
 CHANNELS = 3
 _MOST_PIXELS = 1 << 26

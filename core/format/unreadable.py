@@ -11,6 +11,9 @@ from typing import Literal
 _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
 """Errors that are not about the file: it may be read well in a minute, or from another machine."""
 
+FETCH_AGAIN = "copy or fetch the dataset again, whole"
+"""The hint for a file that is damaged in itself."""
+
 
 def disk_failed(error: BaseException) -> bool:
     """Return whether an error is one of the disk, or of the file server, and none of the file."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.h5_layout import Compression, begins_as_h5
-from ..encodings.h5_reader import H5Source
+from ..encodings.h5_layout import Compression, H5Source, begins_as_h5
 from ..encodings.streams import LatchedFile
 from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format import fs
@@ -37,7 +36,7 @@ def looks_like_torchrl(path: Path) -> bool:
     """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
     if not begins_as_h5(path):
         return False
-    from ..encodings.h5_open import root_members  # loads h5py, which is needed for such files alone
+    from ..encodings.hdf5_files import root_members  # loads h5py, which is needed for such files alone
 
     try:
         return STORAGE_SHAPE in root_members(path)

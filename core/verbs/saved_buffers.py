@@ -12,7 +12,7 @@ import numpy as np
 
 from ..encodings.digests import require_digests
 from ..encodings.flat import STORAGE_METADATA, FlatReader
-from ..encodings.h5_reader import H5Reader
+from ..encodings.h5_layout import H5Reader
 from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..errors import CorruptDataError, RbtoolError
 from ..format.contracts import Array, StepReader

@@ -11,8 +11,7 @@ import pytest
 
 from rbtool import CorruptDataError, FormatError, RbtoolError
 from rbtool.core.encodings.flat import FlatReader
-from rbtool.core.encodings.h5_layout import block_bytes, read_block
-from rbtool.core.encodings.h5_reader import H5Reader
+from rbtool.core.encodings.h5_layout import H5Reader, block_bytes, read_block
 from rbtool.core.encodings.layout import Form
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.manifest import has_manifest

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
 from rbtool.core.encodings.flat import FlatReader
-from rbtool.core.encodings.h5_reader import H5Reader
+from rbtool.core.encodings.h5_layout import H5Reader
 from rbtool.core.encodings.layout import Form
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.manifest import MANIFEST, Manifest

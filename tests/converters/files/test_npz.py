@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rbtool.core.encodings.npy import NpyFile
-from rbtool.core.encodings.npz import NpzFile, array_names, begins_as_zip
+from rbtool.converters.files.npy import NpyFile
+from rbtool.converters.files.npz import NpzFile, array_names, begins_as_zip
 from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, RbtoolError, SchemaError
 
 DTYPES = st.one_of(

@@ -1,7 +1,7 @@
-"""Bounds what Arrow and Parquet files unpack to: pyarrow takes as much memory as a file states, whatever it is.
+"""Bounds what Arrow and Parquet files unpack to: pyarrow allocates as much memory as a file states, whatever it is.
 
 Compressed buffers of Arrow files and pages of Parquet files state how many bytes they become. pyarrow has no limit
-for that and shows neither, so that the few structures around them are read here: flatbuffers in Arrow files, Thrift's
+for that and exposes neither, so the few structures around them are read here: flatbuffers in Arrow files, Thrift's
 compact protocol in Parquet files.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import CorruptDataError
-from ..format.digest import open_regular
+from ...core.errors import CorruptDataError
+from ...core.format.digest import open_regular
 
 _FREE = 64 << 20
 """Bytes that may be stated in any case."""

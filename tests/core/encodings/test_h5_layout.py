@@ -1,24 +1,30 @@
-"""What lies in an H5 checkpoint, and what is not believed of one."""
+"""What is in an H5 checkpoint, what of it is verified, and how much its chunks may unpack to."""
+
+from __future__ import annotations
 
 import json
 import multiprocessing
 import pickle
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from rbtool import CorruptDataError, FormatError, UsageError
-from rbtool.core.encodings.h5_layout import Compression
-from rbtool.core.encodings.h5_reader import H5Reader
+from rbtool import CorruptDataError, FormatError, SchemaError, UsageError
+from rbtool.core.encodings.h5_layout import Compression, H5Reader, block_bytes, block_size, read_block, verify_block
+from rbtool.core.encodings.hdf5_files import absurd_size, open_h5
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import Array
-from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.manifest import Manifest, Provenance
+from rbtool.core.format.ted.builder import provenance_step
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.ted.schema import Key
@@ -226,3 +232,127 @@ def test_a_reader_goes_through_a_fork_and_a_pickle(odd: Path, saved: Path) -> No
 def _compare(reader: H5Reader, key: Key, expected: Array) -> None:
     np.testing.assert_array_equal(reader.read(key, 0, 16), expected)
     reader.close()
+
+
+def with_chunk(path: Path, chunk: bytes, shape: int, **how: Any) -> Path:
+    """Write a file with one compressed chunk of these stored bytes."""
+    with h5py.File(path, "w") as h5:
+        data = h5.create_dataset("x", (shape,), "u1", chunks=(shape,), **how)
+        data.id.write_direct_chunk((0,), chunk)
+    return path
+
+
+def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -> None:
+    bomb = zlib.compress(np.random.default_rng(1).bytes(2 << 20) + bytes(4 << 20), 1)
+    with pytest.raises(CorruptDataError, match="more than the 3,145,728 bytes of a chunk"):
+        open_h5(with_chunk(tmp_path / "x.h5", bomb, 3 << 20, compression="gzip"))
+    with pytest.raises(CorruptDataError, match=r"a chunk of 2,[\d,]+ stored bytes that hold 1,000"):
+        open_h5(with_chunk(tmp_path / "y.h5", bomb, 1000, compression="gzip"))
+
+
+@pytest.mark.parametrize(
+    ("libver", "chunks", "node"),
+    [("earliest", 200, "TREE"), ("latest", 2000, "EADB"), ("latest", 2000, "EASB")],
+)
+def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp_path: Path) -> None:
+    """libhdf5 reads a chunk in front of the damage: more than its size then comes out of it."""
+    with h5py.File(tmp_path / "whole.h5", "w", libver=libver) as h5:
+        data = h5.create_dataset("x", (chunks << 16,), "u1", chunks=(1 << 16,), maxshape=(None,), compression="gzip")
+        plain = zlib.compress(bytes(1 << 16))
+        for number in range(1, chunks):
+            data.id.write_direct_chunk((number << 16,), plain)
+        data.id.write_direct_chunk((0,), zlib.compress(np.random.default_rng(1).bytes(2 << 20), 1))
+    damaged = bytearray((tmp_path / "whole.h5").read_bytes())
+    damaged[damaged.rfind(node.encode())] ^= 1
+    (tmp_path / "x.h5").write_bytes(damaged)
+    with pytest.raises(CorruptDataError, match=r"/x has (an index of chunks that cannot be read|a chunk of 2,\d+,)"):
+        open_h5(tmp_path / "x.h5")
+
+
+def test_chunks_too_large_to_read_at_a_time_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptDataError, match="compressed in chunks of 1,073,741,824 bytes"):
+        open_h5(with_chunk(tmp_path / "x.h5", b"x", 1 << 30, compression="gzip"))
+
+
+def test_two_methods_at_once_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        made.set_chunk((10,))
+        made.set_deflate(4)
+        made.set_deflate(4)
+        h5py.h5d.create(h5.id, b"x", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((10,)), made)
+    with pytest.raises(CorruptDataError, match="compressed by two methods"):
+        open_h5(tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"compression": "gzip"}, {"compression": "lzf"}, {"compression": "gzip", "shuffle": True, "fletcher32": True}],
+)
+def test_chunks_as_people_write_them_are_taken(how: dict[str, Any], tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5.create_dataset(
+            "x", data=np.frombuffer(np.random.default_rng(1).bytes(3 << 20), "u1"), chunks=(3 << 20,), **how
+        )
+    open_h5(tmp_path / "x.h5").close()
+
+
+def test_a_dataset_that_states_far_more_than_is_stored_is_absurd(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        empty = h5.create_dataset("x", (1 << 40,), "u1", chunks=(1 << 20,))
+        assert "states 1,099,511,627,776 bytes of data, of which 0 bytes" in absurd_size(empty.id)
+        assert not absurd_size(h5.create_dataset("y", (1 << 20,), "u1", chunks=(1 << 10,)).id)
+
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+def _with_step(manifest: Manifest, step: Provenance) -> Manifest:
+    return replace(manifest, provenance=(*manifest.provenance, step))
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return write_walks(tmp_path / "walks", [(2, "open")])
+
+
+def test_what_is_written_is_read(manifest: Manifest, tmp_path: Path) -> None:
+    size = block_size(manifest)
+    (tmp_path / "file").write_bytes(block_bytes(manifest, size) + SIGNATURE)
+    found, found_size = read_block(tmp_path / "file")
+    assert (found.to_bytes(), found_size) == (manifest.to_bytes(), size)
+    verify_block(tmp_path / "file")
+
+
+@pytest.mark.parametrize("old", [b"\n  ", b": ", b"  \x89HDF", b"}\n "])
+def test_white_space_that_was_changed_is_found(manifest: Manifest, tmp_path: Path, old: bytes) -> None:
+    data = block_bytes(manifest, block_size(manifest)) + SIGNATURE
+    at = data.rindex(old) + 1
+    (tmp_path / "file").write_bytes(data[:at] + b"\t" + data[at + 1 :])
+    with pytest.raises(CorruptDataError, match="was changed"):
+        verify_block(tmp_path / "file")
+
+
+def test_the_size_is_that_of_the_data_and_not_of_their_history(manifest: Manifest) -> None:
+    size = block_size(manifest)
+    assert size & (size - 1) == 0
+    longer = manifest
+    for number in range(10):
+        longer = _with_step(longer, provenance_step("step", {"number": number, "path": "x" * 200}, {}))
+    assert block_size(longer) == size
+    block_bytes(longer, size)
+
+
+def test_any_history_fits(manifest: Manifest) -> None:
+    longer = _with_step(manifest, provenance_step("step", {"path": "x" * 100_000}, {}))
+    assert len(block_bytes(longer, block_size(longer))) == block_size(longer) == 1 << 17
+
+
+def test_many_digits_fit(manifest: Manifest) -> None:
+    size = block_size(replace(manifest, steps=0, episodes=0))
+    block_bytes(replace(manifest, steps=10**18, episodes=10**18), size)
+
+
+def test_a_block_that_is_too_small_is_refused(manifest: Manifest) -> None:
+    with pytest.raises(SchemaError, match="does not fit"):
+        block_bytes(manifest, 512)

@@ -11,7 +11,7 @@ import pytest
 from mutations import mutated
 from PIL import Image
 
-from rbtool.core.encodings.images import ImageForm, decode_image, image_form, is_image, require_images
+from rbtool.converters.files.images import ImageForm, decode_image, image_form, is_image, require_images
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 
 DRAW = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""How the columns of an episode are stored in files of other libraries, and what becomes of damaged ones."""
+"""How files of other libraries store the columns of an episode, and which errors a damaged column raises."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from ..errors import CorruptDataError, RbtoolError
-from ..format.unreadable import disk_failed, reading_from
+from ...core.errors import CorruptDataError, RbtoolError
+from ...core.format.unreadable import FETCH_AGAIN, disk_failed, reading_from
 
 ColumnPath: TypeAlias = tuple[str, ...]
 """Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""
-
-FETCH_AGAIN = "copy or fetch the dataset again, whole"
 
 
 @dataclass(frozen=True, slots=True)

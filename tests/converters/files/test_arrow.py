@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rbtool.core.encodings.arrow_bounds import require_bounded_ipc, require_bounded_parquet
+from rbtool.converters.files.arrow import require_bounded_ipc, require_bounded_parquet
 from rbtool.core.errors import CorruptDataError
 
 ZEROS = np.zeros((80 << 20) // 8)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.encodings.npy import NpyFile
-from rbtool.core.encodings.npz import NpzFile
+from rbtool.converters.files.npy import NpyFile
+from rbtool.converters.files.npz import NpzFile
 from rbtool.core.errors import CorruptDataError, FormatError
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import CorruptDataError, FormatError
-from ..format.contracts import Closing
-from ..format.digest import open_regular
-from ..format.manifest import is_inside
-from ..format.unreadable import reading_from
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Closing
+from ...core.format.digest import open_regular
+from ...core.format.manifest import is_inside
+from ...core.format.unreadable import reading_from
 
 XZ = b"\xfd7zXZ\x00"
 _USTAR, _USTAR_AT = b"ustar", 257

@@ -1,12 +1,13 @@
-"""HDF5 files with a group for each episode.
+"""HDF5 files of other libraries: which file is meant, whether it is whole, and the columns of its groups.
 
-Uses h5py's low-level API: a dataset of a thousand episodes has ten thousand HDF5 datasets, and each access through the
-high-level API takes 60 to 100 microseconds.
+Groups are read with h5py's low-level API: a dataset of a thousand episodes has ten thousand HDF5 datasets, and each
+access through the high-level API takes 60 to 100 microseconds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,89 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5fd, h5g, h5i, h5o, h5s, h5t
 
-from ..errors import CorruptDataError, FormatError, SchemaError
-from ..format.contracts import Array
-from ..ted.schema import dtype_name
-from .h5_open import LARGEST, absurd_size, members, open_h5, small_cache
-from .h5_values import HeapValues
-from .stored_columns import FETCH_AGAIN, ColumnForm, ColumnPath, StoredColumn, column_name, reading
+from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
+from ...core.encodings.hdf5_files import LARGEST, HeapValues, absurd_size, members, open_h5, root_members, small_cache
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.contracts import Array
+from ...core.format.unreadable import FETCH_AGAIN
+from ...core.ted.schema import dtype_name
+from .columns import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
+
+_UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
+_SHOWN = 3
+_SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
+
+
+def h5_files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder that are HDF5 by their names, sorted."""
+    yield from (file for file in sorted(folder.iterdir()) if file.suffix.lower() in _SUFFIXES and file.is_file())
+
+
+def h5_file_at(path: Path) -> Path | None:
+    """Return the file itself, or the only HDF5 file in a folder; None for anything else."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        return None
+    found = list(h5_files_in(path))
+    return found[0] if len(found) == 1 else None
+
+
+def other_files_note(path: Path, read: Path) -> Iterator[str]:
+    """Yield a sentence on what else is in a folder of which one file is read; hidden files need none."""
+    if path == read:
+        return
+    names = sorted(one.name for one in path.iterdir() if one.name != read.name and not one.name.startswith("."))
+    if names:
+        listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        which = (
+            "another entry of the folder is" if len(names) == 1 else f"{len(names):,} other entries of the folder are"
+        )
+        yield f"{which} not read: {listed}"
+
+
+def is_whole_h5(file: Path) -> bool:
+    """Return whether a file begins with the header of HDF5 and has as many bytes as that states. Raises nothing."""
+    try:
+        stated = stated_bytes(file)
+        return stated is not None and file.stat().st_size >= stated
+    except (RbtoolError, OSError):
+        return False
+
+
+def require_whole_h5(file: Path, *, hint: str = FETCH_AGAIN) -> None:
+    """Raise CorruptDataError for what is no HDF5 file, or has fewer bytes than its header states."""
+    if not begins_as_h5(file):
+        with file.open("rb") as opened:
+            head = opened.read(16)
+        raise CorruptDataError(f"{file} is no HDF5 file: it begins with {head!r}", hint=hint)
+    stated, size = stated_bytes(file), file.stat().st_size
+    if stated is not None and size < stated:
+        raise CorruptDataError(
+            f"{file} was cut: it has {size:,} bytes, and its header states {stated:,} (a truncated file)", hint=hint
+        )
+
+
+def names_in(file: Path, group: str = "") -> list[str]:
+    """List the names at the root of a file or in a group there; none for a file that is damaged. Raises nothing."""
+    try:
+        return root_members(file, group) if is_whole_h5(file) else []
+    except _UNREADABLE:
+        return []
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of HDF5 as JSON: text decoded, numbers as they are, numbers that JSON lacks as text."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [plain_value(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
+
 
 _DEEPEST = 32
 _NO_DATA = ColumnForm("odd", why="it is a type without data")

@@ -1,4 +1,4 @@
-"""PNG and JPEG images of datasets: their form from the header alone, and their pixels, `[height, width, channels]`."""
+"""PNG and JPEG images in datasets: their shape from the header alone, and their pixels, `[height, width, channels]`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..errors import CorruptDataError, FormatError, UsageError
-from ..format.contracts import Array
+from ...core.errors import CorruptDataError, FormatError, UsageError
+from ...core.format.contracts import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 Images: TypeAlias = Literal["decode", "keep", "skip"]
 """What becomes of images and video: pixels, the files as they are, or nothing."""

@@ -1,0 +1,1 @@
+"""Files of other libraries that several formats share: HDF5 groups, NumPy arrays, archives, images."""

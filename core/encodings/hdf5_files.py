@@ -1,0 +1,744 @@
+"""Opens untrusted HDF5 files and reads rows and values from them: nothing else in rbtool opens one to read.
+
+An HDF5 file can refer to any file of the machine: external links, the external storage of a dataset, virtual
+datasets. An untrusted file must not read other files, so its whole structure is checked before anything is read.
+So are compressed chunks: libhdf5 unpacks a chunk to its end, however large, and compares sizes afterwards.
+
+libhdf5 keeps one state for each file of a process, and refuses to open a file again with another kind of locking or
+of closing. A file that is read through a Python object is a different file to libhdf5: the structure is checked
+through one, because virtual datasets and fill values of text are in heaps.
+
+Text and arrays of variable length lie in heaps. A value is a reference: its length, the place of the heap, and the
+number of the object there. libhdf5 clears as much memory as the length states, up to 4 GiB, before it compares that
+with the object; it walks the objects of a heap by the sizes that they state, and never ends where one states zero. So a
+heap is checked when libhdf5 asks for its bytes, which works the same for attributes and datasets of every layout. That
+needs a file whose bytes Python reads; rows of numbers do not need it, and are read faster without. Where the references
+are, attributes and compact data, is read from the headers of objects without libhdf5.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import math
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import h5py
+import numpy as np
+from h5py import Group, h5a, h5d, h5f, h5fd, h5g, h5i, h5l, h5o, h5p, h5t, h5z
+
+from ..errors import CorruptDataError, UsageError
+from ..format.contracts import Array
+from ..format.digest import open_regular, require_regular
+from ..format.open_files import pread_into
+
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Returns so many bytes from an address on."""
+
+_OLD_FILL, _FILL, _LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x04, 0x05, 0x08, 0x0C, 0x10
+_SHARED = 0x02
+_LARGEST = 64 << 20
+"""Bytes of a header that are read, at most."""
+
+
+class Widths(NamedTuple):
+    """How many bytes of a file an address and a size take."""
+
+    address: int = 8
+    size: int = 8
+
+
+def attribute_data(read: Read, at: int, widths: Widths, name: bytes) -> Iterator[bytes]:
+    """Yield the stored data of an attribute, with what fills its message up; none where the header does not have it.
+
+    Attributes that are elsewhere have checksums.
+    """
+    for kind, data in _messages(read, at, widths):
+        if kind != _ATTRIBUTE or len(data) < 9:
+            continue
+        version, sizes = data[0], [int.from_bytes(data[place : place + 2], "little") for place in (2, 4, 6)]
+        place = 9 if version == 3 else 8
+        if data[place : place + sizes[0]].split(b"\0")[0] == name:
+            yield data[place + sum(-(-size // 8) * 8 if version == 1 else size for size in sizes) :]
+
+
+def fill_values(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
+    """Yield the fill values of a dataset."""
+    for kind, data in _messages(read, at, widths):
+        if kind in (_OLD_FILL, _FILL):
+            place = 0 if kind == _OLD_FILL else 2 if data[:1] == b"\3" else 4
+            size = int.from_bytes(data[place : place + 4], "little")
+            if 0 < size <= len(data) - place - 4:
+                yield data[place + 4 : place + 4 + size]
+
+
+def compact_data(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
+    """Yield the data of a dataset that are in its header."""
+    for kind, data in _messages(read, at, widths):
+        if kind == _LAYOUT and data[1:2] == b"\0":
+            yield data[4 : 4 + int.from_bytes(data[2:4], "little")]
+
+
+def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]]:
+    """Yield type and data of each message that is in a header itself; none from damage on."""
+    head = read(at, 32)
+    if head[:4] == b"OHDR":
+        form = _MessageForm.of(head[5])
+        place = 6 + (16 if head[5] & 0x20 else 0) + (4 if head[5] & 0x10 else 0)
+        wide = 1 << (head[5] & 3)
+        blocks = [(at + place + wide, int.from_bytes(head[place : place + wide], "little"))]
+    else:
+        form = _OLD
+        blocks = [(at + 16, int.from_bytes(head[8:12], "little"))]
+    left = _LARGEST
+    for number, (begin, size) in enumerate(blocks):  # which grows
+        left -= size
+        data = read(begin, size) if size and left >= 0 else b""
+        for kind, flags, body in form.messages(data[form.start : len(data) - form.end] if number else data):
+            if kind == _CONTINUATION:
+                parts = body[: widths.address], body[widths.address :][: widths.size]
+                block = int.from_bytes(parts[0], "little"), int.from_bytes(parts[1], "little")
+                if block not in blocks:
+                    blocks.append(block)
+            elif not flags & _SHARED:
+                yield kind, body
+
+
+class _MessageForm(NamedTuple):
+    """How messages begin: the bytes of their type, and all; what comes before and after them in later blocks."""
+
+    type_bytes: int
+    head: int
+    start: int = 0
+    end: int = 0
+
+    @classmethod
+    def of(cls, flags: int) -> _MessageForm:
+        """The form in a header of version 2 with these flags: the order of creation may be with each message."""
+        return cls(1, 6 if flags & 4 else 4, 4, 4)
+
+    def messages(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield type, flags and data of the messages in a block."""
+        place, wide = 0, self.type_bytes
+        while place + self.head <= len(data):
+            kind = int.from_bytes(data[place : place + wide], "little")
+            length = int.from_bytes(data[place + wide : place + wide + 2], "little")
+            flags = data[place + wide + 2]
+            place += self.head
+            yield kind, flags, data[place : place + length]
+            place += length
+
+
+_OLD = _MessageForm(2, 8)
+
+
+_SIGNATURE = b"GCOL"
+_SIZE_AT = 8
+"""Where a heap, and each object in it, states its size, after a number and what is reserved."""
+_ADDRESSES = {2: "H", 4: "I", 8: "Q"}
+_MOST_OBJECTS = 1 << 16
+"""Numbers of objects have 16 bits, and 0 means free space."""
+_KEPT_HEAPS = 8
+_WITHOUT_HEAP = frozenset({h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.BITFIELD, h5t.OPAQUE, h5t.TIME})
+
+
+_KIND_AT = 3
+"""Where an encoded type has the kind of its class, after two bytes of the encoding and one of the class."""
+
+
+def is_in_heap(kind: h5t.TypeID) -> bool:
+    """Return whether values of this type, or parts of them, are in a heap; OSError for an unknown kind of these.
+
+    Reading values of such a kind would crash libhdf5.
+    """
+    name = kind.get_class()
+    if name in _WITHOUT_HEAP:
+        return False
+    if name == h5t.STRING:
+        return bool(kind.is_variable_str())
+    if name == h5t.ARRAY:
+        return is_in_heap(kind.get_super())
+    if name == h5t.COMPOUND:
+        return any(is_in_heap(kind.get_member_type(number)) for number in range(kind.get_nmembers()))
+    if name == h5t.VLEN:
+        if kind.encode()[_KIND_AT] & 0xF:
+            raise OSError("its type is damaged")
+        is_in_heap(kind.get_super())
+    return not (name == h5t.REFERENCE and kind.equal(h5t.STD_REF_OBJ))
+
+
+def unit_in_heap(kind: h5t.TypeID) -> int:
+    """Return the bytes of an element of text, or of an array of variable length; 0 for any other type."""
+    if kind.get_class() == h5t.STRING:
+        return int(kind.is_variable_str())
+    if kind.get_class() != h5t.VLEN or is_in_heap(inner := kind.get_super()):
+        return 0
+    return int(inner.get_size())
+
+
+class CheckedFile(io.RawIOBase):
+    """A file with the methods that h5py's `fileobj` driver calls, open at `descriptor`, which it closes.
+
+    A heap is checked before libhdf5 gets it: OSError for a damaged one, and `damage` names the first.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._at = 0
+        self._size = os.fstat(descriptor).st_size
+        self._heaps: dict[int, dict[int, int]] = {}
+        self.widths = Widths()
+        self.base = 0
+        """The byte that addresses count from, the first of the superblock, which states the widths, too."""
+        self.damage = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            found = os.preadv(self._descriptor, [buffer], self._at)
+        except OverflowError as error:
+            raise OSError(f"byte {self._at} is beyond every file: an address in it is damaged") from error
+        if bytes(buffer[:4]) == _SIGNATURE:  # h5py's buffer has a format of its own, and never equals bytes
+            try:
+                for _ in self._objects(self._at, bytes(buffer[:found])):
+                    pass
+            except ValueError as error:
+                self.damage = self.damage or str(error)
+                raise OSError(self.damage) from error
+        self._at += found
+        return found
+
+    def read_at(self, at: int, size: int) -> bytes:
+        """Read bytes from an address on: fewer where the file ends, none beyond every file."""
+        try:
+            return os.pread(self._descriptor, min(size, self._size), self.base + at)
+        except OverflowError:
+            return b""
+
+    @property
+    def reference_bytes(self) -> int:
+        """The bytes of a reference: two numbers, and an address between them."""
+        return 8 + self.widths.address
+
+    def require_references(self, data: bytes, unit: int, count: int) -> None:
+        """Raise OSError unless so many references lead to objects of their length, in elements of `unit` bytes."""
+        address = _ADDRESSES.get(self.widths.address)
+        if address is None:
+            raise OSError(f"its addresses have {self.widths.address} bytes")
+        form = struct.Struct(f"<I{address}I")
+        if len(data) < count * form.size:
+            raise OSError("the text in it was cut")
+        for length, at, number in form.iter_unpack(data[: count * form.size]):
+            if length and self._heap(at).get(number) != length * unit:
+                raise OSError(f"a text of {length * unit:,} bytes is not in the heap at byte {at:,}")
+
+    def _heap(self, at: int) -> dict[int, int]:
+        """Return the bytes of each object of the heap at an address by its number; none for what is no sound heap."""
+        known = self._heaps.get(at)
+        if known is None:
+            start = self.read_at(at, 4096)
+            try:
+                known = dict(self._objects(self.base + at, start)) if start[:4] == _SIGNATURE else {}
+            except ValueError:
+                known = {}
+            if len(self._heaps) == _KEPT_HEAPS:
+                self._heaps.clear()
+            self._heaps[at] = known
+        return known
+
+    def _objects(self, at: int, start: bytes) -> Iterator[tuple[int, int]]:
+        """Yield number and size of the objects in the heap that begins with `start`; ValueError for a damaged one."""
+        wide, what = self.widths.size, f"the heap of text at byte {at:,}"
+        head = -(-(_SIZE_AT + wide) // 8) * 8
+        size = int.from_bytes(start[_SIZE_AT : _SIZE_AT + wide], "little")
+        if not head <= size <= self._size - at:
+            raise ValueError(f"{what} states {size:,} bytes, and the file has {self._size - at:,} from there on")
+        data = start if size <= len(start) else self.read_at(at - self.base, size)
+        place = head
+        for _ in range(_MOST_OBJECTS + 1):
+            if place + head > size:  # the rest is too short for an object
+                return
+            number = int.from_bytes(data[place : place + 2], "little")
+            length = int.from_bytes(data[place + _SIZE_AT : place + _SIZE_AT + wide], "little")
+            taken = head + -(-length // 8) * 8 if number else length
+            if not 0 < taken <= size - place:
+                raise ValueError(f"{what} has an object of {taken:,} bytes where {size - place:,} are left")
+            if number:
+                yield number, length
+            place += taken
+        raise ValueError(f"{what} has more than {_MOST_OBJECTS:,} objects")
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+LARGEST = 512 << 20
+"""Bytes that one chunk may take in memory, and any dataset may state."""
+_HARMLESS = 1100 << 20
+"""Bytes that no chunk of up to 1 MiB, which h5py makes, unpacks to; it is not unpacked to see."""
+_INFLATES = 1032
+"""How many bytes one byte of zlib can stand for, at most."""
+_PIECE = 1 << 20
+_SLACK = 4096
+"""What data that do not compress take beyond their size, with one percent of it."""
+_NOT_PACKING = {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
+
+
+def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
+    """Return what is wrong with the compressed chunks of a dataset, whose properties are `made`; empty for nothing.
+
+    Raises libhdf5's error where the chunks cannot all be listed.
+    """
+    filters = [made.get_filter(number)[0] for number in range(made.get_nfilters())]
+    packing = [kind for kind in filters if kind not in _NOT_PACKING]
+    if not packing:
+        return ""
+    size = math.prod(made.get_chunk()) * dataset.get_type().get_size()
+    if size > LARGEST:
+        return f"is compressed in chunks of {size:,} bytes, of which {LARGEST:,} can be read at a time"
+    if len(packing) > 1:
+        return "is compressed by two methods at once"
+    large: list[tuple[tuple[int, ...], int]] = []
+
+    def look(chunk: h5d.StoreInfo) -> None:
+        if chunk.size * _INFLATES > _HARMLESS:
+            large.append((chunk.chunk_offset, chunk.size))
+
+    # An index that is damaged in one place can state no size at all, and leads to the chunks before it all the same.
+    if not 0 < dataset.get_storage_size() * _INFLATES <= _HARMLESS:
+        dataset.chunk_iter(look)
+    for place, stored in large:
+        if stored > size + size // 100 + _SLACK:
+            return f"has a chunk of {stored:,} stored bytes that hold {size:,}"
+        if packing == [h5z.FILTER_DEFLATE] and _inflates_beyond(dataset, place, filters, size):
+            return f"has a chunk that unpacks to more than the {size:,} bytes of a chunk"
+    return ""
+
+
+def absurd_size(dataset: h5d.DatasetID) -> str:
+    """Return that a dataset states more data than its stored bytes can hold; empty where it does not."""
+    size = math.prod(dataset.shape) * dataset.get_type().get_size()
+    if size <= LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
+        return ""
+    return f"states {size:,} bytes of data, of which {stored:,} bytes are stored"
+
+
+def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: list[int], size: int) -> bool:
+    """Unpack a chunk piece by piece, and keep none, to see whether it ends in time."""
+    skipped, left = dataset.read_direct_chunk(place)
+    if skipped >> filters.index(h5z.FILTER_DEFLATE) & 1:
+        return False
+    inflate, total = zlib.decompressobj(), 0
+    try:
+        while left and not inflate.eof and total <= size + _SLACK:
+            total += len(inflate.decompress(left, _PIECE))
+            left = inflate.unconsumed_tail
+    except zlib.error:  # libhdf5 refuses it too
+        return False
+    return total > size + _SLACK
+
+
+_DEEPEST = 64
+_KEPT_STRUCTURE = 1 << 20
+_UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
+
+
+def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None = None) -> h5f.FileID:
+    """Open a file for reading that keeps all of its data in itself; `access` are libhdf5's properties for it.
+
+    `place` is where to open it, and `path` what to call it.
+
+    Every link in it must be a hard one, no group may be linked twice, no dataset may be virtual or stored outside
+    the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group or the compressed
+    chunks of a dataset that cannot be listed. What cannot be opened is passed over, as reading it fails as well.
+    FormatError for a FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts
+    other readers out; OSError, libhdf5's own, for a file that cannot be read. Values in heaps are read with
+    `HeapValues` alone.
+    """
+    file = _open(path, access, place or path)
+    try:
+        with _checked(file) as opened:
+            _require_contained(opened, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def small_cache() -> h5p.PropFAID:
+    """Return properties to open a file with that is read once.
+
+    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is read once, and a
+    cache of 1 MB is even faster.
+    """
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_file_locking(True, True)  # file systems without locks will do
+    cache = access.get_mdc_config()
+    cache.set_initial_size = True
+    cache.initial_size = cache.min_size = cache.max_size = _KEPT_STRUCTURE
+    cache.incr_mode = cache.flash_incr_mode = cache.decr_mode = 0
+    access.set_mdc_config(cache)
+    return access
+
+
+class Checked(NamedTuple):
+    """A file that Python reads for libhdf5, and the bytes of it."""
+
+    file: h5f.FileID
+    data: CheckedFile
+
+
+def open_checked(file: h5f.FileID) -> Checked:
+    """Open a file once more, so that its heaps are checked; one that Python reads already is returned as it is."""
+    if file.get_access_plist().get_driver() != h5fd.SEC2:
+        return Checked(file, _data_of[h5f.get_name(file)])
+    data = CheckedFile(os.dup(file.get_vfd_handle()))
+    return Checked(_open_data(data, small_cache()), data)
+
+
+@contextmanager
+def _checked(file: h5f.FileID) -> Iterator[Checked]:
+    opened = open_checked(file)
+    try:
+        yield opened
+    finally:
+        if opened.file is not file:
+            opened.file.close()
+
+
+_data_of: weakref.WeakValueDictionary[bytes, CheckedFile] = weakref.WeakValueDictionary()
+_opened: weakref.WeakValueDictionary[bytes, h5f.FileID] = weakref.WeakValueDictionary()
+"""By name: h5py hashes a file by its root group, which a damaged one may not have."""
+
+
+def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
+    """Open a file that Python reads; `data` is closed if that fails."""
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5fd.fileobj_driver, data)
+    name = repr(data).encode()
+    try:
+        file = h5f.open(name, h5f.ACC_RDONLY, fapl=access)
+        made = file.get_create_plist()
+        data.widths, data.base = Widths(*made.get_sizes()), made.get_userblock()
+    except BaseException:
+        data.close()
+        raise
+    _data_of[name] = data
+    _opened[name] = file
+    return file
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what Python reads: libhdf5 would close it when there is no Python left."""
+    for file in list(_opened.values()):
+        if file.valid:
+            file.close()
+
+
+def root_members(path: Path, group: str = "") -> list[str]:
+    """List the names in the root group of a file, or in a group in it, of which nothing else is read.
+
+    Empty where there is no such group; raises as `open_h5` does.
+    """
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_file_locking(False, False)
+    file = _open(path, access, path)
+    try:
+        with _checked(file) as opened:
+            inside, name = h5g.open(opened.file, b"/"), group.encode()
+            if name:
+                if name not in members(inside) or inside.links.get_info(name).type != h5l.TYPE_HARD:
+                    return []
+                inside = h5o.open(inside, name)
+                if not isinstance(inside, h5g.GroupID):
+                    return []
+            return [one.decode(errors="surrogateescape") for one in members(inside)]
+    finally:
+        file.close()
+
+
+def members(group: h5g.GroupID) -> list[bytes]:
+    """List the names in a group."""
+    names: list[bytes] = []
+    h5g.iterate(group, names.append)
+    return names
+
+
+def datasets_in(file: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an open file of h5py has apart from groups, each with its path, sorted."""
+    pending: list[tuple[str, Any]] = [("", file)]
+    found: list[tuple[str, Any]] = []
+    while pending:
+        prefix, group = pending.pop()
+        for name in group:
+            path, item = f"{prefix}{name}", group.get(name)
+            if isinstance(item, Group):
+                pending.append((f"{path}/", item))
+            else:
+                found.append((path, item))
+    yield from sorted(found, key=lambda one: one[0])
+
+
+def _require_contained(opened: Checked, path: Path) -> None:
+    """Raise CorruptDataError for the first thing that leads out of the file, in circles, or to a damaged heap."""
+    root = h5g.open(opened.file, b"/")
+    seen = {h5o.get_info(root).addr}
+    above: list[tuple[str, h5g.GroupID, Iterator[bytes]]] = [("", root, _hard_members(root, "", path))]
+    while above:
+        prefix, group, left = above[-1]
+        name = next(left, None)
+        if name is None:
+            above.pop()
+            continue
+        where = f"{prefix}/{name.decode(errors='backslashreplace')}"
+        try:
+            found = h5o.open(group, name)
+        except _UNREADABLE:
+            if opened.data.damage:
+                raise CorruptDataError(f"{path} is damaged: {opened.data.damage}") from None
+            continue
+        why = _why_not(found, opened.data) if isinstance(found, h5d.DatasetID) else ""
+        if why:
+            raise _refused(path, f"the dataset {where} {why}")
+        if isinstance(found, h5g.GroupID):
+            address = h5o.get_info(found).addr
+            if address in seen:
+                raise _refused(path, f"the group {where} is linked from more than one place")
+            if len(above) == _DEEPEST:
+                raise _refused(path, f"{where} is nested more than {_DEEPEST} groups deep")
+            seen.add(address)
+            above.append((where, found, _hard_members(found, where, path)))
+
+
+def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]:
+    """Yield the names in a group, none of which is a soft link, an external one or one of a user's own kind."""
+    names: list[bytes] = []
+    others: list[str] = []
+
+    def look(name: bytes, link: h5l.LinkInfo) -> bool | None:
+        if link.type == h5l.TYPE_HARD:
+            names.append(name)
+            return None
+        others.append(name.decode(errors="backslashreplace"))
+        return True  # ends it: an exception must not pass through libhdf5
+
+    try:
+        group.links.iterate(look, info=True)
+    except _UNREADABLE as error:
+        # What comes behind the damage can still be reached by its name.
+        raise CorruptDataError(f"{path} is damaged: the group {where or '/'} cannot be listed") from error
+    if others:
+        raise _refused(path, f"{where}/{others[0]} is a link to another name or to another file")
+    yield from names
+
+
+def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
+    """Return why a dataset must not be read, or an empty string."""
+    # An offset in the file proves nothing: libhdf5 reads external storage even where the dataset states one, too.
+    try:
+        if is_in_heap(dataset.get_type()):
+            _require_fill(dataset, data)
+        made = dataset.get_create_plist()
+        if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
+            return "takes its data from other files or datasets"
+    except _UNREADABLE:
+        return "does not say where its data are: its header cannot be read, the file is damaged or was cut"
+    try:
+        return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
+    except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
+        return "has an index of chunks that cannot be read, the file is damaged or was cut"
+
+
+def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
+    """Raise OSError unless a fill value that is in a heap is there: libhdf5 reads it along with the properties."""
+    for value in fill_values(data.read_at, h5o.get_info(dataset).addr, data.widths):
+        if unit := unit_in_heap(dataset.get_type()):
+            data.require_references(value, unit, 1)
+
+
+def _refused(path: Path, why: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{path}: {why}; expected plain groups and datasets whose data are in the file itself, in chunks of the "
+        "size that they state",
+        hint="if you trust it, copy its data into one new file with h5py",
+    )
+
+
+def _open(path: Path, access: h5p.PropFAID | None, place: Path) -> h5f.FileID:
+    require_regular(place)
+    access = access or h5p.create(h5p.FILE_ACCESS)
+    access.set_fapl_sec2()  # whatever driver the environment names
+    try:
+        return h5f.open(os.fsencode(place), h5f.ACC_RDONLY, fapl=access)
+    except OSError as error:
+        if _is_written_to(place):
+            raise UsageError(f"{path} is open for writing in this process", hint="close it there first") from error
+        try:
+            return _open_data(CheckedFile(open_regular(place)), access.copy())
+        except OSError:
+            raise error from None
+
+
+def _is_written_to(path: Path) -> bool:
+    """Whether libhdf5 has a file open for writing in this process."""
+    for held in h5f.get_obj_ids(h5f.OBJ_ALL, h5f.OBJ_FILE):
+        try:
+            if held.get_intent() & h5f.ACC_RDWR and path.samefile(os.fsdecode(h5f.get_name(held))):
+                return True
+        except (OSError, ValueError):  # it has no name on the disk, or was removed
+            continue
+    return False
+
+
+_BLOCK = 1 << 20
+
+
+class HeapValues:
+    """Values of an open file, which is opened once more for the first one in a heap.
+
+    Damage raises one of the errors of libhdf5, `DAMAGED` of the readers, in bounded time.
+    """
+
+    def __init__(self, file: h5f.FileID) -> None:
+        self._file = file
+        self._held: Checked | None = None
+        self._chunks: dict[bytes, list[tuple[int, int, int]]] = {}
+
+    def attribute(self, group: h5g.GroupID, name: str) -> Any:
+        """Read an attribute of a group of the file, as h5py gives it."""
+        attribute = h5a.open(group, name.encode())
+        kind, count = attribute.get_type(), attribute.get_space().get_simple_extent_npoints()
+        if not is_in_heap(kind):
+            return h5py.Group(group).attrs[name]
+        file, data = self._opened()
+        again = h5g.open(file, h5i.get_name(group))
+        if unit := unit_in_heap(kind):
+            for stored in attribute_data(data.read_at, h5o.get_info(again).addr, data.widths, name.encode()):
+                data.require_references(stored, unit, count)
+        return h5py.Group(again).attrs[name]
+
+    def dataset(self, name: str | bytes, start: int = 0, stop: int | None = None) -> h5py.Dataset:
+        """Return a dataset of which rows `[start, stop)` are safe to read, by default all."""
+        file, data = self._opened()
+        name = name.encode() if isinstance(name, str) else name
+        dataset = h5d.open(file, name)
+        kind = dataset.get_type()
+        if is_in_heap(kind) and (unit := unit_in_heap(kind)):
+            for stored in self._references(name, dataset, start, stop):
+                data.require_references(stored, unit, len(stored) // data.reference_bytes)
+        return h5py.Dataset(dataset)
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        if self._held is not None and self._held.file is not self._file:
+            self._held.file.close()
+
+    def _opened(self) -> Checked:
+        if self._held is None:
+            self._held = open_checked(self._file)
+        return self._held
+
+    def _references(self, name: bytes, dataset: h5d.DatasetID, start: int, stop: int | None) -> Iterator[bytes]:
+        """Yield the references of rows, and perhaps of others; none of packed chunks, which have checksums."""
+        data, made = self._opened().data, dataset.get_create_plist()
+        layout, shape = made.get_layout(), dataset.shape or (1,)
+        if layout == h5d.COMPACT:
+            yield from compact_data(data.read_at, h5o.get_info(dataset).addr, data.widths)
+        elif layout == h5d.CONTIGUOUS and dataset.get_storage_size():
+            place = dataset.get_offset()
+            row = data.reference_bytes * math.prod(shape[1:])
+            yield from self._pieces(place + start * row, place + (shape[0] if stop is None else stop) * row)
+        elif layout == h5d.CHUNKED and not made.get_nfilters():
+            rows = made.get_chunk()[0]
+            for first, place, size in self._chunks_of(name, dataset):
+                if first + rows > start and (stop is None or first < stop):
+                    yield from self._pieces(place, place + size)
+
+    def _pieces(self, place: int, end: int) -> Iterator[bytes]:
+        """Read references block by block; OSError where the file ends before."""
+        data = self._opened().data
+        while place < end:
+            size = min(_BLOCK * data.reference_bytes, end - place)
+            found = data.read_at(place - data.base, size)
+            if len(found) < size:
+                raise OSError(f"{size - len(found):,} bytes of it are missing")
+            yield found
+            place += size
+
+    def _chunks_of(self, name: bytes, dataset: h5d.DatasetID) -> list[tuple[int, int, int]]:
+        """List the first row of each chunk, where it is and how many bytes it has."""
+        found = self._chunks.get(name)
+        if found is None:
+            found = self._chunks[name] = []
+
+            def look(chunk: h5d.StoreInfo) -> None:
+                found.append((chunk.chunk_offset[0], chunk.byte_offset, chunk.size))
+
+            dataset.chunk_iter(look)
+        return found
+
+
+class H5Rows:
+    """The rows of a dataset of numbers, read as fresh arrays in the byte order of this machine.
+
+    Rows that lie in the file in one piece, as they do in memory, are read from there: libhdf5 takes longer for a few
+    rows, and holds Python's lock meanwhile. `path` names the file in messages.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
+        self.dataset = dataset
+        self.shape: tuple[int, ...] = dataset.shape
+        self.dtype: np.dtype[np.generic] = dataset.dtype.newbyteorder("=")
+        self._path = path
+        self._what = f"the rows of {dataset.name!r}"
+        self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+        self._descriptor, self._begin = _place(dataset) or (-1, 0)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)`; CorruptDataError, or an error of h5py, where the file does not have them."""
+        rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        if not rows.size:
+            return rows
+        if self._descriptor < 0:
+            self.dataset.read_direct(rows, np.s_[start:stop])
+        else:
+            begin = self._begin + start * self._row_bytes
+            pread_into(rows, self._descriptor, self._path, begin, self._what)
+        return rows
+
+
+def _place(dataset: h5py.Dataset) -> tuple[int, int] | None:
+    """Return libhdf5's descriptor of the file, and at which byte the rows begin; None where only libhdf5 finds them."""
+    made, file = dataset.id.get_create_plist(), dataset.file.id
+    if made.get_layout() != h5d.CONTIGUOUS or file.get_access_plist().get_driver() != h5fd.SEC2:
+        return None
+    size = dataset.dtype.itemsize * math.prod(dataset.shape)
+    begin = dataset.id.get_offset()  # None where nothing was ever written
+    if begin is None or dataset.id.get_storage_size() != size or not dataset.dtype.isnative:
+        return None
+    if not dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True)):
+        return None
+    return int(file.get_vfd_handle()), int(begin)
