@@ -16,8 +16,8 @@ FORMATS = (
         title="OGBench",
         example=("cube-single-play-v0", "cube-single-play"),
         variable="OGBENCH_DATASET_DIR",
-        found="npz with observations, actions and terminals, and without rewards",
-        ends="terminals, on the row of the last observation; truncated",
+        found="npz with observations, actions and terminals, and without rewards or with valids",
+        ends="terminals or valids, on the row of the last observation; truncated",
         final="yes",
     ),
 )

@@ -1,7 +1,14 @@
 """One OGBench file, open for reading: its columns, which are checked, and the rows at which trajectories end.
 
-A trajectory of T steps has T + 1 rows: the last one, which `terminals` marks, holds the last observation. What came of
-the action in that row is not in the file.
+A trajectory of T steps has T + 1 rows, the last of which holds the last observation; what came of the action in that
+row is not in the file. In the files that OGBench publishes, `terminals` marks this row:
+
+    observations  s0 s1 s2 s3     terminals  0 0 0 1
+
+In the compact form, in which `ogbench.load_dataset` returns a dataset, `valids` is 0 in this row, and `terminals` marks
+the row before it, too:
+
+    observations  s0 s1 s2 s3     terminals  0 0 1 1     valids  1 1 1 0
 """
 
 from __future__ import annotations
@@ -17,21 +24,26 @@ from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.format.row_blocks import BLOCK_BYTES, blocks
-from ...core.ted.schema import ACTION, Field, Key, Timing, dtype_name, role_of, safe_part
+from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, role_of, safe_part
 from ..files.npz import NpzFile, array_names, first_name_of_cut
 
 OBSERVATIONS = "observations"
 ACTIONS = "actions"
 TERMINALS = "terminals"
+VALIDS = "valids"
+REWARDS = "rewards"
+NEXT_OBSERVATIONS = "next_observations"
 REQUIRED = (OBSERVATIONS, ACTIONS, TERMINALS)
 OBSERVATION: Key = ("observation",)
 _OTHERS = {
-    "rewards": "OGBench's files have none",
-    "next_observations": "in OGBench's files the following row is the next observation",
+    NEXT_OBSERVATIONS: "in OGBench's files the following row is the next observation",
     "timeouts": "OGBench's files have none",
-    "valids": "it is a dataset as ogbench holds it in memory, whose terminals mark two rows an episode",
 }
-"""Columns that show another layout with the same names, and why."""
+"""Columns that show another layout with the same names, and why; `rewards` do where there are no `valids`."""
+_REGULAR = (
+    "where these are arrays of ogbench.load_dataset, terminals are time limits: add --from table --map "
+    "observation=observations,next.observation=next_observations,action=actions --ends -,terminals"
+)
 _DEEPEST_PARTS = 32
 
 
@@ -39,7 +51,7 @@ def looks_like_ogbench(path: Path) -> bool:
     """Return whether a file is an npz with OGBench's columns and none of another layout, or begins as one was cut."""
     names = set(array_names(path))
     if names:
-        return names >= set(REQUIRED) and not names & _OTHERS.keys()
+        return names >= set(REQUIRED) and not names & _OTHERS.keys() and (VALIDS in names or REWARDS not in names)
     return first_name_of_cut(path) == OBSERVATIONS
 
 
@@ -55,10 +67,12 @@ class NpzColumn:
 class OgbenchFile(Closing):
     """An open file; FormatError for columns that contradict each other, CorruptDataError for damaged files.
 
-    `rows` counts the rows, `columns` lists observation, action and further columns with a row each, which are states;
+    `rows` counts the rows. `is_compact` states whether the file is in the compact form. `columns` lists observation,
+    action, the rewards that a compact file of a single task has, and further columns with a row each, which are states;
     `dropped` names what is none of these. `starts` and `stops` have the first row of each trajectory and the one after
-    its last; `unfinished` states that the last of them ends without `terminals`. `trusted` allows arrays of Python
-    objects to be read, which are pickles; without it UsageError for a column that has to be there.
+    its last; `unfinished` states that the row of the last observation of the last trajectory is not marked. `trusted`
+    allows arrays of Python objects to be read, which are pickles; without it UsageError for a column that has to be
+    there.
     """
 
     def __init__(self, path: Path, *, trusted: bool = False) -> None:
@@ -105,10 +119,18 @@ class OgbenchFile(Closing):
 
     def _require_layout(self) -> None:
         names = self._file.names
+        self.is_compact = VALIDS in names
         for name, why in _OTHERS.items():
             if name in names:
-                raise FormatError(f"{self.path} has {name!r}, and is not in OGBench's layout: {why}")
-        for name in REQUIRED:
+                raise FormatError(
+                    f"{self.path} has {name!r}, and is not in OGBench's layout: {why}",
+                    hint=_REGULAR if name == NEXT_OBSERVATIONS else "",
+                )
+        if REWARDS in names and not self.is_compact:
+            raise FormatError(f"{self.path} has 'rewards', and is not in OGBench's layout: OGBench's files have none")
+        self._flags = (TERMINALS, VALIDS) if self.is_compact else (TERMINALS,)
+        required = (*REQUIRED, *self._flags[1:])
+        for name in required:
             if name not in names:
                 raise FormatError(f"{self.path} has no {name!r}; OGBench's files have {', '.join(REQUIRED)}")
             if self._file.is_pickled(name):
@@ -117,14 +139,15 @@ class OgbenchFile(Closing):
                 )
             if why := self._not_rows(name):
                 raise FormatError(f"{self.path}: {name!r} cannot be read as rows: {why}")
-        lengths = {name: self._file.form(name)[1][0] for name in REQUIRED}
+        lengths = {name: self._file.form(name)[1][0] for name in required}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
             raise FormatError(f"{self.path}: its columns have different numbers of rows ({listed})")
-        shape = self._file.form(TERMINALS)[1]
-        if math.prod(shape[1:]) != 1:
-            raise FormatError(f"{self.path}: {TERMINALS!r} has rows of shape {list(shape[1:])}, expected one number")
-        if not shape[0]:
+        for name in (*self._flags, *([REWARDS] if REWARDS in names and not self._not_rows(REWARDS) else [])):
+            shape = self._file.form(name)[1]
+            if math.prod(shape[1:]) != 1:
+                raise FormatError(f"{self.path}: {name!r} has rows of shape {list(shape[1:])}, expected one number")
+        if not lengths[OBSERVATIONS]:
             raise FormatError(f"{self.path} has no steps: its columns are empty")
 
     def _not_rows(self, name: str) -> str:
@@ -147,13 +170,13 @@ class OgbenchFile(Closing):
         ]
         dropped = [Dropped(name, "it is no array") for name in self._file.others]
         taken: list[Key] = []
-        for name in sorted(set(self._file.names) - set(REQUIRED)):
-            key = ("info", *map(safe_part, name.split("/")))
+        for name in sorted(set(self._file.names) - {*REQUIRED, *self._flags}):
+            key = REWARD if name == REWARDS else ("info", *map(safe_part, name.split("/")))
             if why := self._why_not(name, key, taken):
                 dropped.append(Dropped(name, why))
                 continue
             taken.append(key)
-            columns.append(self._column(name, key, "state"))
+            columns.append(self._column(name, key, "result" if name == REWARDS else "state"))
         return tuple(columns), tuple(dropped)
 
     def _why_not(self, name: str, key: Key, taken: list[Key]) -> str:
@@ -168,27 +191,39 @@ class OgbenchFile(Closing):
 
     def _column(self, name: str, key: Key, timing: Timing) -> NpzColumn:
         dtype, shape = self._file.form(name)
-        return NpzColumn(name, Field(key, dtype_name(dtype), shape[1:], role_of(key)), timing)
+        row = () if key == REWARD else shape[1:]
+        return NpzColumn(name, Field(key, dtype_name(dtype), row, role_of(key)), timing)
 
     def _trajectories(self) -> tuple[Array, Array, bool]:
-        width = self._file.form(TERMINALS)[0].itemsize
-        marked = [
-            start + np.flatnonzero(self._terminals(start, stop))
-            for start, stop in blocks(self.rows, max(1, BLOCK_BYTES // (8 * width)))
-        ]
-        stops = np.concatenate(marked).astype(np.int64) + 1
+        last = self._rows_where(TERMINALS, 1)
+        if self.is_compact:
+            marked, last = last, self._rows_where(VALIDS, 0)
+            expected = np.union1d(last, last[last > 0] - 1)
+            wrong = np.setxor1d(marked, expected)
+            wrong = wrong[wrong != self.rows - 1]  # set there by ogbench, also where a trajectory is unfinished
+            if len(wrong):
+                raise FormatError(
+                    f"{self.path}: terminals and valids contradict each other in row {wrong[0]:,}: terminals mark the "
+                    "rows in which valids is 0, and each row before one"
+                )
+        stops = last + 1
         unfinished = not len(stops) or int(stops[-1]) != self.rows
         if unfinished:
             stops = np.append(stops, self.rows)
         return np.concatenate(([0], stops[:-1])), stops, unfinished
 
-    def _terminals(self, start: int, stop: int) -> Array:
-        rows = self.read(TERMINALS, start, stop).reshape(-1)
-        odd = (rows != 0) & (rows != 1)
-        if odd.any():
-            at = int(odd.argmax())
-            raise FormatError(f"{self.path}: {TERMINALS} is {rows[at]} in row {start + at:,}, expected 0 or 1")
-        return rows
+    def _rows_where(self, name: str, value: int) -> Array:
+        """Return the rows in which a flag has a value, int64."""
+        width = self._file.form(name)[0].itemsize
+        found = [np.zeros(0, np.int64)]
+        for start, stop in blocks(self.rows, max(1, BLOCK_BYTES // (8 * width))):
+            rows = self.read(name, start, stop).reshape(-1)
+            odd = (rows != 0) & (rows != 1)
+            if odd.any():
+                at = int(odd.argmax())
+                raise FormatError(f"{self.path}: {name} is {rows[at]} in row {start + at:,}, expected 0 or 1")
+            found.append(start + np.flatnonzero(rows == value))
+        return np.concatenate(found)
 
 
 def opened(paths: list[Path], *, trusted: bool) -> list[OgbenchFile]:

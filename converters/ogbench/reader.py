@@ -12,9 +12,9 @@ from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
-from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from .datasets import VALIDATION, file_name, names_task
-from .file import ACTIONS, NpzColumn, OgbenchFile, looks_like_ogbench, opened
+from .file import NpzColumn, OgbenchFile, looks_like_ogbench, opened
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -41,7 +41,8 @@ class OgbenchReader(Reader):
 
     `observations` become `observation`, `actions` `action`; `qpos`, `qvel`, `button_states` and any other column with
     as many rows are states, `info.NAME`. Rows of a trajectory but the last are its steps; the observation of the last
-    row is what comes after the last step, its action is left out. Episodes end truncated, and never terminated. They
+    row is what comes after the last step, its action is left out. Files in the compact form of ogbench, with `valids`,
+    may have `rewards`, which become `next.reward`. Episodes end truncated, and never terminated. They
     are numbered in the order of the file; those of `NAME-val.npz` come after the others, and every episode has its
     split (`train` or `val`) as text.
 
@@ -74,6 +75,9 @@ class OgbenchReader(Reader):
             raise UsageError(f"--reward is {reward!r}, expected zero: OGBench's files have no rewards")
         self._zeros = reward == _ZERO
         self._files = opened(files, trusted=bool(self.options.get("trust_pickle")))
+        self._reads_rewards = any(column.field.key == REWARD for column in self._files[0].columns)
+        if self._zeros and self._reads_rewards:
+            raise UsageError(f"{self._files[0].path} has rewards of its own", hint="leave out --reward")
         self._all = _trajectories(self._files)
         self._episodes = {one.number: one for one in self._chosen() if len(one)}
         if not self._episodes:
@@ -98,8 +102,7 @@ class OgbenchReader(Reader):
             fields=self.fields,
             episode_numbers=list(self._episodes),
             steps=sum(lengths),
-            renamed_keys={column.name: key_name(column.field.key) for column in columns if column.timing == "state"}
-            | {ACTIONS: key_name(ACTION)},
+            renamed_keys={column.name: key_name(column.field.key) for column in columns},
             dropped_keys=self._files[0].dropped,
             notes=tuple(self._notes()),
             lengths=lengths,
@@ -115,10 +118,14 @@ class OgbenchReader(Reader):
             yield self._piece(one, found, start, stop)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the flags of one episode, and the rewards if they were asked for: no row is read."""
+        """Yield the flags of one episode, and the rewards if there are any: no other column is read."""
         one = self._episodes[number]
-        for start in range(one.start, one.stop - 1, 1 << 20):
-            yield self._piece(one, {}, start, min(start + (1 << 20), one.stop - 1))
+        columns = self._columns[one.file]
+        size = columns.rows if self._reads_rewards else 1 << 20
+        for start in range(one.start, one.stop - 1, size):
+            stop = min(start + size, one.stop - 1)
+            found = {REWARD: columns.read(REWARD, start, stop)} if self._reads_rewards else {}
+            yield self._piece(one, found, start, stop)
 
     def _piece(self, one: _Trajectory, columns: dict[Key, Array], start: int, stop: int) -> Piece:
         last, steps = stop == one.stop - 1, stop - start
@@ -142,7 +149,8 @@ class OgbenchReader(Reader):
         return [one for one in self._all if one.file == SPLITS.index(split)]
 
     def _notes(self) -> Iterator[str]:
-        yield "episodes end at terminals, which mark the row of the last observation; they are truncated"
+        marks = {"valids is 0" if file.is_compact else "terminals is 1" for file in self._files}
+        yield f"episodes end where {' or '.join(sorted(marks))}, in the row of the last observation; they are truncated"
         if len(self._files) > 1:
             chosen = self._chosen()
             ranges = [[one.number for one in chosen if one.file == number] for number in range(len(self._files))]
@@ -156,7 +164,7 @@ class OgbenchReader(Reader):
             yield f"{_validation_of(self._files[0].path).name} is not part of it: a folder of the two files is both"
         if self._zeros:
             yield "rewards are 0, as --reward zero states: the file has none"
-        else:
+        elif not self._reads_rewards:
             yield "there are no rewards in the file, and no next.reward (--reward zero adds rewards of 0)"
         if self.id is not None and names_task(str(self.id)):
             yield f"{self.id} is the file {file_name(str(self.id))}: the rewards of its task are not in it"
@@ -190,7 +198,12 @@ class _NpzColumns:
         self._blocks = {column.field.key: self._block(file, column) for column in file.columns}
 
     def _block(self, file: OgbenchFile, column: NpzColumn) -> RowBlocks:
-        return RowBlocks(lambda start, stop: file.read(column.name, start, stop), file.rows, self.rows)
+        shape = column.field.shape
+
+        def read(start: int, stop: int) -> Array:
+            return file.read(column.name, start, stop).reshape(stop - start, *shape)
+
+        return RowBlocks(read, file.rows, self.rows)
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read the rows of the steps `[start, stop)`: of a state, the one after them too."""
@@ -218,7 +231,7 @@ def _notes_on(file: OgbenchFile, trajectories: list[_Trajectory]) -> Iterator[st
     last = trajectories[-1]
     if last.unfinished and len(last):
         rows = last.stop - last.start
-        yield f"the last {rows:,} rows of {file.path.name} end without terminals: an unfinished episode, which is kept"
+        yield f"the last {rows:,} rows of {file.path.name} end without a mark: an unfinished episode, which is kept"
 
 
 def _validation_of(file: Path) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ogbench_files import plain_rows, random_columns, write
+from ogbench_files import compact, plain_rows, random_columns, write
 
 import rbtool
 from rbtool.converters.ogbench.reader import OgbenchReader
@@ -97,15 +97,15 @@ def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
     unfinished=st.booleans(), visual=st.booleans(), packed=st.booleans(), flags=st.sampled_from(["f4", "?", "i8"]),
-    piece=st.sampled_from([1, 300, 1 << 20]), seed=st.integers(0, 9),
+    piece=st.sampled_from([1, 300, 1 << 20]), seed=st.integers(0, 9), compacted=st.booleans(),
 )  # fmt: skip
 def test_random_trajectories_come_back(
-    lengths: list[int], unfinished: bool, visual: bool, packed: bool, flags: str, piece: int, seed: int
+    lengths: list[int], unfinished: bool, visual: bool, packed: bool, flags: str, piece: int, seed: int, compacted: bool
 ) -> None:
     columns = random_columns(lengths, unfinished=unfinished, visual=visual, flags=flags, seed=seed)
     expected = plain_rows(columns)
     with tempfile.TemporaryDirectory() as folder:
-        file = write(Path(folder) / "a-v0.npz", columns, packed=packed)
+        file = write(Path(folder) / "a-v0.npz", compact(columns) if compacted else columns, packed=packed)
         assert_equal_rows(rbtool.convert(file, Path(folder) / "out").path, expected)
         with type("Sized", (OgbenchReader,), {"piece_bytes": piece})(file) as reader:
             facts, pieces = reader.facts(), list(reader.pieces())
@@ -148,6 +148,44 @@ def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
         rbtool.convert(file, tmp_path / "no", reward="one")
 
 
+def test_the_compact_form_is_read_with_its_rewards(tmp_path: Path) -> None:
+    columns = random_columns((3, 5), unfinished=True)
+    rewards = np.arange(10, dtype=np.float32)[:, None]
+    file = write(tmp_path / "a-v0.npz", compact(columns) | {"rewards": rewards, "masks": np.ones(10, "f4")})
+    result = rbtool.convert(file, tmp_path / "out")
+    assert (result.episodes, result.boundary["truncated"], result.boundary["end_of_file"]) == (2, 1, 1)
+    assert any("episodes end where valids is 0" in note for note in result.notes)
+    found, reader = columns_of(result.path)
+    assert found["next.reward"].tolist() == [[0], [1], [2], [4], [5], [6], [7], [8]]
+    assert not found["next.terminated"].any()
+    assert found["info.masks"].all()
+    reader.close()
+    shown = rbtool.inspect(file)
+    assert shown.returns is not None
+    assert (shown.returns.min, shown.returns.max) == (3, 30)
+    with pytest.raises(UsageError, match="has rewards of its own"):
+        rbtool.convert(file, tmp_path / "no", reward="zero")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: c["terminals"].__setitem__(2, 0), "terminals and valids contradict each other in row 2"),
+        (lambda c: c["terminals"].__setitem__(0, 1), "terminals and valids contradict each other in row 0"),
+        (lambda c: c["valids"].__setitem__(3, 1), "terminals and valids contradict each other in row 2"),
+        (lambda c: c["valids"].__setitem__(3, 0.5), "valids is 0.5 in row 3, expected 0 or 1"),
+        (lambda c: c.update(valids=c["valids"][:-1]), "different numbers of rows"),
+        (lambda c: c.update(valids=np.array(["1"] * 10)), "'valids' cannot be read as rows"),
+        (lambda c: c.update(rewards=np.zeros((10, 2))), r"'rewards' has rows of shape \[2\]"),
+    ],
+)
+def test_a_compact_form_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, sentence: str) -> None:
+    columns = compact(random_columns((3, 5)))
+    change(columns)
+    with pytest.raises(FormatError, match=sentence):
+        rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
+
+
 def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
     file = write(tmp_path / "a-v0.npz", random_columns((30, 50)))
     path = rbtool.convert(file, tmp_path / "out").path
@@ -178,7 +216,7 @@ def test_rows_that_are_no_steps_and_the_unfinished_tail_are_named(tmp_path: Path
     result = rbtool.convert(write(tmp_path / "a-v0.npz", columns), tmp_path / "out")
     assert (result.episodes, result.steps, result.boundary["end_of_file"]) == (3, 9, 1)
     assert "episode 1 of a-v0.npz is left out: one row, which is no step" in result.notes
-    assert any("the last 3 rows of a-v0.npz end without terminals" in note for note in result.notes)
+    assert any("the last 3 rows of a-v0.npz end without a mark" in note for note in result.notes)
     with pytest.raises(FormatError, match="has no steps"):
         rbtool.convert(write(tmp_path / "b-v0.npz", random_columns((0, 0))), tmp_path / "no")
 
@@ -222,7 +260,7 @@ def test_columns_that_contradict_each_other_are_refused(tmp_path: Path, change: 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("terminals", "has no 'terminals'"), ("valids", "terminals mark two rows an episode"),
+        ("terminals", "has no 'terminals'"),
         ("rewards", "is not in OGBench's layout"), ("next_observations", "the following row is the next observation"),
     ],
 )  # fmt: skip

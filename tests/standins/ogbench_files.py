@@ -31,6 +31,13 @@ def random_columns(
     }
 
 
+def compact(columns: dict[str, Array]) -> dict[str, Array]:
+    """The same trajectories as `ogbench.load_dataset(compact_dataset=True)` returns them."""
+    last = columns["terminals"].astype("float32")
+    terminals = [max(row, after) for row, after in zip(last, [*last[1:], 1], strict=True)]
+    return columns | {"terminals": np.array(terminals, "f4"), "valids": 1 - last}
+
+
 def write(path: Path, columns: dict[str, Any], *, packed: bool = True) -> Path:
     """Write columns as ogbench does, or uncompressed."""
     path.parent.mkdir(parents=True, exist_ok=True)
