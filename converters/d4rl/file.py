@@ -44,6 +44,8 @@ _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _FETCH_AGAIN = "copy or fetch the file again, whole"
 
 _CHUNKS = "virtual"
+_VALIDS = "valids"
+"""A column that D4RL does not have: there, `terminals` mark rows that are no steps."""
 
 
 class ChunkedColumn:
@@ -91,6 +93,8 @@ def looks_like_d4rl(file: Path) -> bool:
         if file.stat().st_size < stated:
             return True
         names = set(root_members(file))
+        if _VALIDS in names:
+            return False
         return set(REQUIRED) <= names or (_CHUNKS in names and _has_chunks(file))
     except _UNREADABLE:
         return False

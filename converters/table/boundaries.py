@@ -11,11 +11,13 @@ import numpy as np
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
 from .columns import TableColumn, TableFile
-from .mapping import columns_text, lookup, unknown_column
+from .mapping import columns_text, lookup, parts, unknown_column
 
 _BLOCK_ROWS = 1 << 18
 _NONE = "-"
 _MOST_NAMED = 5
+DONE_NAMES = ("done", "dones", "is_done")
+"""Names of a flag that often marks every end, whether by termination or by time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,15 @@ def _key(file: TableFile, name: str) -> TableColumn:
 class TableBoundaries:
     """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `names` their text.
 
-    `names` is None where the key is the number, and where there is no key.
+    `names` is None where the key is the number, and where there is no key. `marks_all` is the flag that marks the ends
+    of the other flag too, as `done` does in Gym: such a row has the other flag alone.
     """
 
     stops: Array
     numbers: Sequence[int]
     last_terminated: Array
     names: Sequence[str] | None
+    marks_all: TableColumn | None
     notes: tuple[str, ...]
 
     @property
@@ -127,13 +131,17 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
             values += keys[differs].tolist()
             last = keys[-1]
     begins = _joined(changes)
-    flagged = np.union1d(_joined(terminated), _joined(truncated))
+    dead, late = _joined(terminated), _joined(truncated)
+    marks_all = _marks_all(ends, dead, late)
+    flagged = np.union1d(dead, late)
     stops = np.union1d(np.union1d(flagged + 1, begins[1:]), [rows]).astype(np.int64)
     progress(len(stops))
-    last_terminated = np.isin(stops - 1, _joined(terminated))
+    last_terminated = np.isin(stops - 1, np.setdiff1d(dead, late) if marks_all == ends.terminated else dead)
     numbers: Sequence[int] = range(len(stops))
     names: list[str] | None = None
     notes = list(_flag_notes(ends, flagged, stops, rows))
+    if both := len(np.intersect1d(dead, late)):
+        notes.append(_note_on_both(ends, marks_all, both))
     if ends.key is not None:
         _require_once(file, ends.key, values, begins)
         owner = np.searchsorted(begins, np.concatenate(([0], stops[:-1])), side="right") - 1
@@ -147,7 +155,36 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
                 f"flags end {more:,} more episodes than {ends.key.name} has values: episodes are numbered from 0, and "
                 f"{ends.key.name} is kept as text of each"
             )
-    return TableBoundaries(stops, numbers, last_terminated, names, tuple(notes))
+    return TableBoundaries(stops, numbers, last_terminated, names, marks_all, tuple(notes))
+
+
+def _marks_all(ends: EndColumns, terminated: Array, truncated: Array) -> TableColumn | None:
+    """The flag called `done` that is set in all rows in which the other flag is; None where there is none."""
+    if ends.terminated is None or ends.truncated is None:
+        return None
+    if _is_done(ends.terminated.name) == _is_done(ends.truncated.name):
+        return None
+    if _is_done(ends.terminated.name):
+        return ends.terminated if np.isin(truncated, terminated).all() else None
+    return ends.truncated if np.isin(terminated, truncated).all() else None
+
+
+def _is_done(name: str) -> bool:
+    """Whether a column is called `done`, in whatever group it is."""
+    return parts(name)[-1].strip().lower() in DONE_NAMES
+
+
+def _note_on_both(ends: EndColumns, marks_all: TableColumn | None, count: int) -> str:
+    assert ends.terminated is not None
+    assert ends.truncated is not None
+    rows = "1 row" if count == 1 else f"{count:,} rows"
+    if marks_all is None:
+        return f"{ends.terminated.name} and {ends.truncated.name} are both set in {rows}: these steps have both flags"
+    if marks_all == ends.terminated:
+        other, what = ends.truncated.name, "truncated and not terminated"
+    else:
+        other, what = ends.terminated.name, "terminated and not truncated"
+    return f"{marks_all.name} is set wherever {other} is, and so marks every end: {rows} with both are {what}"
 
 
 def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> Iterator[str]:

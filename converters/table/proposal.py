@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...core.format.column_map import quoted_name
 from ...core.format.overview import ColumnView, Overview
+from .boundaries import DONE_NAMES
 from .columns import TableColumn, TableFile
 from .mapping import parts
 from .opening import kind_of, open_table
@@ -20,10 +21,16 @@ _NEXT = (
 _ACTION = ("action", "actions", "act", "acts", "a")
 _REWARD = ("reward", "rewards", "rew", "rews", "r")
 _TERMINATED = (
-    "terminated", "terminations", "termination", "terminal", "terminals", "done", "dones", "is_terminated",
-    "is_terminal", "is_done",
+    "terminated", "terminations", "termination", "terminal", "terminals", "is_terminated", "is_terminal",
 )  # fmt: skip
 _TRUNCATED = ("truncated", "truncations", "truncation", "timeout", "timeouts", "time_limit", "is_truncated")
+_NO_FLAGS = frozenset(
+    {
+        "valid", "valids", "is_valid", "mask", "masks", "not_done", "not_dones", "dones_float", "is_first", "is_last",
+        "first", "last", "step_type", "absorbing", "discount", "discounts",
+    }
+)  # fmt: skip
+"""Columns that qualify what flags mean: next to one of them, a flag may mark a row that is no step, or not all ends."""
 _KEY = (
     "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "episode_no", "episode_number",
     "ep", "eps_id", "traj", "traj_id",
@@ -58,9 +65,7 @@ class _Proposal:
         self.keys: dict[str, str] = {}
         self.doubts: list[str] = []
         self.options: dict[str, object] = {}
-        flags = [
-            self._scalar(names, label) for names, label in ((_TERMINATED, "terminated"), (_TRUNCATED, "truncated"))
-        ]
+        flags = self._flags()
         key = self._scalar(_KEY, "episode", text=True)
         after = self._vector(_NEXT, "next.observation")
         pairs = {"observation": self._vector(_OBSERVATION, "observation"), "action": self._vector(_ACTION, "action")}
@@ -69,13 +74,7 @@ class _Proposal:
         pairs["next.observation"] = after
         self._complete(pairs)
         self.options["map"] = [f"{name}={columns}" for name, columns in pairs.items() if columns is not None]
-        if flags[0] is not None or flags[1] is not None:
-            self.options["ends"] = ",".join(name or "-" for name in flags).removesuffix(",-")
-        elif key is None:
-            self.options["ends"] = "TERMINATED,TRUNCATED"
-            self.doubts.append("no column states where episodes end: name the flags, or the column with the episode")
-        if flags[0] is not None and flags[1] is None:
-            self.doubts.append(f"{flags[0]} is taken for termination; for time limits write --ends -,{flags[0]}")
+        self._propose_ends(flags, key, rewarded=reward is not None)
         if key is not None:
             self.options["episode_key"] = key
         if pickled := [one.name for one in self._columns if one.pickled and one.name in self.keys]:
@@ -83,6 +82,45 @@ class _Proposal:
             what = f"{pickled[0]} is a pickle" if len(pickled) == 1 else f"{', '.join(pickled)} are pickles"
             self.doubts.append(f"{what}, which can run anything: --trust-pickle is for files whose origin you trust")
         self.doubts += _length_doubts([one for one in self._columns if one.name in self.keys])
+
+    def _flags(self) -> list[str | None]:
+        """The columns of termination and time limit; one called `done` stands for whichever of the two is missing."""
+        flags = [self._scalar(_TERMINATED, "terminated"), self._scalar(_TRUNCATED, "truncated")]
+        missing = "terminated" if flags[0] is None else "truncated"
+        if None in flags and (done := self._scalar(DONE_NAMES, missing)) is not None:
+            flags[flags.index(None)] = done
+        return flags
+
+    def _propose_ends(self, flags: list[str | None], key: str | None, *, rewarded: bool) -> None:
+        """Propose the flags, and say what they are taken for where only one of them is there.
+
+        It is taken for termination, but for a time limit in data without rewards, which were collected without a task.
+        """
+        odd = [one.name for one in self._columns if one.is_scalar and _plain(one) in _NO_FLAGS]
+        named = [name for name in flags if name is not None]
+        if named and odd:
+            self.keys = {name: label for name, label in self.keys.items() if name not in named}
+            self.options["ends"] = "TERMINATED,TRUNCATED"
+            self.doubts.append(
+                f"{odd[0]} says something about ends or steps, too: name the flags once you know what "
+                f"{' and '.join(named)} {'mean' if len(named) > 1 else 'means'} next to it"
+            )
+            return
+        if not named:
+            if key is None:
+                self.options["ends"] = "TERMINATED,TRUNCATED"
+                self.doubts.append(
+                    "no column states where episodes end: name the flags, or the column with the episode"
+                )
+            return
+        if flags[1] is None and not rewarded:
+            flags = [None, flags[0]]
+            self.keys[named[0]] = "truncated"
+        self.options["ends"] = ",".join(name or "-" for name in flags).removesuffix(",-")
+        if flags[1] is None:
+            self.doubts.append(f"{named[0]} is taken for termination; for time limits write --ends -,{named[0]}")
+        elif flags[0] is None:
+            self.doubts.append(f"{named[0]} is taken for time limits; for termination write --ends {named[0]}")
 
     def _complete(self, pairs: dict[str, str | None]) -> None:
         """Propose the columns that are left where no name is that of an observation."""

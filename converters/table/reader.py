@@ -171,7 +171,14 @@ class TableReader(Reader):
             np.zeros(stop - start, bool) if column is None else read[column.name].reshape(-1)[: stop - start] != 0
             for column in (self._ends.terminated, self._ends.truncated)
         )
-        names, key = self._surveyed().names, self._ends.key
+        found = self._surveyed()
+        if found.marks_all is not None:
+            both = terminated & truncated
+            terminated, truncated = (
+                (terminated & ~both, truncated) if found.marks_all == self._ends.terminated
+                else (terminated, truncated & ~both)
+            )  # fmt: skip
+        names, key = found.names, self._ends.key
         text = {} if names is None or key is None else {key.name: names[self._by_number[number]]}
         return Piece(
             number, columns, terminated, truncated, first=start == begin, last=stop == end, text=text, next=following,

@@ -91,4 +91,7 @@ def conversion_hint(path: Path) -> str:
         found = overview_of(path)
     except (RbtoolError, OSError):
         return ""
-    return "" if found is None else f"its columns can be mapped: {convert_command(path, found)}"
+    if found is None:
+        return ""
+    doubts = f" ({'; '.join(found.doubts)})" if found.doubts else ""
+    return f"its columns can be mapped: {convert_command(path, found)}{doubts}"

@@ -107,3 +107,45 @@ def test_next_observations_and_episodes_are_proposed(tmp_path: Path) -> None:
     assert found is not None
     assert found.options["map"][0] == "observation=COLUMN"
     assert "next.observation=next_obs" in found.options["map"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rewarded", "ends", "doubt"),
+    [
+        (("done",), True, "done", "done is taken for termination; for time limits write --ends -,done"),
+        (("done",), False, "-,done", "done is taken for time limits; for termination write --ends done"),
+        (("timeouts",), True, "-,timeouts", "timeouts is taken for time limits"),
+        (("terminals", "timeouts", "done"), True, "terminals,timeouts", ""),
+        (("terminated", "done"), True, "terminated,done", ""),
+        (("is_terminal", "done"), True, "is_terminal,done", ""),
+        (("done", "truncated"), True, "done,truncated", ""),
+        (("terminals", "valids"), True, "TERMINATED,TRUNCATED", "valids says something about ends or steps, too"),
+        (("terminals", "masks"), True, "TERMINATED,TRUNCATED", "masks says something about ends or steps, too"),
+        (("is_last", "is_terminal"), True, "TERMINATED,TRUNCATED", "is_last says something about ends or steps, too"),
+    ],
+)
+def test_proposed_ends_are_what_the_flags_can_only_mean(
+    flags: tuple[str, ...], rewarded: bool, ends: str, doubt: str, tmp_path: Path
+) -> None:
+    rows = np.zeros((4, 2))
+    columns = {"obs": rows, "act": rows} | ({"rew": rows[:, 0]} if rewarded else {})
+    path = write_npz(tmp_path / "a", columns | dict.fromkeys(flags, rows[:, 0]))
+    found = overview(path)
+    assert found is not None
+    assert found.options["ends"] == ends
+    about_ends = [one for one in found.doubts if "no column is called reward" not in one]
+    assert len(about_ends) == bool(doubt)
+    assert all(doubt in one for one in about_ends)
+    with pytest.raises(FormatError, match="unknown format") as raised:
+        rbtool.convert(path, tmp_path / "out")
+    assert f"--ends {ends}" in raised.value.hint
+    assert doubt in raised.value.hint
+
+
+def test_valids_in_hdf5_are_no_columns_of_d4rl(tmp_path: Path) -> None:
+    rows = np.zeros(4)
+    names = ("observations", "actions", "rewards", "terminals", "valids")
+    path = write_h5(tmp_path / "a", dict.fromkeys(names, rows))
+    with pytest.raises(FormatError, match="unknown format") as raised:
+        rbtool.convert(path, tmp_path / "out")
+    assert "--ends TERMINATED,TRUNCATED" in raised.value.hint

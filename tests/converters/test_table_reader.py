@@ -214,6 +214,31 @@ def test_the_first_of_the_ends_is_termination(
         assert noted == (ends == "dead")
 
 
+@pytest.mark.parametrize(
+    ("done", "ends", "terminated", "truncated", "note"),
+    [
+        ("all", "done,late", [1, 0, 1], [0, 1, 0], "done is set wherever late is"),
+        ("all", "dead,done", [1, 0, 1], [0, 1, 0], "done is set wherever dead is"),
+        ("dead", "done,late", [1, 0, 1], [0, 1, 1], "done and late are both set in 1 row"),
+    ],
+)
+def test_done_may_mark_every_end(
+    done: str, ends: str, terminated: list[int], truncated: list[int], note: str, tmp_path: Path
+) -> None:
+    """`done` of the first two has the time limits, too; that of the third is termination."""
+    last = "both" if done == "dead" else "terminal"
+    columns = named(flat(random_episodes((3, 2, 4), ends=("terminal", "timeout", last)), following=True))
+    columns["done"] = columns["dead"] | (columns["late"] if done == "all" else False)
+    path = write_h5(tmp_path / "a", columns)
+    with converted(path, tmp_path / "out", map=column_map("hdf5", following=True), ends=ends) as reader:
+        assert reader.episodes.terminated.astype(int).tolist() == terminated
+        assert reader.episodes.truncated.astype(int).tolist() == truncated
+        flags = {name: reader.read(("next", name), 0, 9)[[2, 4, 8], 0] for name in ("terminated", "truncated")}
+        assert flags["terminated"].astype(int).tolist() == terminated
+        assert flags["truncated"].astype(int).tolist() == truncated
+        assert any(note in one for one in reader.manifest.notes)
+
+
 @pytest.mark.parametrize("kind", BINARY[:3])
 def test_groups_and_vectors_of_several_columns(kind: str, tmp_path: Path) -> None:
     columns: dict[str, Any] = {

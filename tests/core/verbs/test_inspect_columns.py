@@ -73,7 +73,7 @@ def test_columns_of_other_names_are_proposed_and_doubted(tmp_path: Path) -> None
     result = looked_at(write_csv(tmp_path / "a", table))
     assert options_in(result.command)["map"] == ["observation=x,theta", "action=action"]
     assert any("no column is called observation" in doubt for doubt in result.doubts)
-    assert any("--ends -,done" in doubt for doubt in result.doubts)
+    assert any("done is taken for time limits" in doubt for doubt in result.doubts)
     assert rbtool.convert(result.path, tmp_path / "out", format="table", **options_in(result.command)).episodes == 2
 
 
@@ -86,7 +86,8 @@ def test_the_hint_of_convert_proposes_the_same(tmp_path: Path) -> None:
     path = write_h5(tmp_path / "a", named(flat(random_episodes(STEPS))))
     with pytest.raises(FormatError, match="unknown format; supported: ") as raised:
         rbtool.convert(path, tmp_path / "out")
-    assert raised.value.hint == f"its columns can be mapped: {looked_at(path).command}"
+    shown = looked_at(path)
+    assert raised.value.hint == f"its columns can be mapped: {shown.command} ({'; '.join(shown.doubts)})"
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b'{"a": 1, "b": 2}\n{"a": 1, "b": 2}\n', bytes(range(256))])
