@@ -24,6 +24,7 @@ from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import bytes_of, open_regular
 from ...core.format.unreadable import located
+from ...core.ted.schema import odd_truths
 
 MOST_BYTES = 256 << 20
 """Bytes of a pickle that is read, and of the array that is made of it."""
@@ -80,8 +81,6 @@ def _stacked(reader: PickleReader, found: PickledList, first: PickledArray, what
             for values in reader.parts(arrays[start : start + at_once]):
                 rows[number] = values
                 number += 1
-    if form[0].kind == "b" and rows.size and rows.view(np.uint8).max() > 1:
-        raise CorruptDataError(f"{what} is damaged: a truth value in it is neither 0 nor 1")
     return rows
 
 
@@ -336,7 +335,7 @@ class ArrayRows(Closing):
         array: Array = np.empty(shape, header.stored)
         if array.nbytes:
             self._data.read_into(bytes_of(array), position)
-        if header.stored.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        if header.stored.kind == "b" and odd_truths(array).any():
             raise damaged(self._what, "a truth value in it is neither 0 nor 1")
         return array if header.stored.isnative else array.astype(header.dtype)
 

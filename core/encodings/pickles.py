@@ -29,6 +29,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError, UsageError
 from ..format.contracts import Array, Closing
+from ..ted.schema import odd_truths
 
 _START = """
 import sys
@@ -150,7 +151,7 @@ class PickleReader(Closing):
         answer, data = self._exchange({"array": found.number, "start": start, "stop": stop}, None, 0)
         fortran = bool(answer.get("fortran"))
         rows = np.frombuffer(data, found.dtype).reshape(shape, order="F" if fortran else "C")
-        return np.array(rows, found.dtype.newbyteorder("="), order="C")
+        return self._sound(np.array(rows, found.dtype.newbyteorder("="), order="C"))
 
     def parts(self, found: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
         """Return all of some arrays, fresh and in this machine's byte order, and of some bytes, by one request."""
@@ -168,7 +169,7 @@ class PickleReader(Closing):
             rows = np.frombuffer(view[start : start + size], one.dtype).reshape(
                 one.shape, order="F" if fortran else "C"
             )
-            values.append(np.array(rows, one.dtype.newbyteorder("="), order="C"))
+            values.append(self._sound(np.array(rows, one.dtype.newbyteorder("="), order="C")))
             start += size
         return values
 
@@ -186,6 +187,11 @@ class PickleReader(Closing):
                 except OSError:  # what was still to be written
                     continue
         process.wait()
+
+    def _sound(self, array: Array) -> Array:
+        if array.dtype.kind == "b" and odd_truths(array).any():
+            raise CorruptDataError(f"{self._what} is damaged: a truth value in it is neither 0 nor 1")
+        return array
 
     def _value(self, found: dict[str, Any]) -> Value:
         if "array" in found:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..errors import FormatError
+from ..errors import CorruptDataError, FormatError
 from ..ted.episodes import Final, rows_equal
-from ..ted.schema import Field, Key, Timing, key_name
+from ..ted.schema import Field, Key, Timing, key_name, odd_truths
 from .contracts import Array, SourceFacts
 from .row_runs import Rows, RowSpans, as_array
 
@@ -136,6 +136,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
     for name, found, dtype, expected in flags:
         if found.dtype != dtype or found.shape != (expected,):
             raise FormatError(f"{what}: {name} is {_looks(found)}, expected {np.dtype(dtype)} [{expected}]")
+        require_truths(found, name, what)
     lacking = block.final == Final.MISSING
     if not (lacking | (block.final == Final.OBSERVED)).all() or (lacking.any() and not whole.final_missing):
         raise FormatError(f"{what} has no observation after a last step, and the facts do not state that one may lack")
@@ -152,6 +153,14 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
             raise FormatError(
                 f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {known[key].dtype} {expected_shape}"
             )
+        require_truths(as_array(rows), key_name(key), what)
+
+
+def require_truths(rows: Array, name: str, what: str) -> None:
+    """Raise CorruptDataError for bool rows with a byte that is neither 0 nor 1; `name` and `what` are for messages."""
+    if rows.dtype.kind == "b" and (odd := odd_truths(rows)).any():
+        value = int(rows.view(np.uint8)[odd][0])
+        raise CorruptDataError(f"{what}: {name!r} has a truth value of {value}, expected 0 or 1")
 
 
 def _states(fields: Sequence[tuple[Field, Timing]]) -> set[Key]:

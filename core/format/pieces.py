@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import FormatError
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, key_name
-from .blocks import EpisodeBlock
+from .blocks import EpisodeBlock, require_truths
 from .contracts import Array, Piece, SourceFacts
 
 
@@ -99,6 +99,7 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
     for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
         if flags.dtype != bool or flags.shape != (steps,):
             raise FormatError(f"{what}: {name} is {_looks(flags)}, expected bool [{steps}]")
+        require_truths(flags, name, what)
     known = {field.key: (field, timing) for field, timing in whole.fields}
     odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
     odd = odd | {key for key in piece.next if key not in known or known[key][1] != "state"}
@@ -114,6 +115,7 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
             )
         if len(rows) != count:
             raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, expected {count}")
+        require_truths(rows, key_name(key), what)
 
 
 def _looks(rows: Array) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
+from ..ted.schema import REWARD, is_real
 from .blocks import EpisodeBlock, completed_block, require_block
 from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
 from .digest import digest_file, file_state
@@ -316,6 +317,9 @@ class Reader(Closing, ABC):
                 raise FormatError(
                     f"{self.path}: {len(found.episode_numbers)} episodes and {len(found.lengths)} lengths were found"
                 )
+            for field, _ in found.fields:
+                if field.key == REWARD and not is_real(field.dtype):
+                    raise FormatError(f"{self.path}: rewards are {field.dtype}, expected real numbers")
             self.__facts = found
         return self.__facts
 

@@ -34,8 +34,8 @@ _BOTH: tuple[Severity, ...] = ("error", "warning")
 RULES: tuple[RuleEntry, ...] = (
     RuleEntry(
         "TED001", "schema", "rows", _BOTH,
-        "Flags under next are there and bool, every observation has a counterpart under next, and there are rewards "
-        "and actions.",
+        "Flags under next are there and bool, every observation has a counterpart under next, and there are rewards, "
+        "which are real numbers, and actions.",
     ),
     RuleEntry("TED002", "singleton dimensions", "rows", _ERROR, "Rewards and flags have a last dimension of 1."),
     RuleEntry("TED003", "done = terminated | truncated", "rows", _ERROR, "The three flags agree in every step."),
@@ -70,6 +70,7 @@ RULES: tuple[RuleEntry, ...] = (
         "TED015", "recorded spaces", "rows", _WARNING,
         "Observations and actions are inside the spaces that the source records.",
     ),
+    RuleEntry("TED016", "truth values", "rows", _ERROR, "Every byte of a bool field is 0 or 1."),
     RuleEntry("BUF001", "buffer digests", "saved buffers", _ERROR, "The files of the checkpoint match their digests."),
     RuleEntry(
         "BUF002", "buffer counts", "saved buffers", _ERROR,

@@ -25,7 +25,9 @@ from .schema import (
     Key,
     as_numbers,
     is_floating,
+    is_real,
     key_name,
+    odd_truths,
     state_keys,
 )
 from .spaces import SpaceRule
@@ -71,6 +73,8 @@ class SchemaRule(Rule):
             for place in (key, (NEXT, *key)):
                 if place in fields and fields[place].dtype != "bool":
                     yield f"{key_name(place)!r} is {fields[place].dtype}, expected bool"
+        if NEXT_REWARD in fields and not is_real(fields[NEXT_REWARD].dtype):
+            yield f"{key_name(NEXT_REWARD)!r} is {fields[NEXT_REWARD].dtype}, expected real numbers"
         if not self._has_transitions:
             return
         for key in fields:
@@ -256,6 +260,27 @@ class NotFiniteRule(Rule):
         return found
 
 
+class TruthRule(Rule):
+    """Bool fields have no other bytes than 0 and 1, whose meaning depends on what computes with them."""
+
+    rule_id = "TED016"
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        super().__init__(fields, steps)
+        self._tallies = {field: Tally() for field in fields if field.dtype == "bool"}
+
+    def see(self, rows: Rows) -> None:
+        for field, tally in self._tallies.items():
+            tally.add(rows, odd_truths(rows.columns[field.key]).reshape(len(rows), -1).any(1))
+
+    def findings(self) -> list[Finding]:
+        found = []
+        for field, tally in self._tallies.items():
+            text = f"{field.name} has a byte other than 0 and 1 in {self.share(tally)}"
+            found += self.report_first("error", text, tally)
+        return found
+
+
 class AllZeroRule(Rule):
     """Not every number is zero: some importers allocate and never copy."""
 
@@ -319,7 +344,7 @@ def _elements(field: Field, same: _Array) -> str:
 
 DATA_RULES: tuple[type[Rule], ...] = (
     SchemaRule, SingletonRule, DoneRule, ContinuityRule, AcrossRule, MidEpisodeFlagRule, NotFiniteRule, AllZeroRule,
-    ZeroVarianceRule, SpaceRule,
+    ZeroVarianceRule, SpaceRule, TruthRule,
 )  # fmt: skip
 
 

@@ -99,11 +99,25 @@ def is_floating(name: str) -> bool:
     return "float" in name or "complex" in name
 
 
+def is_real(name: str) -> bool:
+    """Return whether elements of this type are real numbers, and so have an order and a sum of their own kind."""
+    return "complex" not in name
+
+
 def as_numbers(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     """Return values to compute with: `array` itself, or float32 for the bits of bfloat16."""
     if name != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def odd_truths(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return in which elements of a bool array the byte is neither 0 nor 1, bool of the same shape.
+
+    NumPy and torch take such a byte for true in one operation, and compute with its number in another. Files can have
+    them: nothing converts the bytes that are read as bool.
+    """
+    return array.view(np.uint8) > 1
 
 
 Role: TypeAlias = Literal["observation", "action", "reward", "done", "info", "state", "id", "text"]

@@ -302,6 +302,17 @@ def test_a_published_name_without_hdf5_inside_names_the_command_that_fetches_it(
     assert "download d4rl" not in str(refused.value.hint)
 
 
+def test_truth_values_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
+    columns = flat(random_episodes((3, 2)))
+    columns["infos/flag"] = np.array([0, 1, 2, 0, 1], np.uint8).view(bool)
+    path = write(tmp_path / "a.hdf5", columns)
+    with h5py.File(path) as file:
+        assert file["infos/flag"][:].view(np.uint8).tolist() == [0, 1, 2, 0, 1]
+    with pytest.raises(CorruptDataError, match=r"'info\.flag' has a truth value of 2, expected 0 or 1"):
+        rbtool.convert(path, tmp_path / "out")
+    assert "TED014" in {finding.rule for finding in rbtool.check(path).findings}
+
+
 def test_external_links_and_virtual_data_are_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "other.hdf5", flat([one_episode()]))
     file = write(tmp_path / "a.hdf5", {k: v for k, v in flat([one_episode()]).items() if k != "rewards"})

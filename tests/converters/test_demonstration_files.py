@@ -26,7 +26,7 @@ from demonstration_files import (
 
 import rbtool
 from rbtool.converters.sb3.reader import Sb3Reader
-from rbtool.core.errors import FormatError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
 
@@ -312,6 +312,18 @@ def test_dapg_contradictions_are_refused(extra: dict[str, Any], message: str, tm
     path = write_dapg(tmp_path / "a.pickle", RANDOM, **extra)
     with pytest.raises(FormatError, match=message):
         rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+
+
+def test_dapg_truth_values_and_rewards_are_what_they_say(tmp_path: Path) -> None:
+    episodes = random_episodes((5, 5))
+    odd = np.array([0, 1, 2, 3, 0], np.uint8).view(bool)
+    path = write_dapg(tmp_path / "a.pickle", episodes, flag=odd)
+    with pytest.raises(CorruptDataError, match="a truth value in it is neither 0 nor 1"):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    path = write_dapg(tmp_path / "b.pickle", episodes, rewards=np.zeros(5, "c8"))
+    with pytest.raises(FormatError, match="rewards are complex64, expected real numbers"):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_dapg_other_arrays_are_kept_or_named(tmp_path: Path) -> None:

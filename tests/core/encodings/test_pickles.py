@@ -58,6 +58,20 @@ def test_arrays_come_back_with_their_type_shape_and_bytes(reader: PickleReader, 
         assert reader.rows(found, 1, 2).tolist() == array[1:2].tolist()
 
 
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_truth_values_other_than_0_and_1_are_damage(reader: PickleReader, protocol: int) -> None:
+    odd = np.array([[0, 1], [2, 3]], np.uint8).view(bool)
+    found = load(reader, pickle.dumps([odd, odd[1, :1].reshape(())], protocol))
+    for one in reader.items(found):
+        assert isinstance(one, PickledArray)
+        with pytest.raises(CorruptDataError, match="a truth value in it is neither 0 nor 1"):
+            reader.rows(one)
+        with pytest.raises(CorruptDataError, match="a truth value in it is neither 0 nor 1"):
+            reader.parts([one])
+        if one.shape:
+            assert reader.rows(one, 0, 1).tolist() == [[False, True]]
+
+
 def test_modules_of_both_numpy_1_and_2_are_known(reader: PickleReader) -> None:
     data = pickle.dumps(np.arange(3, dtype=np.int64), 2)
     for module in (b"numpy.core", b"numpy._core"):

@@ -171,6 +171,9 @@ CONTRADICTIONS: dict[str, tuple[Callable[[EpisodeBlock], Any], str]] = {
     "stops before the end": (lambda block: replace(block, stops=block.stops - 1), "where its episodes end"),
     "an empty episode": (lambda block: replace(block, stops=block.stops * [0, 1]), "where its episodes end"),
     "flags that are numbers": (lambda block: replace(block, terminated=block.terminated * 1), "terminated is int64"),
+    "flags that are neither 0 nor 1": (
+        lambda block: replace(block, truncated=(block.truncated * np.uint8(2)).view(bool)), "a truth value of 2",
+    ),
     "too few flags": (lambda block: replace(block, truncated=block.truncated[1:]), r"truncated is bool \[3\]"),
     "an unknown final": (lambda block: replace(block, final=block.final - 1), "no observation after a last step"),
     "no last observation": (

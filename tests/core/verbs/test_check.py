@@ -50,6 +50,13 @@ def _edit_table(folder: Path, column: str, row: int, value: Any) -> None:
     relist(folder)
 
 
+def _put_byte(index: int, value: int) -> Change:
+    def change(array: np.ndarray) -> None:  # type: ignore[type-arg]
+        array.view(np.uint8)[index] = value
+
+    return change
+
+
 def _put(index: Any, value: Any) -> Change:
     def change(array: np.ndarray) -> None:  # type: ignore[type-arg]
         array[index] = value
@@ -71,7 +78,7 @@ def walks(tmp_path: Path) -> Path:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 15, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 16, ())
     assert not result.failed("warn")
 
 
@@ -85,6 +92,12 @@ def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
         ("next.done", _put(3, True), "TED006 warning", r"1 of 31 steps is done inside .*step 3, episode 0"),
         ("next.reward", _put(7, np.nan), "TED007 error", r"next.reward is NaN .* 1 of 31 steps .*step 7, episode 0"),
         ("next.reward", _put(7, -np.inf), "TED007 error", "next.reward is NaN or infinite"),
+        (
+            "next.done",
+            _put_byte(9, 3),
+            "TED016 error",
+            r"next.done has a byte other than 0 and 1 in 1 of 31 steps .*step 9, episode 0",
+        ),
         ("action", _put(slice(None), 0), "TED008 warning", "action is zero everywhere"),
         ("action", _put((slice(None), 1), 3), "TED009 warning", r"action\[1\] never changes"),
         ("episode", _put(12, 5), "TED010 error", r"the row of step 12, episode 1 says it belongs to episode 5"),
@@ -194,6 +207,8 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
         "there are no actions: no field is 'action'",
         "'next.reward' has rows of shape [], expected a trailing 1",
     ]
+    odd = [replace(field, dtype="complex64") if field.name == "next.reward" else field for field in kept]
+    assert "'next.reward' is complex64, expected real numbers" in [f.message for f in SchemaRule(odd, 31).findings()]
 
 
 def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
@@ -201,7 +216,7 @@ def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     result = rbtool.check(walks)
     assert {finding.rule for finding in result.findings} == {"TED011", "TED012"}
-    assert len(result.skipped) == 11
+    assert len(result.skipped) == 12
     assert result.failed()
 
 
@@ -222,7 +237,7 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     result = rbtool.check(tmp_path / "saved")
     whole = [("TED014", ())] if form == "h5" else [("TED012", ()), ("TED014", (3,))]
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
-    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 14) if form == "h5" else (2, 15, 0))
+    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 15) if form == "h5" else (2, 16, 0))
     assert result.failed()
 
 
