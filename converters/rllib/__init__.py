@@ -13,7 +13,8 @@ FORMATS = (
         order=20,
         reader="reader:RllibReader",
         title="RLlib",
-        found="JSON lines, also zipped, or Parquet with obs, actions, rewards and eps_id, dones or new_obs",
+        found="JSON lines, also zipped, or Parquet with obs, actions, rewards and eps_id, dones or new_obs; Parquet of "
+        "packed episodes",
         ends="terminateds or truncateds; dones, which --ends interprets; a gap in t; the last row of an eps_id",
         final="where stored",
     ),

@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import base64
+import binascii
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from ...core.errors import CorruptDataError
-from ...core.format.contracts import Array
+from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array, Closing
 
 ColumnPath: TypeAlias = tuple[str, ...]
-Unpack: TypeAlias = Callable[[str], Array]
-"""Returns the array that a compressed column holds."""
 OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 EPS_ID, STEP, AGENTS = "eps_id", "t", ("agent_index", "agent_id")
 DONES, TERMINATEDS, TRUNCATEDS = "dones", "terminateds", "truncateds"
@@ -29,6 +33,9 @@ _PACKED = "BCJNG"
 """How an LZ4 frame begins in base64."""
 _DEEPEST = 16
 _PARTLY = "it is not in every row"
+_LONGEST_PICKLE = 256 << 20
+_LARGEST_COLUMN = 1 << 30
+"""Bytes that a compressed column may unpack to."""
 
 
 @dataclass
@@ -64,12 +71,64 @@ class BatchFile(Protocol):
         """Close the file."""
 
 
+class Unpacker(Closing):
+    """Reads the pickles in the files of RLlib, in their own process; UsageError where they are not trusted.
+
+    A compressed value is base64 of an LZ4 frame of a pickled array; it is unpacked by a call.
+    """
+
+    def __init__(self, path: Path, *, trusted: bool) -> None:
+        self._path, self._trusted = path, trusted
+        self._pickles: PickleReader | None = None
+
+    def __call__(self, text: str) -> Array:
+        """Return the array that a compressed value holds; CorruptDataError for damage."""
+        require_trust(self._path, self._trusted, "it has compressed columns, which are pickles and can run anything")
+        try:
+            packed = base64.b64decode(text, validate=True)
+            with pa.CompressedInputStream(pa.py_buffer(packed), "lz4") as stream:
+                data = stream.read(_LARGEST_COLUMN + 1)
+        except (binascii.Error, ValueError, OSError) as error:
+            raise CorruptDataError(f"{self._path}: a compressed column cannot be unpacked ({error})") from error
+        if len(data) > _LARGEST_COLUMN:
+            raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
+        found = self._loaded(data)
+        if not isinstance(found, np.ndarray):
+            raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
+        return found
+
+    def unpickled(self, data: bytes) -> Any:
+        """Return what a pickle holds: an array, a number, a text, or dictionaries of them; tuples by their indices."""
+        require_trust(self._path, self._trusted, "it has columns of Python objects, pickles, which can run anything")
+        return self._loaded(data)
+
+    def _loaded(self, data: bytes) -> Any:
+        if self._pickles is None:
+            self._pickles = PickleReader(str(self._path), _LONGEST_PICKLE)
+        return self._value(self._pickles.load(io.BytesIO(data), len(data)), self._pickles, 0)
+
+    def _value(self, found: Value, pickles: PickleReader, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise FormatError(f"{self._path}: a pickle in it is nested too deep")
+        if isinstance(found, PickledArray):
+            return pickles.rows(found)
+        if isinstance(found, PickledList):
+            found = {str(number): part for number, part in enumerate(pickles.items(found))}
+        if isinstance(found, dict):
+            return {name: self._value(part, pickles, depth + 1) for name, part in found.items()}
+        return found
+
+    def close(self) -> None:
+        if self._pickles is not None:
+            self._pickles.close()
+
+
 def is_packed(value: Any) -> bool:
     """Return whether a value of JSON is a compressed column or row."""
     return isinstance(value, str) and value.startswith(_PACKED)
 
 
-def batch_block(batch: dict[str, Any], unpack: Unpack, what: str, line: int) -> RowBlock:
+def batch_block(batch: dict[str, Any], unpack: Unpacker, what: str, line: int) -> RowBlock:
     """Make a block of the SampleBatch in a line: each column is a list with a value a row, or compressed."""
     rewards = batch.get(REWARDS)
     if is_packed(rewards):
@@ -83,7 +142,7 @@ def batch_block(batch: dict[str, Any], unpack: Unpack, what: str, line: int) -> 
     return block
 
 
-def _add_column(path: ColumnPath, value: Any, block: RowBlock, unpack: Unpack) -> None:
+def _add_column(path: ColumnPath, value: Any, block: RowBlock, unpack: Unpacker) -> None:
     """Add one column of a batch; a dictionary is columns by name."""
     if isinstance(value, dict) and len(path) < _DEEPEST:
         for name, part in value.items():
@@ -100,19 +159,22 @@ def _add_column(path: ColumnPath, value: Any, block: RowBlock, unpack: Unpack) -
         add_values(path, value, block, unpack)
 
 
-def row_block(rows: Sequence[dict[str, Any]], unpack: Unpack) -> RowBlock:
+def row_block(rows: Sequence[dict[str, Any]], unpack: Unpacker) -> RowBlock:
     """Make a block of transitions, each a dictionary."""
     block = RowBlock(len(rows))
     _add_dictionaries((), rows, block, unpack)
     return block
 
 
-def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack: Unpack) -> None:
+def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack: Unpacker) -> None:
     """Add the values of one column, one a row."""
     if not values:
         return
     if len(path) < _DEEPEST and all(isinstance(value, dict) for value in values):
         _add_dictionaries(path, values, block, unpack)
+        return
+    if all(value is None for value in values):
+        add_empty(path, block)
         return
     if all(map(is_packed, values)):
         parts = [unpack(value) for value in values]
@@ -133,6 +195,12 @@ def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack:
     add_array(path, array, block)
 
 
+def add_empty(path: ColumnPath, block: RowBlock) -> None:
+    """Add a column without any value; the ids of agents are absent then: there is a single one."""
+    if path[0] not in AGENTS:
+        block.odd[path] = "it has no values"
+
+
 def objects(values: Sequence[Any]) -> Array:
     """Return an array of these objects, one a row."""
     found = np.empty(len(values), object)
@@ -150,7 +218,7 @@ def add_array(path: ColumnPath, array: Array, block: RowBlock) -> None:
         block.columns[path] = array
 
 
-def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: RowBlock, unpack: Unpack) -> None:
+def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: RowBlock, unpack: Unpacker) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if not names and path:
         block.odd[path] = "it is empty"

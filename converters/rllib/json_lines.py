@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import json
 import os
 import zipfile
@@ -13,19 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import pyarrow as pa
 
-from ...core.encodings.pickles import PickledArray, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.contracts import Array, Closing
+from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
-from .blocks import MARKS, REQUIRED, REWARDS, RowBlock, batch_block, is_packed, joined, row_block
+from .blocks import MARKS, REQUIRED, REWARDS, RowBlock, Unpacker, batch_block, is_packed, joined, row_block
 
 _BLOCK_BYTES = 256 << 10
 _LONGEST_LINE = 256 << 20
 _HEAD_BYTES = 1 << 20
-_LARGEST_COLUMN = 1 << 30
-"""Bytes that a compressed column may unpack to."""
 _BATCHES = ("SampleBatch", "MultiAgentBatch")
 _SUFFIXES = (".json", ".jsonl")
 
@@ -75,36 +68,6 @@ def _opened(path: Path) -> IO[bytes]:
         return archive.open(members[0])  # which keeps the file open
 
 
-class Unpacker(Closing):
-    """Unpacks compressed columns: base64 of an LZ4 frame of a pickled array. The pickle is read in its own process."""
-
-    def __init__(self, path: Path, trusted: bool) -> None:
-        self._path, self._trusted = path, trusted
-        self._pickles: PickleReader | None = None
-
-    def __call__(self, text: str) -> Array:
-        """Return the array; UsageError where pickles are not trusted, CorruptDataError for damage."""
-        require_trust(self._path, self._trusted, "it has compressed columns, which are pickles and can run anything")
-        try:
-            packed = base64.b64decode(text, validate=True)
-            with pa.CompressedInputStream(pa.py_buffer(packed), "lz4") as stream:
-                data = stream.read(_LARGEST_COLUMN + 1)
-        except (binascii.Error, ValueError, OSError) as error:
-            raise CorruptDataError(f"{self._path}: a compressed column cannot be unpacked ({error})") from error
-        if len(data) > _LARGEST_COLUMN:
-            raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
-        if self._pickles is None:
-            self._pickles = PickleReader(str(self._path), _LONGEST_LINE)
-        found = self._pickles.load(io.BytesIO(data), len(data))
-        if not isinstance(found, PickledArray):
-            raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
-        return self._pickles.rows(found)
-
-    def close(self) -> None:
-        if self._pickles is not None:
-            self._pickles.close()
-
-
 class JsonLines(Closing):
     """One file of JSON lines. A place is the offset of the first line, the number of bytes, and that of the line.
 
@@ -115,7 +78,7 @@ class JsonLines(Closing):
     def __init__(self, path: Path, *, trusted: bool) -> None:
         self.path = path
         self._file = _opened(path)
-        self._unpacker = Unpacker(path, trusted)
+        self._unpacker = Unpacker(path, trusted=trusted)
         self.damage: dict[int, CorruptDataError] = {}
         self.part = "line"
 

@@ -1,10 +1,11 @@
-"""Reads what RLlib records: JSON lines of batches or transitions, and Parquet files of transitions.
+"""Reads what RLlib records: JSON lines of batches or transitions, and Parquet files of transitions or of episodes.
 
-Imports pyarrow; never ray.
+Imports pyarrow and msgpack; never ray.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 import zlib
@@ -21,6 +22,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.names import natural_order
 from ...core.format.reader import Reader
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
 from .blocks import DONES, EPS_ID, NEXT_OBS, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, BatchFile, RowBlock
@@ -35,6 +37,9 @@ _UNREADABLE = (
     OSError, ValueError, LookupError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, zlib.error,
     struct.error,
 )  # fmt: skip
+_RUN = re.compile(r"run-[0-9]{6,}-[0-9]+")
+_BLOCK = re.compile(r"([0-9A-Za-z]+_[0-9a-f]+)_([0-9]{6,})-([0-9]+)\.parquet")
+_MOST_ENVIRONMENTS = 16
 _SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".zip"})
 _HELD_BLOCKS = 8
 _MOST_STEPS = 1 << 62
@@ -42,6 +47,8 @@ _MOST_STEPS = 1 << 62
 
 class RllibReader(Reader):
     """A file of RLlib's JSON lines or Parquet rows, or a folder of them, which are taken in the order of their names.
+
+    A folder may be the one that `output` names, if there is a single run in it: `ENV/run-WORKER-COUNTER`.
 
     `obs` becomes `observation`, `new_obs` what is under `next`, whether it follows or not. `infos` is `info.infos`
     under `next`, any other column `info.NAME`. Episodes are numbered from 0 in the order of their first rows.
@@ -60,14 +67,23 @@ class RllibReader(Reader):
     def recognises(cls, path: Path) -> bool:
         """Return whether it is a file with RLlib's columns, or a folder whose first file of such a kind is one."""
         if path.is_dir():
-            found = _named_so(path)
+            try:
+                found = _named_so(_folder_of(path))
+            except OSError as error:
+                return no_match(error)
             return bool(found) and _is_one(found[0])
         return path.is_file() and _is_one(path)
 
     def on_open(self) -> None:
         """Open the files."""
         if self.path.is_dir():
-            named = _named_so(self.path)
+            if len(runs := _runs_in(self.path)) > 1:
+                raise FormatError(
+                    f"{self.path} has {len(runs):,} runs, {runs[0].name} to {runs[-1].name}: RLlib may write rows of "
+                    "one run again in the next, so that they are not read as one dataset",
+                    hint=f"name the folder of one run, such as {runs[-1]}",
+                )
+            named = _named_so(_folder_of(self.path))
             self._others = [path.name for path in named if not _is_one(path) and is_other_document(path)]
             self._paths = [path for path in named if path.name not in set(self._others)]
         else:
@@ -89,7 +105,7 @@ class RllibReader(Reader):
             path = self._paths[number]
             with path.open("rb") as file:
                 is_parquet = file.read(4) == b"PAR1"
-            found = ParquetRows(path) if is_parquet else JsonLines(path, trusted=self._trusted)
+            found = ParquetRows(path, trusted=self._trusted) if is_parquet else JsonLines(path, trusted=self._trusted)
             self._opened[number] = found
         return found
 
@@ -308,10 +324,34 @@ def _episodes(count: int) -> str:
     return f"{count:,} episode{'s' if count > 1 else ''}"
 
 
+def _runs_in(folder: Path) -> list[Path]:
+    """List the folders of RLlib's runs in a folder, or one level further down, in their order; none beside files."""
+    if _named_so(folder):
+        return []
+    inside = [path for path in folder.iterdir() if path.is_dir()]
+    found = [path for path in inside if _RUN.fullmatch(path.name)]
+    if not found and len(inside) <= _MOST_ENVIRONMENTS:
+        found = [path for one in inside for path in one.iterdir() if _RUN.fullmatch(path.name) and path.is_dir()]
+    return sorted(found)
+
+
+def _folder_of(path: Path) -> Path:
+    """The folder with the files: that of the first run, where they are not in the folder itself."""
+    return next(iter(_runs_in(path)), path)
+
+
+def _order(path: Path) -> tuple[bool, Any]:
+    """How files are ordered: those of a run by when they were written and their block, others as people count."""
+    block = _BLOCK.fullmatch(path.name)
+    if block is None:
+        return False, natural_order(path.name)
+    return True, (block[1], int(block[2]), int(block[3]))
+
+
 def _named_so(folder: Path) -> list[Path]:
     """List the files of a folder that may have rows, ordered as people count."""
     found = [path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
-    return sorted((path for path in found if not path.name.startswith(".")), key=lambda path: natural_order(path.name))
+    return sorted((path for path in found if not path.name.startswith(".")), key=_order)
 
 
 def _is_one(path: Path) -> bool:

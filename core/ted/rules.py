@@ -271,7 +271,8 @@ class TruthRule(Rule):
 
     def see(self, rows: Rows) -> None:
         for field, tally in self._tallies.items():
-            tally.add(rows, odd_truths(rows.columns[field.key]).reshape(len(rows), -1).any(1))
+            odd = odd_truths(rows.columns[field.key])
+            tally.add(rows, np.asarray(odd.reshape(len(rows), -1).any(1)))
 
     def findings(self) -> list[Finding]:
         found = []

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rllib_files import (
     Row,
     as_batch,
+    entries,
+    extended,
     packed,
+    packed_episode,
     plain_lines,
     plain_parquet,
     rows_of_episode,
+    tensors,
     without,
+    write_extended,
+    write_items,
     write_lines,
     write_parquet,
 )
@@ -85,6 +96,19 @@ class TestReaderOfParquet(_Contract):
         for number, start in enumerate(range(0, len(rows), 7)):
             write_parquet(folder / "d" / f"{number}.parquet", rows[start : start + 7])
         return folder / "d"
+
+
+class TestReaderOfPackedEpisodes(_Contract):
+    """Episodes in msgpack, of which one is in two pieces, in the folder that `output` names."""
+
+    def write(self, folder: Path) -> Path:
+        episodes = four_episodes(flags="terminateds")
+        whole = [packed_episode(rows) for rows in episodes[:3]]
+        cut = [{**row, "terminateds": False} for row in episodes[3][:5]]
+        run = folder / "out" / "env" / "run-000001-00001"
+        write_items(run / "0355Pz_ab_000000-0.parquet", [*whole, packed_episode(cut)])
+        write_items(run / "0355Pz_ab_000001-0.parquet", [packed_episode(episodes[3][4:], repeats=1, first=5)])
+        return folder / "out"
 
 
 def assert_equal_rows(path: Path, rows: list[Row], folder: Path, dtype: str = "float64", **options: Any) -> TedReader:
@@ -397,3 +421,179 @@ def test_a_file_of_two_gigabytes_would_take_no_more_memory_than_a_small_one(tmp_
         reader.facts()
         for _ in reader.pieces():
             assert len(reader._held) <= 8
+
+
+NEW = DATA / "new_stack"
+
+
+def columns_of(path: Path, folder: Path, **options: Any) -> tuple[dict[str, Any], Any]:
+    result = rbtool.convert(path, folder, **options)
+    with TedReader(result.path) as reader:
+        found = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        return found | {"length": reader.episodes.length.tolist(), "text": reader.episode_text}, result
+
+
+def plain_columns(folder: Path) -> list[Row]:
+    """Rows of the files of a run in the order of their blocks; compressed values are unpickled."""
+    files = sorted(folder.rglob("*.parquet"), key=lambda path: path.name.rpartition("_")[2])
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    for row in rows:
+        for name in ("obs", "new_obs"):
+            if isinstance(row[name], str):
+                import base64
+
+                data = pa.CompressedInputStream(pa.py_buffer(base64.b64decode(row[name])), "lz4").read()
+                row[name] = pickle.loads(data).tolist()
+    return rows
+
+
+@pytest.mark.parametrize("name", ["columns", "columns_compressed", "columns_file_per_row", "columns_written_twice"])
+def test_every_row_of_a_run_of_the_new_stack_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    source = NEW / name
+    if name == "columns_written_twice":
+        with pytest.raises(FormatError, match="has 2 runs, run-000001-00001 to run-000001-00002"):
+            rbtool.convert(source, tmp_path / "out")
+        source = source / "line" / "run-000001-00002"
+    if name == "columns_compressed":
+        with pytest.raises(UsageError, match="compressed columns, which are pickles"):
+            rbtool.convert(source, tmp_path / "out")
+    found, result = columns_of(source, tmp_path / "out", trust_pickle=name == "columns_compressed")
+    rows = plain_columns(source)
+    for key, stored in (("observation", "obs"), ("next.observation", "new_obs"), ("action", "actions")):
+        assert found[key].dtype.name == ("int64" if isinstance(rows[0][stored], int) else "float32")
+        assert found[key].tolist() == [row[stored] for row in rows], key
+    assert found["next.reward"][:, 0].tolist() == [row["rewards"] for row in rows]
+    assert found["next.terminated"][:, 0].tolist() == [row["terminateds"] for row in rows]
+    assert found["next.truncated"][:, 0].tolist() == [row["truncateds"] for row in rows]
+    ids = [row["eps_id"] for row in rows]
+    assert found["text"] == [{"eps_id": one} for one in dict.fromkeys(ids)]
+    assert found["length"] == [ids.count(one) for one in dict.fromkeys(ids)]
+    assert [one["key"] for one in result.dropped_keys] == ["module_id"]
+
+
+def test_every_step_of_packed_episodes_equals_a_plain_reading(tmp_path: Path) -> None:
+    found, result = columns_of(NEW / "episodes", tmp_path / "out")
+    (file,) = (NEW / "episodes").rglob("*.parquet")
+    items = pq.read_table(file).column("item").to_pylist()
+    episodes = [msgpack.unpackb(one, strict_map_key=False) for one in items]
+    states = [[one[b"data"] for one in episode["observations"]["data"]] for episode in episodes]
+    assert found["observation"].tobytes() == b"".join(b"".join(one[:-1]) for one in states)
+    assert found["next.observation"].tobytes() == b"".join(b"".join(one[1:]) for one in states)
+    assert (found["observation"].dtype, found["observation"].shape) == (np.float32, (11, 3))
+    actions = [one[b"data"] for episode in episodes for one in episode["actions"]["data"]]
+    assert found["action"].tobytes() == b"".join(actions)
+    assert found["next.reward"][:, 0].tolist() == [one for each in episodes for one in each["rewards"]["data"]]
+    assert found["info.t"].tolist() == [step for each in episodes for step in range(each["t"])]
+    assert found["length"] == [4, 1, 6]
+    assert found["text"] == [{"eps_id": each["id_"]} for each in episodes]
+    assert (result.boundary["terminated"], result.boundary["truncated"]) == (2, 1)
+
+
+def test_pieces_of_a_packed_episode_are_joined_without_what_they_repeat(tmp_path: Path) -> None:
+    rows = rows_of_episode("a", 9, flags="terminateds")
+    for row in rows:
+        row["obs"], row["new_obs"] = np.float32(row["obs"]), np.float32(row["new_obs"])
+    parts = [(rows[:4], 0, 0), (rows[3:6], 1, 4), (rows[4:], 2, 6)]
+    items = [packed_episode(part, repeats=repeats, first=first) for part, repeats, first in parts]
+    found, result = columns_of(write_items(tmp_path / "a.parquet", items), tmp_path / "out")
+    assert found["length"] == [9]
+    assert found["observation"].tobytes() == np.array([row["obs"] for row in rows]).tobytes()
+    assert found["info.action_prob"].tolist() == [row["action_prob"] for row in rows]
+    assert (result.boundary["terminated"], result.boundary["inferred"]) == (1, 0)
+    gap, result = columns_of(write_items(tmp_path / "b.parquet", items[::2]), tmp_path / "gap")
+    assert gap["length"] == [4, 3]
+    assert result.boundary["inferred"] == 1
+    assert any("rows are missing after 1 episode" in note for note in result.notes)
+
+
+def test_dictionaries_tuples_and_infos_of_packed_episodes_are_fields(tmp_path: Path) -> None:
+    rows = rows_of_episode("a", 3, flags="terminateds")
+    states = [{"image": np.full((2, 2, 3), at, np.uint8), "pair": [np.float32([at]), np.int64(at)]} for at in range(4)]
+    infos = [{"reset": 1.0}, *({"x": float(at), "ok": np.bool_(at == 2)} for at in range(3))]
+    item = packed_episode(
+        rows, observations=entries(states), infos=entries(infos), custom_data={"a": 1}, agent_id="one",
+        actions=entries({"hand": np.zeros((3, 2), np.float32)}) | {"finalized": True},
+    )  # fmt: skip
+    found, result = columns_of(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
+    assert found["observation.image"].dtype == np.uint8
+    assert found["next.observation.image"][:, 1, 1, 2].tolist() == [1, 2, 3]
+    assert found["observation.pair.0"].tolist() == [[0], [1], [2]]
+    assert found["next.observation.pair.1"].tolist() == [1, 2, 3]
+    assert found["action.hand"].shape == (3, 2)
+    assert found["next.info.infos.x"].tolist() == [0, 1, 2]
+    assert found["next.info.infos.ok"].tolist() == [False, False, True]
+    assert found["text"] == [{"eps_id": "a", "agent_id": "one"}]
+    assert [one["key"] for one in result.dropped_keys] == ["custom_data", "infos of the reset"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda item: item[:-5], "cannot be unpacked"),
+        (lambda item: b"\xc1" + item, "cannot be unpacked"),
+        (lambda item: item.replace(b"\xa1t\x03", b"\xa1t\x04"), r"4 observations, of which 0 are repeated, .* state 5"),
+        (lambda item: item.replace(b"\xadis_terminated\xc3", b"\xadis_terminated\xc0"), "does not state is_terminated"),
+        (lambda item: item.replace(b"\xa7rewards", b"\xa7reworks"), "has no rewards"),
+    ],
+)
+def test_damage_of_a_packed_episode_is_named_with_its_row(
+    change: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    good = packed_episode(rows_of_episode("a", 3, flags="terminateds"))
+    path = write_items(tmp_path / "a.parquet", [good, packed_episode(rows_of_episode("b", 3, flags="terminateds"))])
+    items = pq.read_table(path).column("item").to_pylist()
+    write_items(path, [items[0], items[0], change(items[1])])
+    with pytest.raises(CorruptDataError, match=f"row 0 of row group 1.*{message}"):
+        rbtool.convert(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observations": entries([np.array([None])] * 4)}, "array of Python objects, which is a pickle"),
+        ({"actions": entries([np.complex64(1)] * 3)}, "array of type <c8, expected numbers"),
+        ({"agent_episodes": {}}, "an episode of several agents"),
+        ({"observations": entries([np.zeros(2), np.zeros(3), np.zeros(2), np.zeros(2)])}, "cannot be read as rows"),
+    ],
+)
+def test_a_packed_episode_of_something_else_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    item = packed_episode(rows_of_episode("a", 3, flags="terminateds"), **change)
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
+
+
+def test_tensors_have_the_shape_that_ray_states_and_pickled_dictionaries_need_trust(tmp_path: Path) -> None:
+    images = np.arange(4 * 12, dtype=np.uint8).reshape(4, 2, 2, 3)
+    states = [{"vec": np.float32([at, -at]), "image": images[at]} for at in range(4)]
+    flags = {"rewards": [1.0, 2.0, 3.0], "terminateds": [False, False, True], "truncateds": [False] * 3}
+    one = {"eps_id": ["a"] * 3, "agent_id": pa.nulls(3), "actions": [1, 2, 3]} | flags
+    path = write_extended(
+        tmp_path / "a.parquet",
+        one | {"obs": tensors(images[:3]), "new_obs": tensors(images[1:]), "module_id": ["m"] * 3},
+    )
+    found, _ = columns_of(path, tmp_path / "one")
+    assert np.array_equal(found["observation"], images[:3])
+    assert np.array_equal(found["next.observation"], images[1:])
+    odd = write_extended(
+        tmp_path / "odd.parquet", one | {"obs": tensors(images[:3], stated="[2, 2]"), "new_obs": tensors(images[1:])}
+    )
+    with pytest.raises(CorruptDataError, match=r"'obs' has rows of 12 numbers, not \[2, 2\]"):
+        rbtool.convert(odd, tmp_path / "out")
+
+    def pickled(rows: list[Any]) -> Any:
+        values = pa.array([pickle.dumps(row) for row in rows], pa.large_binary())
+        return extended("ray.data.arrow_pickled_object", "", values)
+
+    path = write_extended(tmp_path / "b.parquet", one | {"obs": pickled(states[:3]), "new_obs": pickled(states[1:])})
+    with pytest.raises(UsageError, match="columns of Python objects, pickles"):
+        rbtool.convert(path, tmp_path / "out")
+    found, _ = columns_of(path, tmp_path / "two", trust_pickle=True)
+    assert np.array_equal(found["observation.image"], images[:3])
+    assert found["next.observation.vec"].tolist() == [[1, -1], [2, -2], [3, -3]]
+
+
+def test_agent_id_without_a_value_is_absent_in_json_too(tmp_path: Path) -> None:
+    rows = [row | {"agent_id": None, "module_id": None} for row in rows_of_episode("a", 3)]
+    result = rbtool.convert(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    assert result.steps == 3
+    assert ("module_id", "it has no values") in [(one["key"], one["why"]) for one in result.dropped_keys]
