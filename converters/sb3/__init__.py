@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3: their arrays in npz files are read."""
+"""Replay buffers of Stable-Baselines3: pickles and npz files of their arrays are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMATS = (
         order=23,
         reader="reader:Sb3Reader",
         title="Stable-Baselines3",
-        found="npz with observations, actions, rewards and dones of a column an environment",
+        found="pickles of a buffer; npz with observations, actions, rewards and dones of a column an environment",
         ends="dones, of which timeouts are time limits; without timeouts --ends interprets them",
         final="where stored",
     ),

@@ -1,8 +1,8 @@
-"""Reads replay buffers of Stable-Baselines3, saved as npz. Never imports stable_baselines3."""
+"""Reads replay buffers of Stable-Baselines3, pickled or saved as npz. Never imports stable_baselines3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,47 +14,44 @@ from ...core.format.contracts import Array, SourceFacts
 from ...core.format.row_blocks import RowBlocks
 from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
 from ...core.format.unreadable import no_match
-from ...core.ted.schema import ACTION, REWARD, Field, dtype_name
-from .buffer import ACTIONS, NEXT_OBSERVATIONS, OBSERVATIONS, REWARDS, Buffer, looks_like_buffer
+from ...core.progress import counted
+from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
+from .buffer import ACTIONS, REWARDS, Buffer, is_pickled, looks_like_buffer
 
-_PICKLED = b"stable_baselines3.common.buffers"
-_HEAD = 4096
-_SAVE = "numpy.savez(FILE, **{name: getattr(buffer, name) for name in ('observations', 'next_observations', 'actions', "
-_SAVE += "'rewards', 'dones', 'timeouts', 'pos', 'full')})"
+_OBSERVATION: Key = ("observation",)
 
 
 class Sb3Reader(ColumnReader):
-    """An npz file with the arrays of a `ReplayBuffer`, `[rows, environments, …]`.
+    """The pickle of a `ReplayBuffer`, `DictReplayBuffer` or `HerReplayBuffer`, or an npz file with its arrays.
+
+    Arrays are `[rows, environments, …]`.
 
     The rows of an environment are a stream of episodes; those of the first environment come first. `pos` and `full`, if
     they are there, state which rows were written, and which is the oldest. `dones` end episodes: with `timeouts`, those
     are truncated and the others terminated. `observations` become `observation`, `next_observations` what is under
-    `next`, whether it follows or not.
+    `next`, whether it follows or not; parts of a Dict space are nested there. HER stores real transitions: what it
+    relabels, it makes when a batch is drawn.
 
     Options: `ends` states what `dones` mean where no `timeouts` are set, `terminated` (as in Stable-Baselines3, the
-    default) or `truncated`.
+    default) or `truncated`. `trust_pickle` allows a pickle to be read.
 
-    Raises FormatError for arrays that contradict each other, and for the pickle of a buffer: it is more than data.
+    Raises FormatError for arrays that contradict each other and for the pickle of something else, UsageError for a
+    pickle that is not trusted.
     """
 
-    option_names = frozenset({"ends"})
+    option_names = frozenset({"ends", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is npz with a buffer's arrays, or the pickle of a buffer, which is refused."""
+        """Return whether it is npz with a buffer's arrays, or begins as the pickle of a buffer."""
         try:
-            return path.is_file() and (looks_like_buffer(path) or _is_pickled(path))
+            return path.is_file() and (looks_like_buffer(path) or is_pickled(path))
         except (RbtoolError, OSError) as error:
             return no_match(error)
 
     def on_open(self) -> None:
         """Open the file and read where episodes end."""
-        if _is_pickled(self.path):
-            raise FormatError(
-                f"{self.path} is the pickle of a replay buffer of Stable-Baselines3, which is more than data",
-                hint=f"load it with Stable-Baselines3, and save its arrays: {_SAVE}",
-            )
-        self._buffer = Buffer(self.path, self.piece_bytes)
+        self._buffer = Buffer(self.path, self.piece_bytes, trusted=bool(self.options.get("trust_pickle")))
         try:
             self._meaning = self._meaning_of_dones()
             self.episodes, self._places = self._streams()
@@ -105,9 +102,13 @@ class Sb3Reader(ColumnReader):
             dtype, shape = buffer.form(name)
             return Field(key, dtype_name(dtype), shape, role)  # type: ignore[arg-type]
 
-        after = read(NEXT_OBSERVATIONS) if buffer.has_next else None
+        def state(part: str, name: str) -> EpisodeColumn:
+            key = (*_OBSERVATION, safe_part(part)) if part else _OBSERVATION
+            after = read(buffer.next_observations[part]) if buffer.has_next else None
+            return EpisodeColumn(field(name, key, "observation"), "state", read(name), after)
+
         return [
-            EpisodeColumn(field(OBSERVATIONS, ("observation",), "observation"), "state", read(OBSERVATIONS), after),
+            *(state(part, name) for part, name in sorted(buffer.observations.items())),
             EpisodeColumn(field(ACTIONS, ACTION, "action"), "step", read(ACTIONS)),
             EpisodeColumn(field(REWARDS, REWARD, "reward"), "result", read(REWARDS)),
         ]
@@ -126,7 +127,19 @@ class Sb3Reader(ColumnReader):
             notes.append("pos is not stored: the first row is taken as the oldest, and all rows as written")
         if buffer.is_full:
             notes.append("the buffer was full: the first episode of each environment may lack its start")
+        notes += self._notes_on_stated_episodes()
         return self.facts_of("sb3", self.path.stem, notes, dropped=buffer.dropped())
+
+    def _notes_on_stated_episodes(self) -> Iterator[str]:
+        """Compare complete episodes with what a buffer of HER states of them."""
+        wrong = 0
+        for one, (environment, start) in zip(self.episodes, self._places, strict=True):
+            stated = self._buffer.stated_episode(start, environment) if one.terminated or one.truncated else None
+            overwritten = stated is not None and start == 0 and self._buffer.is_full and stated[1] == 0
+            if stated is not None and not overwritten:
+                wrong += stated != (self._buffer.place_in_ring(start), one.length)
+        if wrong:
+            yield f"ep_start and ep_length state {counted(wrong, 'episode')} otherwise than dones, which are taken"
 
     def files(self) -> list[Path]:
         """The one file."""
@@ -144,9 +157,3 @@ class Sb3Reader(ColumnReader):
 def _rows(column: RowBlocks, places: Sequence[tuple[int, int]], number: int, start: int, stop: int) -> Array:
     environment, first = places[number]
     return np.ascontiguousarray(column.read(first + start, first + stop)[:, environment])
-
-
-def _is_pickled(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return head[:1] == b"\x80" and _PICKLED in head

@@ -176,22 +176,54 @@ KNOWN |= {
 """All that a pickle may name, with what takes its place."""
 
 
-class Unpickler(pickle.Unpickler):
-    """Unpickles data; whatever else a pickle names is refused."""
+class StandIn:
+    """What takes the place of an object of any class, or of what any function returns: its name and its state.
 
-    def find_class(self, module: str, name: str) -> Made:
+    Each name has a subclass of its own, since pickles make objects of classes alone. It calls nothing that it is given.
+    """
+
+    name = ""
+    state: Any = None
+
+    def __new__(cls, *arguments: Any, **options: Any) -> StandIn:
+        return object.__new__(cls)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    def extend(self, values: Any) -> None:
+        pass
+
+
+class Unpickler(pickle.Unpickler):
+    """Unpickles data; whatever else a pickle names is refused, or, if `stands_in`, replaced by a `StandIn`."""
+
+    stands_in = False
+
+    def find_class(self, module: str, name: str) -> Any:
         found = KNOWN.get((module, name))
-        if found is None:
+        if found is None and not self.stands_in:
             raise Refused(f"{module}.{name}")
-        return found
+        return found or type("StandIn", (StandIn,), {"name": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> Any:
         raise Refused("a reference to something outside of the pickle")
 
 
-def unpickled(file: BinaryIO) -> Any:
+def unpickled(file: BinaryIO, *, stands_in: bool = False) -> Any:
     """Read one pickle; Refused for what is not data, Broken and anything else for damage."""
-    return Unpickler(file, fix_imports=False, encoding="latin-1").load()
+    reader = Unpickler(file, fix_imports=False, encoding="latin-1")
+    reader.stands_in = stands_in
+    return reader.load()
 
 
 class Described:
@@ -232,7 +264,19 @@ class Described:
             if self._pack is None:
                 return {"bytes": value.hex()}
             return {"blob": self._number(value), "size": len(value), "head": value[:_HEAD].hex()}
+        if isinstance(value, StandIn):
+            return {"object": value.name, "dict": self._attributes(value) if not depth else []}
         raise Refused(f"a value of type {getattr(value, 'name', type(value).__name__)}")
+
+    def _attributes(self, value: StandIn) -> list[Any]:
+        """Describe the attributes of an object; of those that are not data, only that they are there."""
+        found = []
+        for name, part in value.state.items() if isinstance(value.state, dict) else ():
+            try:
+                found.append([str(name)[:200], self.describe(part, 1)])
+            except (Refused, Broken):
+                found.append([str(name)[:200], {"scalar": None}])
+        return found
 
     def _describe_keys(self, value: dict[Any, Any], depth: int) -> list[Any]:
         self._keys += len(value)
@@ -297,10 +341,10 @@ class _Announced(io.RawIOBase):
             self._left -= len(part)
 
 
-def _load(file: BinaryIO, size: int, pack: Packer | None) -> Described:
+def _load(file: BinaryIO, size: int, pack: Packer | None, *, stands_in: bool) -> Described:
     announced = _Announced(file, size)
     try:
-        return Described(unpickled(io.BufferedReader(announced, _PIECE)), pack)
+        return Described(unpickled(io.BufferedReader(announced, _PIECE), stands_in=stands_in), pack)
     finally:
         announced.drain()
 
@@ -316,7 +360,8 @@ def answers(requests: BinaryIO, pack: Packer | None = None) -> Iterator[tuple[di
         try:
             if "load" in asked:
                 known = Described(None)
-                known = _load(requests, asked["load"], pack if asked.get("pack") else None)
+                packer = pack if asked.get("pack") else None
+                known = _load(requests, asked["load"], packer, stands_in=bool(asked.get("objects")))
                 yield {"value": known.whole}, ()
             elif "parts" in asked:
                 parts = known.whole_parts(asked["parts"])

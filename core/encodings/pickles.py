@@ -2,8 +2,9 @@
 
 A pickle is a program. It is read only where a user trusts it (`--trust-pickle`), and even then:
 
-- its globals are NumPy's arrays, scalars and element types, and plain containers; any other is refused by its name, and
-  none is imported: `pickle_worker` builds all values from their bytes;
+- its globals are NumPy's arrays, scalars and element types, and plain containers; any other is refused by its name, or
+  taken for a name with attributes where a format is the pickle of an object. None is imported or called:
+  `pickle_worker` builds all values from their bytes;
 - it is read in a process that imports neither NumPy nor rbtool, has no environment, can open no file and no socket
   (`RLIMIT_NOFILE` leaves it its two pipes), writes no file, starts no process (`RLIMIT_NPROC`, which root is exempt
   from), and has a network of its own without any device where Linux allows that to users;
@@ -83,7 +84,20 @@ class PickledBytes:
     head: bytes
 
 
-Value: TypeAlias = "PickledArray | PickledList | PickledBytes | dict[str, Value] | bytes | str | int | float | None"
+@dataclass(frozen=True, slots=True)
+class PickledObject:
+    """An object in a pickle: the name of its class or function, and what is data of its attributes.
+
+    Attributes of anything else are None, and objects inside of it have no attributes.
+    """
+
+    name: str
+    attributes: dict[str, Value]
+
+
+Value: TypeAlias = (
+    "PickledArray | PickledObject | PickledList | PickledBytes | dict[str, Value] | bytes | str | int | float | None"
+)
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,16 +139,17 @@ class PickleReader(Closing):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, close_fds=True,
         )  # fmt: skip
 
-    def load(self, file: BinaryIO, size: int, *, pack: bool = False) -> Value:
+    def load(self, file: BinaryIO, size: int, *, pack: bool = False, objects: bool = False) -> Value:
         """Unpickle the next `size` bytes of a file; what was loaded before is gone.
 
         Returns plain values; arrays and lists are read by `rows` and `items`. With `pack`, lists of numbers are arrays,
-        and bytes are left there for `parts`: for pickles with many small values. FormatError for a pickle of something
-        else than data, CorruptDataError for one that is damaged or takes too much memory or time.
+        and bytes are left there for `parts`: for pickles with many small values. With `objects`, what is no data is a
+        `PickledObject`: for the pickle of an object whose attributes are the data; without, it is a FormatError.
+        CorruptDataError for a pickle that is damaged or takes too much memory or time.
         """
         if self._process is None:
             self._process, self._late = self._started(), False
-        return self._value(self._ask({"load": size, "pack": pack}, file, size)["value"])
+        return self._value(self._ask({"load": size, "pack": pack, "objects": objects}, file, size)["value"])
 
     def items(self, found: PickledList, start: int = 0, stop: int | None = None) -> list[Value]:
         """Return the items `[start, stop)` of a list."""
@@ -204,6 +219,8 @@ class PickleReader(Closing):
             return PickledArray(found["array"], dtype, tuple(found["shape"]), found.get("python", False))
         if "list" in found:
             return PickledList(found["list"], tuple(found["shape"]))
+        if "object" in found:
+            return PickledObject(found["object"], {name: self._value(part) for name, part in found["dict"]})
         if "dict" in found:
             return {name: self._value(part) for name, part in found["dict"]}
         if "blob" in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -249,13 +250,127 @@ def test_sb3_a_row_with_a_single_value_counts_as_written(tmp_path: Path) -> None
         assert any("the last 9 rows" in note for note in result.notes)
 
 
-def test_sb3_2281_the_pickle_of_a_buffer_is_refused_even_with_trust(tmp_path: Path) -> None:
+def test_sb3_2281_the_pickle_of_a_buffer_needs_trust_and_equals_its_arrays(tmp_path: Path) -> None:
     """Stable-Baselines3 issue 2281: loading a pickled buffer runs whatever is in it."""
     source = DATA / "sb3" / "buffer.pkl"
     assert Sb3Reader.recognises(source)
-    with pytest.raises(FormatError, match="the pickle of a replay buffer") as raised:
-        rbtool.convert(source, tmp_path / "out")
-    assert "numpy.savez" in raised.value.hint
+    for verb in (rbtool.inspect, rbtool.check, lambda path: rbtool.convert(path, tmp_path / "out")):
+        with pytest.raises(UsageError, match="the pickle of a replay buffer") as raised:
+            verb(source)
+        assert "--trust-pickle" in raised.value.hint
+    found = rbtool.convert(source, tmp_path / "pickled", trust_pickle=True)
+    assert found.content_digest == rbtool.convert(DATA / "sb3" / "memory.npz", tmp_path / "npz").content_digest
+
+
+def pickled(attributes: dict[str, Any]) -> bytes:
+    """Pickle a buffer of HER with these attributes, by opcodes: the class is not there."""
+    name = b"stable_baselines3.her.her_replay_buffer\nHerReplayBuffer\n"
+    return b"\x80\x03c" + name + b")\x81" + pickle.dumps(attributes, 3)[2:-1] + b"b."
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes an object of an empty class for what is not NumPy's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("numpy"):
+            return super().find_class(module, name)
+        return type(name, (), {"__init__": lambda self, *arguments: None})
+
+
+def _attributes(name: str) -> dict[str, Any]:
+    with (DATA / "sb3" / name).open("rb") as file:
+        return dict(vars(_PlainUnpickler(file).load()))
+
+
+@pytest.mark.parametrize("name", ["dict_two_envs.pkl", "her_one_env.pkl"])
+def test_sb3_every_row_of_dict_and_her_buffers_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
+    stored = _attributes(name)
+    result = rbtool.convert(DATA / "sb3" / name, tmp_path / "out", trust_pickle=True)
+    rows = [(row, environment) for environment in range(stored["n_envs"]) for row in range(stored["pos"])]
+    with TedReader(result.path) as reader:
+        for root, attribute in (("observation", "observations"), ("next.observation", "next_observations")):
+            for part, values in stored[attribute].items():
+                found = column(reader, f"{root}.{part}")
+                assert found.dtype == values.dtype
+                assert found.tobytes() == b"".join(values[place].tobytes() for place in rows)
+        assert column(reader, "action").tobytes() == b"".join(stored["actions"][place].tobytes() for place in rows)
+        assert column(reader, "next.reward")[:, 0].tolist() == [stored["rewards"][place] for place in rows]
+        lengths, ends = reader.episodes.length.tolist(), reader.episodes.terminated.astype(int).tolist()
+    assert (lengths, ends) == (([6, 1, 5, 9, 3], [1, 0, 0, 0, 1]) if "dict" in name else ([10, 7, 4], [0, 1, 0]))
+    assert not result.dropped_keys
+    assert not any("ep_start" in note for note in result.notes)
+    arrays = {key: stored[key] for key in ("actions", "rewards", "dones", "timeouts", "pos", "full")}
+    for key in ("observations", "next_observations"):
+        arrays |= {f"{key}.{part}": values for part, values in stored[key].items()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert rbtool.convert(tmp_path / "a.npz", tmp_path / "npz").content_digest == result.content_digest
+
+
+def full_her_buffer() -> dict[str, Any]:
+    """Fourteen rows in a ring of 10, in episodes of 6, 5 and 3 steps: of the first, two rows are left."""
+    rows, size = 14, 10
+    dones = np.zeros(rows)
+    dones[[5, 10]] = 1
+    columns = {
+        "dones": dones, "rewards": np.arange(rows), "ep_start": np.repeat([0, 6, 1], (6, 5, 3)),
+        "ep_length": np.repeat([0, 5, 0], (6, 5, 3)),
+    }  # fmt: skip
+    arrays: dict[str, Any] = {}
+    for name, values in columns.items():
+        arrays[name] = np.zeros((size, 1), "i8" if name.startswith("ep_") else "f4")
+        arrays[name][np.arange(rows) % size, 0] = values
+    states = {"observation": arrays["rewards"][..., None]}
+    return arrays | {
+        "timeouts": arrays["dones"], "actions": states["observation"], "observations": states,
+        "next_observations": states, "pos": 4, "full": True, "env": None,
+    }  # fmt: skip
+
+
+def test_sb3_a_full_her_buffer_is_compared_with_what_it_states_of_episodes(tmp_path: Path) -> None:
+    infos = {"infos": np.array([[{"a": 1}]] * 10, object), "copy_info_dict": True}
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickled(full_her_buffer() | infos))
+    result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+    assert [one["key"] for one in result.dropped_keys] == ["infos"]
+    assert not any("ep_start" in note for note in result.notes)
+    with TedReader(result.path) as reader:
+        assert reader.episodes.length.tolist() == [2, 5, 3]
+        assert column(reader, "next.reward")[:, 0].tolist() == list(range(4, 14))
+    odd = full_her_buffer()
+    odd["ep_start"][6] = 5
+    path.write_bytes(pickled(odd))
+    result = rbtool.convert(path, tmp_path / "odd", trust_pickle=True)
+    assert "ep_start and ep_length state 1 episode otherwise than dones, which are taken" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"_buffer": {"observation": np.zeros((2, 3))}}, "HerReplayBuffer of Stable-Baselines3 1.x"),
+        ({"dones": None}, "no replay buffer of Stable-Baselines3: it has no dones"),
+        ({"observations": {"a": {"b": np.zeros((10, 1))}}}, "have a dictionary in 'a'"),
+        ({"observations": None}, "has none as observations"),
+        ({"next_observations": {"other": np.zeros((10, 1, 1), "f4")}}, "different forms"),
+        ({"pos": 99}, "pos is 99"),
+    ],
+)
+def test_sb3_pickles_of_something_else_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickled(full_her_buffer() | changed))
+    with pytest.raises(FormatError, match=message):
+        rbtool.convert(path, tmp_path / "out", trust_pickle=True)
+
+
+def test_sb3_nothing_that_a_pickled_buffer_names_is_run(tmp_path: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    path = tmp_path / "a.pkl"
+    odd = {"observation_space": Runs(), "device": {"x": Runs()}, "infos": [Runs()]}
+    path.write_bytes(pickled(full_her_buffer() | odd))
+    assert rbtool.convert(path, tmp_path / "out", trust_pickle=True).steps == 10
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,14 @@ LENGTHS = (5, 1, 9, 4, 12)
 FILES = {
     ImitationReader: ["imitation/cartpole_expert_4.npz"],
     D3rlpyReader: ["d3rlpy/vector.h5", "d3rlpy/tuple.h5"],
-    Sb3Reader: ["sb3/partial.npz", "sb3/full.npz", "sb3/memory.npz", "sb3/buffer.pkl"],
+    Sb3Reader: [
+        "sb3/partial.npz",
+        "sb3/full.npz",
+        "sb3/memory.npz",
+        "sb3/buffer.pkl",
+        "sb3/dict_two_envs.pkl",
+        "sb3/her_one_env.pkl",
+    ],
     DapgReader: ["dapg/door-v0_demos_3.pickle"],
 }
 

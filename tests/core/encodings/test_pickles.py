@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 
 from rbtool.core.encodings import pickle_worker
-from rbtool.core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, require_trust
+from rbtool.core.encodings.pickles import (
+    PickledArray,
+    PickledBytes,
+    PickledList,
+    PickledObject,
+    PickleReader,
+    require_trust,
+)
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 
 ARRAYS = {
@@ -70,6 +77,34 @@ def test_truth_values_other_than_0_and_1_are_damage(reader: PickleReader, protoc
             reader.parts([one])
         if one.shape:
             assert reader.rows(one, 0, 1).tolist() == [[False, True]]
+
+
+class Holder(dict[str, Any]):
+    """An object with attributes, items, and what is not data."""
+
+    def __init__(self) -> None:
+        self.rows, self.nested, self.odd = np.arange(3), {"a": 1, "b": [2]}, {1.5: 2}
+        self.generator, self.call = np.random.default_rng(0), print
+        self["item"] = print
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_object_is_its_name_and_its_data_where_that_is_asked_for(reader: PickleReader, protocol: int) -> None:
+    data = pickle.dumps(Holder(), protocol)
+    with pytest.raises(FormatError, match="a pickle of more than data: it has "):
+        load(reader, data)
+    found = reader.load(io.BytesIO(data), len(data), objects=True)
+    assert isinstance(found, PickledObject)
+    assert found.name.endswith(".Holder")
+    rows, nested = found.attributes["rows"], found.attributes["nested"]
+    assert isinstance(rows, PickledArray)
+    assert isinstance(nested, dict)
+    assert (reader.rows(rows).tolist(), nested["a"]) == ([0, 1, 2], 1)
+    assert found.attributes["odd"] is None
+    assert found.attributes["call"] is None
+    assert isinstance(found.attributes["generator"], PickledObject)
+    with pytest.raises(FormatError, match="a pickle of more than data: it has "):
+        load(reader, data)
 
 
 def test_modules_of_both_numpy_1_and_2_are_known(reader: PickleReader) -> None:
