@@ -99,7 +99,7 @@ class Unpacker(Closing):
 
     def unpickled(self, data: bytes) -> Any:
         """Return what a pickle holds: an array, a number, a text, or dictionaries of them; tuples by their indices."""
-        require_trust(self._path, self._trusted, "it has columns of Python objects, pickles, which can run anything")
+        require_trust(self._path, self._trusted, "it has pickles of Python objects, which can run anything")
         return self._loaded(data)
 
     def _loaded(self, data: bytes) -> Any:

@@ -182,7 +182,7 @@ def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) 
         before = len(block.columns)
         _add(path, values, block, unpacker)
         if len(block.columns) > before:
-            _shape(path, about, block)
+            _shape(path, _stated_shape(about, unpacker), block)
     elif name == _RAGGED:
         block.odd[path] = "its rows have different shapes"
     elif name == _OBJECTS and not values.null_count:
@@ -191,16 +191,21 @@ def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) 
         _add(path, values, block, unpacker)
 
 
-def _shape(path: ColumnPath, stated: bytes, block: RowBlock) -> None:
+def _stated_shape(stated: bytes, unpacker: Unpacker) -> Any:
+    """Return the shape of the rows of a tensor, which is JSON, or a pickle of older versions of Ray."""
+    try:
+        return json.loads(stated)
+    except ValueError:
+        found = unpacker.unpickled(stated)
+        return list(found.values()) if isinstance(found, dict) else found
+
+
+def _shape(path: ColumnPath, shape: Any, block: RowBlock) -> None:
     """Give the rows of a tensor their shape, which is stored apart from them."""
     rows = block.columns[path]
-    try:
-        shape = json.loads(stated)
-    except ValueError:
-        shape = None
     if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape):
         del block.columns[path]
-        block.odd[path] = "the shape of its rows is not stated as JSON"
+        block.odd[path] = "the shape of its rows is not stated"
     elif math.prod(shape) != math.prod(rows.shape[1:]):
         raise CorruptDataError(f"{'.'.join(path)!r} has rows of {math.prod(rows.shape[1:]):,} numbers, not {shape}")
     else:

@@ -580,12 +580,21 @@ def test_tensors_have_the_shape_that_ray_states_and_pickled_dictionaries_need_tr
     with pytest.raises(CorruptDataError, match=r"'obs' has rows of 12 numbers, not \[2, 2\]"):
         rbtool.convert(odd, tmp_path / "out")
 
+    older = write_extended(
+        tmp_path / "older.parquet",
+        one | {"obs": tensors(images[:3], stated=pickle.dumps((2, 2, 3))), "new_obs": tensors(images[1:])},
+    )
+    with pytest.raises(UsageError, match="pickles of Python objects"):
+        rbtool.convert(older, tmp_path / "out")
+    found, _ = columns_of(older, tmp_path / "older", trust_pickle=True)
+    assert np.array_equal(found["observation"], images[:3])
+
     def pickled(rows: list[Any]) -> Any:
         values = pa.array([pickle.dumps(row) for row in rows], pa.large_binary())
         return extended("ray.data.arrow_pickled_object", "", values)
 
     path = write_extended(tmp_path / "b.parquet", one | {"obs": pickled(states[:3]), "new_obs": pickled(states[1:])})
-    with pytest.raises(UsageError, match="columns of Python objects, pickles"):
+    with pytest.raises(UsageError, match="pickles of Python objects"):
         rbtool.convert(path, tmp_path / "out")
     found, _ = columns_of(path, tmp_path / "two", trust_pickle=True)
     assert np.array_equal(found["observation.image"], images[:3])

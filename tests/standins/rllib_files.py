@@ -126,13 +126,13 @@ def write_items(path: Path, items: Sequence[bytes]) -> Path:
     return path
 
 
-def tensors(rows: np.ndarray[Any, Any], *, stated: str | None = None) -> tuple[pa.Field, pa.Array]:
+def tensors(rows: np.ndarray[Any, Any], *, stated: str | bytes | None = None) -> tuple[pa.Field, pa.Array]:
     """A column of tensors as Ray writes it: lists, and the shape of a row in the metadata of the field."""
     flat = pa.array(rows.reshape(len(rows), -1).tolist(), pa.large_list(pa.from_numpy_dtype(rows.dtype)))
     return extended("ray.data.arrow_tensor_v2", stated or json.dumps(rows.shape[1:]), flat)
 
 
-def extended(name: str, about: str, values: pa.Array) -> tuple[pa.Field, pa.Array]:
+def extended(name: str, about: str | bytes, values: pa.Array) -> tuple[pa.Field, pa.Array]:
     """A column of an extension type that pyarrow does not know."""
     metadata = {"ARROW:extension:name": name, "ARROW:extension:metadata": about}
     return pa.field("", values.type, metadata=metadata), values
