@@ -5,9 +5,12 @@ without any), infos, seeds, options and attributes of episodes, spaces and metad
 actions, rewards and flags become Minari's own; leaves with a value before and after every step become infos. Images
 are stored as arrays, never as JPEG.
 
-Three things differ from a Minari source. Dots in the name of an option, or of a text that is constant in each episode,
-become groups. Missing infos become empty ones, `{}`. Nested infos are dicts of arrays where Arrow has arrays of dicts;
-the notes list them.
+Two things differ from a Minari source. Missing infos become empty ones, `{}`. Nested infos are dicts of arrays where
+Arrow has arrays of dicts; the notes list them. Texts of episodes that come from elsewhere have dotted names: the parts
+become groups.
+
+A leaf is written at the path of its key, part by part. Where a dataset does not say which of two leaves a dotted name
+means, or a part has a slash, which HDF5 takes for a group, the export is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +201,7 @@ _MADE_ROWS = re.compile(r"(.+) (has no value at reset|is missing) in (\d+) of (\
 """Matches a note of the conversion on rows of infos that it filled in."""
 
 _FAMILY = {REWARD, *FLAGS}
+_OF_EPISODES = ("options", "attributes")
 
 
 class EpisodeColumns:
@@ -211,18 +216,27 @@ class EpisodeColumns:
         self._chosen = chosen
         self._spaces = spaces
         self._renamed = renamed
-        self._original = {after: before for before, after in renamed.items()}
         self._columns = {column.field.key: column for column in columns_of(chosen.fields)}
+        # Names with slashes are those of texts: `_text_path`
+        self._original = {after: before for before, after in renamed.items() if "/" not in before}
         self._states = {key for key in state_keys(chosen.fields) if key in self._columns}
         self.dropped: dict[str, str] = {}
         self.notes: list[str] = []
         self._late = set(self._after_steps(conversion_notes))
+        names = Counter(map(key_name, self._columns))
+        for name in sorted({*self._late, *self._original}):
+            if names[name] > 1:
+                raise _two_leaves(name)
         self._used: set[Key] = {EPISODE, NEXT_REWARD, *((NEXT, *flag) for flag in FLAGS)}
         for role in ("observation", "action"):
             self._claim(spaces[role], (role,), (role,))
         for key in (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED):
             self._require(key)
-        self._infos = dict(self._find_infos())
+        self._infos = list(self._find_infos())
+        self._text_paths = {name: self._text_path(name) for name in sorted({*itertools.chain(*chosen.text or ())})}
+        infos = [(path, key_name(key)) for path, key in self._infos]
+        _require_places("infos", infos + [(path[1:], name) for name, path in self._of_texts("infos")])
+        _require_places("options", [(path[1:], name) for name, path in self._of_texts("options")])
 
     def _after_steps(self, conversion_notes: Sequence[str]) -> Iterator[str]:
         """Yield the names of the columns that no episode of the source had a value of at reset."""
@@ -240,15 +254,20 @@ class EpisodeColumns:
             for name, child in children:
                 self._claim(child, role, (*path, name))
             return
+        _require_places(f"{role[0]}s", [(path[1:], key_name(path))])
         key = self._stored(path)
         self._require(key)
+        if key in self._used:
+            raise _two_leaves(key_name(key))
         if role == ("observation",) and key not in self._states:
             raise SchemaError(f"{key_name(key)} is an observation without one after the step, which Minari needs")
         self._used.add(key)
 
     def _stored(self, path: Key) -> Key:
-        name = self._renamed.get(key_name(path), key_name(path))
-        return next((key for key in self._columns if key_name(key) == name), path)
+        """The key of a leaf of a space. Renaming appends "_" to a part; a dotted name alone may mean another leaf."""
+        name = self._renamed.get(key_name(path))
+        keys = itertools.product(*((part, part + "_") for part in path)) if name is not None else ()
+        return next((key for key in keys if key_name(key) == name and key in self._columns), path)
 
     def _require(self, key: Key) -> None:
         if key not in self._columns:
@@ -279,10 +298,28 @@ class EpisodeColumns:
             return path
         return path[1:]
 
+    def _text_path(self, name: str) -> Key:
+        """The path of a text of episodes in the file, from `infos`, `options` or `attributes` on.
+
+        It is that of the source, if the dataset states it; else the parts of the dotted name.
+        """
+        for before, after in self._renamed.items():
+            path = tuple(before.split("/"))
+            dotted = key_name(("info", *path[1:]) if path[0] == "infos" else path)
+            if after == name and len(path) > 1 and after.rstrip("_") == dotted.rstrip("_"):
+                return path if path[0] in (*_OF_EPISODES, "infos") else ("infos", *path)
+        top, *rest = name.split(".")
+        if rest and top in _OF_EPISODES:
+            return (top, *rest)
+        return ("infos", *rest) if rest and top == "info" else ("infos", top, *rest)
+
+    def _of_texts(self, top: str) -> list[tuple[str, Key]]:
+        return [(name, path) for name, path in self._text_paths.items() if path[0] == top]
+
     @property
     def info_groups(self) -> list[str]:
         """The names of infos that are groups of columns."""
-        return sorted({path[0] for path in self._infos if len(path) > 1})
+        return sorted({path[0] for path, _ in self._infos if len(path) > 1})
 
     def episode(self, position: int) -> dict[str, Any]:
         """Return the columns of an episode; SchemaError where a state after a step is not the state before the next."""
@@ -340,29 +377,23 @@ class EpisodeColumns:
 
     def _info_columns(self, position: int, start: int, stop: int) -> dict[str, Any]:
         flat: dict[Key, Any] = {}
-        for path, key in self._infos.items():
+        for path, key in self._infos:
             if key[0] == NEXT:
                 flat[path] = self._read(key, start, stop)
             elif key_name(key) in self._late:
                 flat[path] = self._read((NEXT, *key), start, stop)
             else:
                 flat[path] = self._state(key, start, stop)
-        for name, text in (self._chosen.text or [{}] * (position + 1))[position].items():
-            if name.split(".")[0] not in ("options", "attributes"):
-                path = tuple(name.split("."))
-                flat[path[1:] if path[0] == "info" else path] = [text] * (stop - start + 1)
+        texts = self._chosen.text[position] if self._chosen.text else {}
+        for name, path in self._of_texts("infos"):
+            if name in texts:
+                flat[path[1:]] = [texts[name]] * (stop - start + 1)
         return _nested(flat)
 
     def _texts(self, position: int, top: str) -> dict[str, Any]:
         """The texts of an episode below one name: `options`, nested, or `attributes`."""
-        texts = self._chosen.text
-        if texts is None:
-            return {}
-        found = {
-            tuple(name.split(".")[1:]): json.loads(text)
-            for name, text in texts[position].items()
-            if name.split(".")[0] == top and "." in name
-        }
+        texts = self._chosen.text[position] if self._chosen.text else {}
+        found = {path[1:]: json.loads(texts[name]) for name, path in self._of_texts(top) if name in texts}
         return _nested(found) if top == "options" else {"/".join(path): value for path, value in found.items()}
 
 
@@ -381,6 +412,26 @@ def _is_tuple(space: Any) -> bool:
     from gymnasium import spaces
 
     return isinstance(space, spaces.Tuple)
+
+
+def _two_leaves(name: str) -> SchemaError:
+    return SchemaError(
+        f"two leaves are called {name}, and what the dataset states of that name may be about either of them",
+        hint="export to h5, which keeps them apart",
+    )
+
+
+def _require_places(top: str, paths: Iterable[tuple[Key, str]]) -> None:
+    """Raise SchemaError for a path that HDF5 cannot have, and for two that are equal or one inside the other."""
+    taken: dict[Key, str] = {}
+    for path, name in paths:
+        for part in path:
+            if "/" in part or "\0" in part or part in ("", "."):
+                raise SchemaError(f"{name!r} has the part {part!r}, which no name in a Minari dataset can have")
+        taken_by = next((other for place, other in taken.items() if path[: len(place)] == place[: len(path)]), None)
+        if taken_by is not None:
+            raise SchemaError(f"{taken_by} and {name} would both be at {'/'.join((top, *path))} in a Minari dataset")
+        taken[path] = name
 
 
 def _bits(rows: Any) -> Any:
@@ -403,4 +454,5 @@ def _tuples(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     parts = {name: _tuples(part) for name, part in value.items()}
-    return tuple(parts.values()) if list(parts) == [str(i) for i in range(len(parts))] else parts
+    numbers = [str(number) for number in range(len(parts))]
+    return tuple(parts[number] for number in numbers) if parts.keys() == set(numbers) else parts

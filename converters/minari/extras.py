@@ -272,11 +272,13 @@ class EpisodeTexts:
             given.add(free)
             self._names[source] = free
         self._renamed = {
-            _source_name(*source): self._names[source] for source, name in dotted.items() if self._names[source] != name
+            _source_name(*source): self._names[source]
+            for source, name in dotted.items()
+            if self._names[source] != name or any("." in part for part in source[1])
         }
 
     def renamed(self) -> dict[str, str]:
-        """Names in the source, with slashes, and the names given instead."""
+        """Names in the source, with slashes, and the names given instead, where dots alone do not tell the path."""
         return dict(self._renamed)
 
     def of_column(self, path: ColumnPath) -> str:

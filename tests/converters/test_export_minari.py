@@ -25,12 +25,12 @@ from minari_oracle import (
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, PlannedLeaf, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
-NAMES = st.text("abxyz_ -é", min_size=1, max_size=6).filter(lambda name: name.strip())
+NAMES = st.text("abxyz_ -é.", min_size=1, max_size=6).filter(lambda name: name.strip(" ."))
 LEAVES: st.SearchStrategy[spaces.Space[Any]] = st.one_of(
     st.builds(
         lambda shape, dtype: spaces.Box(0, 9, shape, np.dtype(dtype).type),
@@ -59,8 +59,12 @@ def make_infos(kinds: set[str], rows: int, draw: np.random.Generator) -> dict[st
         "at_step": draw.normal(size=(rows - 1, 3)),
         "text": [f"é{number}" for number in draw.integers(1 << 40, size=rows)],
         "constant": [f"all {rows}"] * rows,
+        "dotted": {"a.b": ["dot"] * rows, "a": {"b": draw.normal(size=rows)}, "a.c": np.arange(rows)},
+        "a.c": ["a name"] * rows,
+        "a": {"c": ["a group"] * rows},
         "nested": {"deep": draw.normal(size=rows).tolist(), "shape": np.arange(rows)},
         "pair": (np.arange(rows) + 2, draw.normal(size=rows)),
+        "dozen": tuple(np.arange(rows) + number for number in range(12)),
     }
     return {name: made[name] for name in sorted(kinds)}
 
@@ -90,9 +94,11 @@ def assert_same_episodes(one: Path, other: Path) -> None:
 @given(
     observations=SPACES,
     actions=SPACES,
-    infos=st.sets(st.sampled_from(["number", "at_step", "text", "constant", "nested", "pair"])),
+    infos=st.sets(
+        st.sampled_from(["number", "at_step", "text", "constant", "dotted", "a.c", "a", "nested", "pair", "dozen"])
+    ),
     episodes=st.lists(st.tuples(st.integers(1, 5), ENDS, st.none() | st.integers(0, 2**63)), min_size=1, max_size=5),
-    options=st.none() | st.just({"level": 3, "inner": {"name": "é", "wide": 0.5}}),
+    options=st.none() | st.just({"level": 3, "a.b": 1, "a": {"b": "é", "wide": 0.5}}),
     seed=st.integers(0, 1 << 30),
 )
 def test_there_and_back(
@@ -173,12 +179,12 @@ def test_attributes_of_episodes_come_back(tmp_path: Path) -> None:
     box = spaces.Box(0, 1, (2,))
     draw = np.random.default_rng(0)
     folder = write_minari(tmp_path, "made-v0", box, box, [make_episode(box, box, 2, draw) for _ in range(2)])
-    MinariDataset(folder / "data").storage.update_episode_metadata([{"goal": [1, 2]}, {"note": "é"}])
+    MinariDataset(folder / "data").storage.update_episode_metadata([{"goal": [1, 2]}, {"note": "é", "a.b": 3}])
     convert(folder, tmp_path / "ted")
     export(tmp_path / "ted", tmp_path / "again", to="minari")
     said = list(MinariDataset(tmp_path / "again/data").storage.get_episode_metadata([0, 1]))
     assert said[0]["goal"].tolist() == [1, 2]
-    assert said[1]["note"] == "é"
+    assert (said[1]["note"], said[1]["a.b"]) == ("é", 3)
 
 
 def test_data_of_another_origin(tmp_path: Path) -> None:
@@ -221,3 +227,77 @@ def test_what_has_no_place_is_named(tmp_path: Path) -> None:
     assert len(minari_episodes(tmp_path / "out")[0].infos["lap"]) == 4
     metadata = json.loads((tmp_path / "out/data/metadata.json").read_bytes())
     assert metadata["total_steps"] == 4
+
+
+LEAF, WIDER = spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"a.b": LEAF, "a": spaces.Dict({"b": WIDER})},
+        {"a": spaces.Dict({"b": LEAF}), "a.b": LEAF},
+        {"a.shape": LEAF, "a": spaces.Dict({"shape": LEAF})},
+        {"shape": LEAF, "shape_": LEAF},
+        {"a": spaces.Dict({"b.c": LEAF}), "a.b": spaces.Dict({"c": LEAF})},
+    ],
+)
+def test_names_with_dots_are_not_groups(names: dict[str, spaces.Space[Any]], tmp_path: Path) -> None:
+    space = spaces.Dict(names)
+    made = make_episode(space, space, 3, np.random.default_rng(0))
+    folder = write_minari(tmp_path, "made-v0", space, space, [made])
+    convert(folder, tmp_path / "ted")
+    assert export(tmp_path / "ted", tmp_path / "again", to="minari").notes == ()
+    assert_same_episodes(folder, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("observations", "infos", "message"),
+    [
+        ({"x/y": LEAF}, {}, "has the part 'x/y'"),
+        (
+            {"x": LEAF},
+            {"a.shape_": np.arange(4), "a": {"shape": np.arange(4)}},
+            r"two leaves are called info\.a\.shape_",
+        ),
+        (
+            {"x": LEAF},
+            {"a.b": np.arange(3), "a": {"b": np.arange(4)}},
+            r"two leaves are called info\.a\.b",
+        ),
+        (
+            {"a.shape": LEAF, "a.shape_": LEAF, "a": spaces.Dict({"shape": LEAF})},
+            {},
+            r"two leaves are called observation\.a\.shape_",
+        ),
+    ],
+)
+def test_names_that_minari_would_mix_up_are_refused(
+    observations: Any, infos: Any, message: str, tmp_path: Path
+) -> None:
+    space = spaces.Dict(observations)
+    made = make_episode(space, LEAF, 3, np.random.default_rng(0), infos=infos)
+    # In HDF5 Minari itself writes a name with a slash as a group, and cannot read it
+    stored = "parquet" if "x/y" in observations else "hdf5"
+    convert(write_minari(tmp_path, "made-v0", space, LEAF, [made], data_format=stored), tmp_path / "ted")
+    with pytest.raises(SchemaError, match=message):
+        export(tmp_path / "ted", tmp_path / "out", to="minari")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (("info", "task"), "info.task and task would both be at infos/task"),
+        (("info", "task", "level"), "would both be at infos/task"),
+        (("task",), "would both be at infos/task"),
+        (("info", "x/y"), "has the part 'x/y'"),
+        (("info", "."), r"has the part '\.'"),
+    ],
+)
+def test_infos_with_one_place_are_refused(key: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    leaves = (ODD_LEAVES[0], PlannedLeaf(key, "int64", (), "after"))
+    write_plan(DatasetPlan((4,), ("terminated",), (False,), leaves, text=True), tmp_path / "odd")
+    with pytest.raises(SchemaError, match=message):
+        export(tmp_path / "odd", tmp_path / "out", to="minari")
+    assert not (tmp_path / "out").exists()

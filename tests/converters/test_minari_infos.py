@@ -292,7 +292,7 @@ def test_texts_whose_dotted_names_are_one_are_all_kept(tmp_path: Path) -> None:
     infos = {"a.b": ["ONE"] * 5, "a": {"b": ["TWO"] * 5}, "a.b_": ["THREE"] * 5}
     result, reader = converted(write(tmp_path, [infos, {}, {}]), tmp_path)
     assert (reader.episode_text or [])[0] == {"info.a.b": "TWO", "info.a.b_": "THREE", "info.a.b__": "ONE"}
-    assert result.renamed_keys == {"infos/a.b": "info.a.b__"}
+    assert result.renamed_keys == {"infos/a.b": "info.a.b__", "infos/a.b_": "info.a.b_"}
 
 
 def test_attributes_whose_dotted_names_are_one_or_a_columns_are_all_kept(tmp_path: Path) -> None:
