@@ -74,12 +74,22 @@ class Fields:
         """List the fields that a name means: the leaf or group of this name, and what `next` holds of it.
 
         So `reward` means `next.reward` where the root has none, and `next.reward` means that one alone.
-        UsageError names what comes near.
+        UsageError names what comes near, and refuses a name that two fields share: `a.b`, and `b` in the group `a`.
         """
         found = self._meant(name)
         if not found:
             raise unknown_field(name, [field.name for field in self], near=self._names())
+        self.require_one(name)
         return self._with_lengths(found)
+
+    def require_one(self, name: str) -> None:
+        """Raise UsageError for a name that two fields share."""
+        keys = [key if _named(key, name) else key[1:] for key in self._meant(name)]
+        paths = {key[:end] for key in keys for end in range(len(key) + 1) if key_name(key[:end]) == name}
+        if len(paths) > 1:
+            raise UsageError(
+                f"{name!r} means both {' and '.join(map(repr, sorted(paths)))}", hint="tell them apart with --fn"
+            )
 
     def twinned(self, name: str) -> list[Key]:
         """Like `covered`, for what has to be done before and after the step alike.

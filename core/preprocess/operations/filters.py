@@ -364,6 +364,8 @@ class Where(RowOperation):
     def plan(self, fields: Fields) -> BoundOperation:
         keys = _named(fields)
         condition = parse_condition(self.condition, {name: _is_flag(fields[key]) for name, key in keys.items()})
+        for name in condition.names:
+            fields.require_one(name.field)
         return _BoundWhere(
             fields, condition, {name: _checked(fields[keys[name.field]], name) for name in condition.names}
         )

@@ -268,6 +268,9 @@ class NormalizeFields(RowOperation):
             shapes = {fields[key].shape for key in group}
             if len(shapes) > 1:
                 raise UsageError(f"{key_name(root)!r} has another shape under next, so one scale does not fit both")
+        names = sorted(map(key_name, groups))  # constants are kept by name
+        if twice := [name for name in set(names) if names.count(name) > 1]:
+            raise UsageError(f"normalize {self.key}: two fields are called {min(twice)!r}, expected names that differ")
         return BoundNormalize(fields, self, groups)
 
     def with_measurements(self, measured: Measured) -> NormalizeFields:

@@ -86,6 +86,28 @@ def test_what_makes_no_sense_is_told_before_a_row_is_read(operations, words, mad
         work(made, **operations)
 
 
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        ({"rename": "a.b=c"}, r"'a\.b' means both \('a', 'b'\) and \('a\.b',\)"),
+        ({"rename": "x.a.b=x.c"}, r"'x\.a\.b' means both"),
+        ({"cast": "a.b=float32"}, "means both"),
+        ({"cast": "n.b=float64"}, "means both"),
+        ({"cat": "z=a.b,action"}, "means both"),
+        ({"where": "a.b[0] > 0"}, "means both"),
+        ({"normalize": "x"}, r"two fields are called 'x\.a\.b'"),
+    ],
+)
+def test_a_name_that_two_fields_share_is_refused(operations, words, rows, work):
+    fields, block = rows([3])
+    columns = dict(block.columns)
+    for key in [("a.b",), ("a", "b"), ("x", "a.b"), ("x", "a", "b"), ("next", "n.b"), ("next", "n", "b")]:
+        columns[key] = columns["action",]
+        fields = (*fields, fields[0].__class__(key, "float32", (2,), "observation"))
+    with pytest.raises(UsageError, match=words):
+        work((fields, block.__class__(columns, block.pieces, 0)), **operations)
+
+
 def test_what_is_gone_is_named_with_why(made, work):
     known = work(made, rename="action=act", cat="state=observation.position", select="state,act", exclude="episode")
     assert known.left_out(made[0], known.fields) == {
