@@ -20,7 +20,8 @@ from .example import ExampleParser
 from .features import STEPS, Leaf
 from .values import Floats, Ints, Strings, Values
 
-_RAGGED, _ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
+RAGGED, ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
+"""What is behind the name of a sequence of any length in an Example: all values, and how many each step has."""
 _MOST_NESTED = 1 << 20
 """Bytes of the longest sequence in a step; every row takes the space of the longest."""
 _LENGTH_GIVERS = ("is_first", "is_last", "is_terminal", "reward", "discount")
@@ -81,9 +82,9 @@ class EpisodeRecord:
 
     def _of_equal_rows(self, name: str) -> Values | None:
         """Return the list of a sequence of a stated length, where it is stored like one of any length."""
-        found = self.find(f"{name}/{_RAGGED}")
+        found = self.find(f"{name}/{RAGGED}")
         if found is not None:
-            lengths = self.read_numbers(f"{name}/{_ROW_LENGTHS}", 1, 0, self.steps, np.dtype(np.int64))
+            lengths = self.read_numbers(f"{name}/{ROW_LENGTHS}", 1, 0, self.steps, np.dtype(np.int64))
             if (lengths != lengths[:1]).any():
                 raise self.damaged(name, "its steps have sequences of several lengths")
         return found
@@ -251,10 +252,10 @@ class StepColumn:
 
     def _row_lengths(self, record: EpisodeRecord) -> Array:
         """How many values each step has, int64 `[steps]`."""
-        lengths = record.read_numbers(f"{self.leaf.name}/{_ROW_LENGTHS}", 1, 0, record.steps, np.dtype(np.int64))
+        lengths = record.read_numbers(f"{self.leaf.name}/{ROW_LENGTHS}", 1, 0, record.steps, np.dtype(np.int64))
         if (lengths < 0).any():
             raise record.damaged(self.leaf.name, "a step has fewer values than none")
-        found = record.find(f"{self.leaf.name}/{_RAGGED}")
+        found = record.find(f"{self.leaf.name}/{RAGGED}")
         expected = int(lengths.sum()) * self.leaf.size
         if isinstance(found, Strings) or (0 if found is None else len(found)) != expected:
             raise record.damaged(self.leaf.name, f"its steps have {expected:,} values together, and others are there")
@@ -264,7 +265,7 @@ class StepColumn:
         lengths, size = self._row_lengths(record), self.leaf.size
         ends = np.cumsum(lengths)
         first = int(ends[start - 1]) if start else 0
-        found = record.find(f"{self.leaf.name}/{_RAGGED}")
+        found = record.find(f"{self.leaf.name}/{RAGGED}")
         made = np.zeros((stop - start, *self.shape), self.leaf.numpy)
         if isinstance(found, Floats | Ints):
             try:

@@ -7,7 +7,8 @@ in its source has no `is_last`. `steps/truncated` is there where an episode is b
 Leaves with a value before and after every step have T + 1. Those of actions, and others that are there before a step
 only, end with zeros; what comes after a step is in the next one, but for `reward` and `discount`. Images
 `[height, width, channels]` of bytes become PNG; rows of many integers, and types that an Example cannot hold, are
-stored as bytes of tensors, value for value. Texts of episodes, their number and seed are under `episode_metadata`.
+stored as bytes of tensors, value for value. What was a sequence of any length in the source's RLDS is one again,
+without the padding that TED needs. Texts of episodes, their number and seed are under `episode_metadata`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import SchemaError
+from ...core.encodings.text_rows import length_key
+from ...core.errors import FormatError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.digest import read_regular
-from ...core.format.documents import dump_json
+from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
 from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
 from ...core.format.sinks import Sink
@@ -48,10 +50,12 @@ from ...core.ted.schema import (
     state_keys,
 )
 from ..export.columns import ExportColumn, columns_of, decoded
+from .columns import RAGGED, ROW_LENGTHS
 from .encode import Listed, example_bytes, framed
-from .features import FEATURES, STEPS
+from .features import FEATURES, STEPS, parse_features
 from .layout import INFO, TRUNCATED, WRITTEN_HERE
 from .metadata import METADATA, NUMBER, SEED
+from .survey import columns_of_steps
 
 _SPLIT, _VERSION = "train", "1.0.0"
 _SHARD_BYTES = 256 << 20
@@ -67,11 +71,15 @@ _SHARD_NAME = re.compile(r"\w+-train\.tfrecord-\d{5}-of-\d{5}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class StepFeature:
-    """A leaf as a feature of the steps: `path` there, and when it is known."""
+    """A leaf as a feature of the steps: `path` there, and when it is known.
+
+    `lengths` states how many values of each row are no padding, where it is a sequence of any length.
+    """
 
     column: ExportColumn
     path: Key
     timing: Timing
+    lengths: ExportColumn | None = None
 
     @property
     def field(self) -> Field:
@@ -102,6 +110,10 @@ class StepFeature:
         """The description in `features.json`."""
         if self.column.length is not None:
             return _TEXT
+        if self.lengths is not None:
+            inner = {"dimensions": [str(length) for length in self.shape[1:]]} if self.shape[1:] else {}
+            content = {"feature": _tensor(self.field.dtype, inner), "length": "-1"}
+            return {_CLASS: f"{_PACKAGE}sequence_feature.Sequence", "sequence": content}
         stated = {"dimensions": [str(length) for length in self.shape]} if self.shape else {}
         if self.is_image:
             image = {"shape": stated, "dtype": "uint8", "encodingFormat": "png"}
@@ -187,9 +199,11 @@ class RldsExporter(Sink):
     def _find_features(self) -> Iterator[StepFeature]:
         fields = self.chosen.fields
         states, roots = set(state_keys(fields)), {field.key for field in fields if field.key[0] != NEXT}
+        ragged = dict(self._find_ragged())
+        lengths = {column.field.key for column in ragged.values()}
         for column in columns_of(fields):
             key = column.field.key
-            if key == EPISODE or (key[0] == NEXT and (key[1:] in states or key[1:] in FLAGS)):
+            if key == EPISODE or key in lengths or (key[0] == NEXT and (key[1:] in states or key[1:] in FLAGS)):
                 continue
             if key in FLAGS or key == REWARD:
                 self.dropped.append(Dropped(key_name(key), "RLDS has no place for flags and rewards before a step"))
@@ -202,7 +216,48 @@ class RldsExporter(Sink):
                 timing: Timing = "state" if key in states else "step"
                 if timing == "step" and key[0] != ACTION[0]:
                     self.notes.append(f"{key_name(key)} is there before a step only: it ends with zeros")
-                yield StepFeature(column, _path(key), timing)
+                yield StepFeature(column, _path(key), timing, ragged.get(key))
+
+    def _find_ragged(self) -> Iterator[tuple[Key, ExportColumn]]:
+        """Yield the leaves that are sequences of any length in the RLDS that the data are from, with their lengths."""
+        document = self.chosen.reader.documents().get(FEATURES, b"")
+        try:
+            leaves = parse_features(parse_json(document, FEATURES), FEATURES).steps
+        except FormatError:  # the data are not from RLDS
+            return
+        fields, states = {field.key: field for field in self.chosen.fields}, set(state_keys(self.chosen.fields))
+        for column in columns_of_steps(leaves)[0]:
+            field, lengths = fields.get(column.key), fields.get(length_key(column.key))
+            if column.kind != "ragged" or field is None or not field.shape:
+                continue
+            if lengths is not None and self._is_padded(field, lengths, is_state=field.key in states):
+                yield field.key, ExportColumn(lengths)
+            else:
+                self.notes.append(f"{field.name} is padded to {field.shape[0]:,} values a step, no sequence any more")
+
+    def _is_padded(self, field: Field, lengths: Field, *, is_state: bool) -> bool:
+        """Whether lists of the values without their padding hold all of the rows, in every episode and bit for bit."""
+        if field.dtype in ("complex64", "complex128") or lengths.shape or lengths.numpy.kind not in "iu":
+            return False
+        if is_state != (lengths.key in state_keys(self.chosen.fields)):
+            return False
+        listed = np.dtype(np.float32 if field.numpy.kind == "f" else np.int64)
+        block = max(1, _BLOCK_BYTES // max(1, field.row_bytes))
+        for side in ((), (NEXT,)) if is_state else ((),):
+            for start, stop in self.chosen.spans():
+                for first in range(start, stop, block):
+                    last = min(first + block, stop)
+                    rows = self.chosen.reader.read((*side, *field.key), first, last)
+                    counts = self.chosen.reader.read((*side, *lengths.key), first, last)
+                    padding = np.ascontiguousarray(rows[~_within(counts, field.shape[0])])
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        kept = rows.astype(listed).astype(rows.dtype)
+                    if (
+                        (counts < 0).any() or (counts > field.shape[0]).any()
+                        or padding.view(np.uint8).any() or kept.tobytes() != rows.tobytes()
+                    ):  # fmt: skip
+                        return False
+        return True
 
     def _marks_starts(self, field: Field) -> bool:
         """Whether `is_init` is set in the first step of each episode and nowhere else, so that `is_first` has it."""
@@ -278,7 +333,13 @@ class RldsExporter(Sink):
             truncated[-1] &= ends
             yield f"{STEPS}/{TRUNCATED}", truncated
         for feature in self._features:
-            yield f"{STEPS}/{'/'.join(feature.path)}", feature.stored(self._rows(feature, start, stop))
+            name, rows = f"{STEPS}/{'/'.join(feature.path)}", self._rows(feature, start, stop)
+            if feature.lengths is not None:
+                counts = np.asarray(self._rows(StepFeature(feature.lengths, (), feature.timing), start, stop))
+                yield f"{name}/{RAGGED}", np.asarray(rows)[_within(counts, feature.shape[0])]
+                yield f"{name}/{ROW_LENGTHS}", counts
+            else:
+                yield name, feature.stored(rows)
         text = self.chosen.text[position] if self.chosen.text is not None else {}
         for name, stored in self._texts.items():
             yield f"{METADATA}/{stored}", [text.get(name, "").encode()]
@@ -320,6 +381,11 @@ class RldsExporter(Sink):
         sequence = {"feature": _nested(steps), "length": "-1"}
         dataset = {_CLASS: f"{_PACKAGE}dataset_feature.Dataset", "sequence": sequence}
         return _nested({STEPS: dataset, METADATA: metadata})
+
+
+def _within(counts: Array, most: int) -> Array:
+    """Which values of padded rows are no padding, bool `[rows, most]`."""
+    return np.arange(most) < counts[:, None]
 
 
 def _text_names(names: Collection[str]) -> dict[str, str]:

@@ -79,19 +79,28 @@ def load_features(folder: Path) -> Features:
     path = folder / FEATURES
     if not path.is_file():
         raise FormatError(f"{folder} has no {FEATURES}, which states how records are read", hint="copy it there, too")
-    top = dict(_dictionary(_newer(load_document(path), str(path)), str(path)))
+    return parse_features(load_document(path), str(path))
+
+
+def parse_features(document: Any, origin: str) -> Features:
+    """Return the features that a JSON document describes; FormatError for one without steps."""
+    if not isinstance(document, dict):
+        raise FormatError(f"{origin} is no JSON object")
+    top = dict(_dictionary(_newer(document, origin), origin))
     if STEPS not in top:
-        raise FormatError(f"{path} has no feature 'steps': it is a dataset of TensorFlow Datasets, but not of episodes")
+        raise FormatError(
+            f"{origin} has no feature 'steps': it is a dataset of TensorFlow Datasets, but not of episodes"
+        )
     steps = top.pop(STEPS)
     inner = steps.get("sequence") if isinstance(steps, dict) else None
     step = inner.get("feature") if isinstance(inner, dict) else None
     if not isinstance(step, dict) or "featuresDict" not in step:
-        raise FormatError(f"{path}: 'steps' is no sequence of dictionaries")
+        raise FormatError(f"{origin}: 'steps' is no sequence of dictionaries")
     return Features(
-        tuple(sorted(_leaves(step, (), str(path)), key=lambda leaf: leaf.path)),
+        tuple(sorted(_leaves(step, (), origin), key=lambda leaf: leaf.path)),
         tuple(
             sorted(
-                (leaf for name, part in top.items() for leaf in _leaves(part, (name,), str(path))),
+                (leaf for name, part in top.items() for leaf in _leaves(part, (name,), origin)),
                 key=lambda leaf: leaf.path,
             )
         ),

@@ -76,7 +76,7 @@ def survey(
     found = RldsSurvey()
     skipped = {TRUNCATED} if layout.is_export else set()
     steps = [leaf for leaf in features.steps if leaf.name not in skipped]
-    found.columns, found.dropped, found.renamed = _columns(steps, images=images)
+    found.columns, found.dropped, found.renamed = columns_of_steps(steps, images=images)
     found.texts = MetadataTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
     looking = _Looking(found, features, parser, progress)
@@ -197,7 +197,9 @@ class _Looking:
         return fillers(map(rows, self._actions), None if self._reward is None else rows(self._reward), steps)
 
 
-def _columns(leaves: Sequence[Leaf], *, images: bool) -> tuple[list[StepColumn], list[Dropped], dict[str, str]]:
+def columns_of_steps(
+    leaves: Sequence[Leaf], *, images: bool = True
+) -> tuple[list[StepColumn], list[Dropped], dict[str, str]]:
     """Return the columns, the features that cannot be one, and the names of those that have another name in TED."""
     columns: list[StepColumn] = []
     dropped: list[Dropped] = []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from rlds_files import METADATA, RICH, plain_records, random_episode, record, write_dataset
+from rlds_files import METADATA, PLAIN, RICH, plain_records, random_episode, record, write_dataset
 
 import rbtool
 from rbtool.converters.rlds.encode import packed_varints
@@ -155,6 +155,51 @@ def test_ends_texts_and_seeds_are_kept(tmp_path: Path) -> None:
         with open_steps(path) as reader:
             tables.append((reader.episodes.end_reason.tolist(), reader.episodes.seed.tolist(), reader.episode_text))
     assert tables[0] == tables[1]
+
+
+def test_sequences_of_any_length_are_ragged_again(tmp_path: Path) -> None:
+    spec = {**RICH, "wide": ("sequence", ("tensor", "float64", ()), -1), "on": ("sequence", ("tensor", "bool", ()), -1)}
+    records = [record(spec, random_episode(length, spec, seed=length)) for length in (4, 2, 6)]
+    source = write_dataset(tmp_path / "1.0.0", {"train": [records]}, spec)
+    rbtool.convert(source, tmp_path / "ted", rlds_last="observation")
+    result = rbtool.export(tmp_path / "ted", tmp_path / "out", to="rlds")
+    assert result.notes == ()
+    features = json.loads((tmp_path / "out" / "features.json").read_text())["featuresDict"]["features"]
+    steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+    assert steps["points"]["sequence"]["length"] == "-1"
+    assert "points_length" not in steps
+    before, after = (
+        [one for file in sorted(folder.glob("*.tfrecord-*")) for one in plain_records(file)]
+        for folder in (source, tmp_path / "out")
+    )
+    for one, other in zip(before, after, strict=True):
+        ragged = {name: values for name, values in one.items() if "ragged" in name and "pair" not in name}
+        assert len(ragged) == 8
+        for name, values in ragged.items():
+            np.testing.assert_array_equal(other[name], values)
+
+
+def add_one(steps: Any) -> Any:
+    for side in (steps, steps["next"]):
+        side["taps"] += 1
+    return steps
+
+
+@pytest.mark.parametrize(
+    "change", [{"operations": {"exclude": "taps_length"}}, {"operations": {"rename": "taps_length=n"}}, {"fn": add_one}]
+)
+def test_sequences_that_need_their_padding_are_noted(change: Any, tmp_path: Path) -> None:
+    spec = {**PLAIN, "taps": ("sequence", ("tensor", "int32", ()), -1)}
+    records = [record(spec, random_episode(5, spec, seed=seed)) for seed in range(2)]
+    rbtool.convert(
+        write_dataset(tmp_path / "1.0.0", {"train": [records]}, spec), tmp_path / "ted", rlds_last="observation"
+    )
+    rbtool.preprocess(tmp_path / "ted", dest=tmp_path / "changed", **change)
+    result = rbtool.export(tmp_path / "changed", tmp_path / "out", to="rlds")
+    assert [note.partition(" to ")[0] for note in result.notes] == ["taps is padded"]
+    with open_steps(tmp_path / "changed") as reader:
+        expected = reader.read(("taps",), 0, reader.manifest.steps)
+    np.testing.assert_array_equal(np.concatenate([one[:-1] for one in plain(tmp_path / "out", "steps/taps")]), expected)
 
 
 def test_next_rows_that_do_not_follow_are_refused(tmp_path: Path) -> None:
