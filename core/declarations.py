@@ -142,6 +142,10 @@ READER_OPTIONS = (
         "or skip.",
     ),
     ReaderOption(
+        "jpeg", str, "HOW",
+        "How JPEG images of RLDS are decoded: exact, or fast: the pixels that TensorFlow gives by default.",
+    ),
+    ReaderOption(
         "trust-pickle", bool, None,
         "Read pickled data, in a process of its own: arrays, numbers, text and plain containers, and nothing else.",
     ),
@@ -164,6 +168,7 @@ class ReaderOptions(TypedDict, total=False):
     map: Mapping[str, Any] | list[str] | str | None
     episode_key: str | None
     images: str | None
+    jpeg: str | None
     trust_pickle: bool
     rlds_last: str | None
 

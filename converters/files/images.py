@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 Images: TypeAlias = Literal["decode", "keep", "skip"]
 """What becomes of images and video: pixels, the files as they are, or nothing."""
+Jpeg: TypeAlias = Literal["exact", "fast"]
+"""How JPEG is decoded: `exact` as Pillow does, `fast` as TensorFlow does by default, with other rounding."""
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 _KINDS = ("PNG", "JPEG")
 _MOST_PIXELS = 1 << 24
+_FAST_LIBRARY = "simplejpeg"
 _MODES = {
     "1": ("L", "uint8", 1), "L": ("L", "uint8", 1), "LA": ("LA", "uint8", 2), "RGB": ("RGB", "uint8", 3),
     "RGBA": ("RGBA", "uint8", 4), "P": ("RGB", "uint8", 3), "PA": ("RGBA", "uint8", 4), "CMYK": ("RGB", "uint8", 3),
@@ -49,6 +53,28 @@ def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)
     raise UsageError(f"--images is {str(choice)!r}, expected {' or '.join(names)}")
 
 
+def require_jpeg(choice: object) -> Jpeg:
+    """Return the choice of that name, `exact` for None.
+
+    UsageError for any other than `exact` and `fast`, and for `fast` where its library is not installed.
+    """
+    for name in get_args(Jpeg):
+        if choice in (name, None):
+            break
+    else:
+        raise UsageError(f"--jpeg is {str(choice)!r}, expected {' or '.join(get_args(Jpeg))}")
+    if name == "fast":
+        try:
+            importlib.import_module(_FAST_LIBRARY)
+        except ImportError as error:
+            raise UsageError(
+                f"--jpeg fast needs the package {_FAST_LIBRARY}, which is not installed",
+                hint="pip install 'rbtool[jpeg]'",
+            ) from error
+        return "fast"
+    return "exact"
+
+
 def is_image(data: bytes) -> bool:
     """Whether bytes begin as PNG or JPEG do."""
     return data.startswith(_SIGNATURES)
@@ -65,8 +91,10 @@ def image_form(data: bytes, what: str) -> ImageForm:
         raise _damaged(error, what) from error
 
 
-def decode_image(data: bytes, form: ImageForm, what: str) -> Array:
+def decode_image(data: bytes, form: ImageForm, what: str, jpeg: Jpeg = "exact") -> Array:
     """Return the pixels of an image of this form, fresh and in C order; `what` names it.
+
+    `jpeg` is what `require_jpeg` has returned; images with four colours are always decoded by Pillow.
 
     FormatError for an image of another form, before memory is taken for it; CorruptDataError for one that is damaged
     or cut.
@@ -77,12 +105,26 @@ def decode_image(data: bytes, form: ImageForm, what: str) -> Array:
             if found != form:
                 raise FormatError(f"{what}: the image is {found}, expected {form}")
             mode = _MODES[image.mode][0]
+            if jpeg == "fast" and image.format == "JPEG" and mode == image.mode:
+                return _decoded_fast(data, image).reshape(form.shape)
             pixels = np.array(image if image.mode == mode else image.convert(mode))
     except (CorruptDataError, FormatError):
         raise
     except Exception as error:  # as above
         raise _damaged(error, what) from error
     return pixels.astype(form.dtype, copy=False).reshape(form.shape)
+
+
+def _decoded_fast(data: bytes, image: Image) -> Array:
+    """Decode with the fast integer transform and smooth chroma, bit for bit as TensorFlow does by default."""
+    library = importlib.import_module(_FAST_LIBRARY)
+    form = {"colorspace": "GRAY" if image.mode == "L" else "RGB", "fastdct": True, "fastupsample": False}
+    try:
+        pixels: Array = library.decode_jpeg(data, **form)
+    except ValueError:
+        image.load()  # raises what is wrong with one that was cut
+        pixels = library.decode_jpeg(data, **form, strict=False)  # stray bytes before a marker, and the like
+    return pixels
 
 
 def _opened(data: bytes) -> Image:

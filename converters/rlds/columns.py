@@ -15,7 +15,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.rlds_steps import IS_INIT
 from ...core.ted.schema import Field, Key, Role, Timing
-from ..files.images import ImageForm, decode_image, image_form
+from ..files.images import ImageForm, Jpeg, decode_image, image_form
 from .example import ExampleParser
 from .features import STEPS, Leaf
 from .values import Floats, Ints, Strings, Values
@@ -127,6 +127,7 @@ class StepColumn:
     """A feature of the steps and what it becomes: numbers of `shape`, text, or the pixels of images.
 
     `look` takes each sound episode once, before any row is read, and may set `why`: then the column cannot be kept.
+    `jpeg` is how its images are decoded.
     """
 
     leaf: Leaf
@@ -137,6 +138,7 @@ class StepColumn:
     longest: int = 0
     found: ImageForm | None = None
     seen_in: str = ""
+    jpeg: Jpeg = "exact"
 
     @property
     def kind(self) -> str:
@@ -247,7 +249,7 @@ class StepColumn:
         form = self._form
         made = np.empty((stop - start, *form.shape), form.dtype)
         for row, frame in enumerate(record.strings(self.leaf.name).read(start, stop)):
-            made[row] = decode_image(frame, form, self._what(record, start + row))
+            made[row] = decode_image(frame, form, self._what(record, start + row), self.jpeg)
         return made.view(self.leaf.numpy).reshape(stop - start, *self.shape)
 
     def _row_lengths(self, record: EpisodeRecord) -> Array:

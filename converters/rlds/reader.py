@@ -18,7 +18,7 @@ from ...core.format.row_blocks import BLOCK_BYTES
 from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
-from ..files.images import require_images
+from ..files.images import require_images, require_jpeg
 from .columns import EpisodeRecord, StepColumn
 from .example import ExampleParser
 from .features import Leaf, load_features
@@ -43,14 +43,14 @@ class RldsReader(Reader):
     Features of episodes are their texts. Episodes are numbered from 0 in the order of the splits and their shards.
 
     Options: `rlds_last` states whether the last step of episodes is an observation only (`observation`), a `step`, or
-    either (`auto`); `filter_key` is the split to read; `images` may be `skip`.
+    either (`auto`); `filter_key` is the split to read; `images` may be `skip`, and `jpeg` `fast`.
 
     Raises FormatError for other datasets of TensorFlow Datasets, CorruptDataError for damaged files. A damaged episode
     is refused once it is asked for.
     """
 
     piece_bytes = PIECE_BYTES
-    option_names = frozenset({"rlds_last", "filter_key", "images"})
+    option_names = frozenset({"rlds_last", "filter_key", "images", "jpeg"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -66,6 +66,7 @@ class RldsReader(Reader):
         self._found: RldsSurvey | None = None
         self._choice = require_rlds_last(self.options.get("rlds_last"))
         self._images = require_images(self.options.get("images"), known=("decode", "skip"))
+        self._jpeg = require_jpeg(self.options.get("jpeg"))
         self._layout = layout_at(self.path)
         self._features = load_features(self._layout.folder)
         split = self.options.get("filter_key")
@@ -148,7 +149,8 @@ class RldsReader(Reader):
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the steps of one episode, about `piece_bytes` at a time; its record is in memory."""
-        for piece in self._pieces(number, self._all.columns, self._piece_rows):
+        columns = [replace(column, jpeg=self._jpeg) for column in self._all.columns]
+        for piece in self._pieces(number, columns, self._piece_rows):
             begins = np.zeros((len(piece), 1), bool)
             begins[0] = piece.first
             yield replace(piece, columns={**piece.columns, IS_INIT: begins})

@@ -12,7 +12,7 @@ from ..format.manifest import Manifest, Provenance
 _SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render"})
 _OPTIONS = (
     "episodes", "layout", "final_step", "horizon", "ends", "filter_key", "reward", "episode_key", "images",
-    "trust_pickle", "rlds_last", "skip_bad",
+    "jpeg", "trust_pickle", "rlds_last", "skip_bad",
 )  # fmt: skip
 """Arguments of `convert` and `download` that are options of the same name."""
 

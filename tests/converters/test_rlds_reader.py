@@ -27,6 +27,7 @@ from rlds_files import (
 
 import rbtool
 from rbtool.converters.rlds.reader import RldsReader
+from rbtool.core.errors import UsageError
 from rbtool.core.format.reader import Reader
 from rbtool.core.opening import open_steps
 from rbtool.core.testing.readers import ReaderTests
@@ -315,3 +316,16 @@ def test_a_damaged_episode_widens_no_column(tmp_path: Path) -> None:
     result = rbtool.convert(write(tmp_path / "1.0.0", episodes, spec), tmp_path / "out", skip_bad=True)
     assert result.dropped_keys == ()
     assert texts(columns_of(result.path), "task")[:3] == episodes[0]["steps"]["task"][:3]
+
+
+def test_fast_jpeg_is_another_dataset(tmp_path: Path) -> None:
+    records = [record(RICH, random_episode(3, RICH, seed=seed)) for seed in range(2)]
+    source = write_dataset(tmp_path / "1.0.0", {"train": [records]}, RICH)
+    exact = rbtool.convert(source, tmp_path / "exact", rlds_last="step", final_step="repeat")
+    fast = rbtool.convert(source, tmp_path / "fast", rlds_last="step", final_step="repeat", jpeg="fast")
+    assert exact.content_digest != fast.content_digest
+    assert fast.request["options"]["jpeg"] == "fast"
+    changed = {one.key for one in rbtool.diff(tmp_path / "exact", tmp_path / "fast").values}
+    assert changed == {"observation.wrist", "next.observation.wrist"}
+    with pytest.raises(UsageError, match="expected exact or fast"):
+        rbtool.convert(source, tmp_path / "other", jpeg="slow")

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import io
 import random
+import sys
 
 import numpy as np
 import pytest
 from mutations import mutated
 from PIL import Image
 
-from rbtool.converters.files.images import ImageForm, decode_image, image_form, is_image, require_images
+from rbtool.converters.files.images import (
+    ImageForm,
+    decode_image,
+    image_form,
+    is_image,
+    require_images,
+    require_jpeg,
+)
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
+
+# 20 x 24 pixels, chroma halved, and the digest of what tf.io.decode_image of TensorFlow 2.21 makes of them
+JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcpLDAxNDQ0Hyc5PTgy"
+    "PC4zNDL/2wBDAQkJCQwLDBgNDRgyIRwhMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjL/wAARCAAUABgD"
+    "ASIAAhEBAxEB/8QAHwAAAQUBAQEBAQEAAAAAAAAAAAECAwQFBgcICQoL/8QAtRAAAgEDAwIEAwUFBAQAAAF9AQIDAAQRBRIhMUEGE1FhByJxFDKB"
+    "kaEII0KxwRVS0fAkM2JyggkKFhcYGRolJicoKSo0NTY3ODk6Q0RFRkdISUpTVFVWV1hZWmNkZWZnaGlqc3R1dnd4eXqDhIWGh4iJipKTlJWWl5iZ"
+    "mqKjpKWmp6ipqrKztLW2t7i5usLDxMXGx8jJytLT1NXW19jZ2uHi4+Tl5ufo6erx8vP09fb3+Pn6/8QAHwEAAwEBAQEBAQEBAQAAAAAAAAECAwQF"
+    "BgcICQoL/8QAtREAAgECBAQDBAcFBAQAAQJ3AAECAxEEBSExBhJBUQdhcRMiMoEIFEKRobHBCSMzUvAVYnLRChYkNOEl8RcYGRomJygpKjU2Nzg5"
+    "OkNERUZHSElKU1RVVldYWVpjZGVmZ2hpanN0dXZ3eHl6goOEhYaHiImKkpOUlZaXmJmaoqOkpaanqKmqsrO0tba3uLm6wsPExcbHyMnK0tPU1dbX"
+    "2Nna4uPk5ebn6Onq8vP09fb3+Pn6/9oADAMBAAIRAxEAPwCRI5nnVU247g0yWzu/JBWOJs9PmqC8byr1VRsEEDv6CqD3N1HAmJWPU9z/AFrw8TjJ"
+    "qTUHZo51CvKrBwWjLy6fqs7KEhg5A5D0VU0fV9TNysfnyACNcDB9KK8SvisZGVuZfifRexqRbjKK0/rsOv4k/txRg87e5HaqwAa3TqOCPvH2oor0"
+    "Mb/Gl8jy6TajS+Rl2aldWXa7jEQ4DGiiiubEfEvQ9irJ+0ep/9k="
+)
+OF_TENSORFLOW = "17f00f3f62519dd364ef6ee478b6d75fdc01e7230b17facc27d94ddf4cacd339"
 
 DRAW = np.random.default_rng(3)
 PIXELS = {
@@ -84,3 +109,39 @@ def test_choices() -> None:
     assert [require_images(name) for name in (None, "decode", "keep", "skip")] == ["decode", "decode", "keep", "skip"]
     with pytest.raises(UsageError, match="--images is 'keep', expected decode or skip"):
         require_images("keep", known=("decode", "skip"))
+
+
+def test_fast_jpeg_is_that_of_tensorflow() -> None:
+    form = image_form(JPEG, "it")
+    exact, fast = decode_image(JPEG, form, "it"), decode_image(JPEG, form, "it", require_jpeg("fast"))
+    assert (fast.dtype, fast.shape, fast.flags.writeable) == (np.uint8, (20, 24, 3), True)
+    assert hashlib.sha256(fast.tobytes()).hexdigest() == OF_TENSORFLOW
+    assert 0 < np.abs(fast.astype(int) - exact).max() <= 7
+    with Image.open(io.BytesIO(JPEG)) as image:
+        assert exact.tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_fast_jpeg_of_other_modes(mode: str) -> None:
+    with Image.open(io.BytesIO(JPEG)) as image:
+        data = encoded(image.convert(mode), "JPEG")
+    form = image_form(data, "it")
+    assert decode_image(data, form, "it", "fast").shape == form.shape
+
+
+def test_fast_jpeg_takes_what_pillow_takes() -> None:
+    form = image_form(JPEG, "it")
+    stray = JPEG[:-2] + b"\0\0\x11\x22" + JPEG[-2:]
+    assert decode_image(stray, form, "it", "fast").tobytes() == decode_image(JPEG, form, "it", "fast").tobytes()
+    with pytest.raises(CorruptDataError, match="damaged or was cut"):
+        decode_image(JPEG[: len(JPEG) - 40], form, "it", "fast")
+
+
+def test_another_way_to_decode_jpeg_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert require_jpeg(None) == "exact"
+    with pytest.raises(UsageError, match="--jpeg is 'quick', expected exact or fast"):
+        require_jpeg("quick")
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(UsageError, match="needs the package simplejpeg") as caught:
+        require_jpeg("fast")
+    assert caught.value.hint == "pip install 'rbtool[jpeg]'"
