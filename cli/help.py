@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
@@ -140,6 +141,14 @@ class VerbGroup(TyperGroup):
                 error.possibilities = None  # type: ignore[attr-defined]
             _offer_near(error)
             raise
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs with their whole first sentences, where Click would cut them to one line."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, verb.get_short_help_str(sys.maxsize)) for name, verb in verbs if verb and not verb.hidden]
+            )
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write exit codes and examples as they are."""

@@ -60,6 +60,17 @@ def test_a_help_page_loads_nothing_slow(page, shell, tmp_path):
 
 
 @pytest.mark.parametrize("page", ["", *GROUPS])
+def test_no_description_of_a_verb_is_cut(page, environment):
+    done = subprocess.run(
+        f"rbtool {page} --help", shell=True, env=environment | {"COLUMNS": "60"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    verbs = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert verbs.endswith(".")
+    assert not [cut for cut in ("...", "…") if cut in verbs]
+
+
+@pytest.mark.parametrize("page", ["", *GROUPS])
 def test_without_a_verb_the_help_page_is_shown(page, pages, shell):
     done = shell(f"rbtool {page}")
     assert (done.returncode, done.stdout) == (0, pages[page])
