@@ -281,11 +281,17 @@ def _list_stored(pattern: str | None, *, out: Output, root: str | None) -> None:
         if entry.problem and (out.quiet or out.as_json):
             out.warn(f"{entry.name} cannot be read: {entry.problem}")
     out.show(result, [entry.name for entry in sound], lambda width: _stored_lines(result.datasets, width))
-    where = f"below {result.root}" + (f" with a name like {pattern}" if pattern else "")
-    if result.root.exists():
-        out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} {where}", "dim"))
+    if result.datasets or (pattern is not None and result.root.exists()):
+        like = f" with a name like {pattern}" if pattern else ""
+        out.summary(Styled(f"{counted(len(result.datasets), 'dataset')} below {result.root}{like}", "dim"))
     else:
-        out.say(f"no datasets stored: there is no folder {result.root}")
+        none = "there is none below" if result.root.exists() else "there is no folder"
+        out.say(f"no datasets in the store: {none} {result.root}")
+    if not result.datasets:
+        out.summary(
+            "the store holds what rbtool download fetches; a dataset in a folder of your own, where convert, record or "
+            "preprocess wrote it, has no name there: give its path, as in rbtool inspect ./FOLDER"
+        )
     out.suggest(
         f"rbtool inspect {sound[0].name}" if sound else f"rbtool list --remote {source_example()}, or: rbtool demo"
     )

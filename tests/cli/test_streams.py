@@ -87,10 +87,21 @@ def test_no_word_gets_into_the_data_when_streams_are_closed(folder, shell, real)
     assert rbtool.check(folder / "there").errors == 0
 
 
-def test_a_missing_root_is_told(shell, tmp_path):
-    done = shell(f"rbtool list --root {tmp_path}/nothing")
+@pytest.mark.parametrize(
+    ("place", "pattern", "told"),
+    [
+        ("nothing", "", "no datasets in the store: there is no folder {root}"),
+        ("empty", "", "no datasets in the store: there is none below {root}"),
+        ("empty", "door", "0 datasets below {root} with a name like door"),
+    ],
+)
+def test_an_empty_store_is_explained(place, pattern, told, shell, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = shell(f"rbtool list {pattern} --root {tmp_path}/{place}")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"no datasets stored: there is no folder {tmp_path}/nothing\n"
+    first, second = done.stderr.splitlines()
+    assert first == told.format(root=tmp_path / place)
+    assert "give its path, as in rbtool inspect" in second
 
 
 def test_differences_are_told_by_side(folder, shell):
