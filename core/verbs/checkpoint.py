@@ -120,7 +120,7 @@ def save(
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointSaveResult:
             return CheckpointSaveResult(
-                **{**published_entries(manifest, target, started), **changes},
+                **{**published_entries(manifest, target, started, source), **changes},
                 compression=str(chosen),
                 explicit_next=manifest.boundary.explicit_next,
                 dataset_digest=digest,
@@ -215,7 +215,8 @@ def load(
             return _equal_dataset(target, dataset_digest(source.manifest))
 
         def result(manifest: Manifest, **changes: Any) -> CheckpointLoadResult:
-            return CheckpointLoadResult(**{**published_entries(manifest, target, started), **changes}, form=form)
+            entries = published_entries(manifest, target, started, source) | changes
+            return CheckpointLoadResult(**entries, form=form)
 
         if not force and (there := before()):
             return result(there, already_there=True)

@@ -164,10 +164,10 @@ class Rewriting:
             reader = sound_steps(opened) if self.skip_bad else opened
             PackedSchema.of(reader.fields, parse_codecs(self.compress, reader.fields))
             manifest = self._rewritten(reader, started)
-        if isinstance(manifest, dict):
-            return manifest
-        there, changes = manifest
-        return published_entries(there, self.destination, started) | changes
+            if isinstance(manifest, dict):
+                return manifest
+            there, changes = manifest
+            return published_entries(there, self.destination, started, reader) | changes
 
     def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, dict[str, Any]]:
         """Return the manifest at the destination and how it came there; with `dry_run`, the planned entries."""
@@ -184,7 +184,7 @@ class Rewriting:
         if self.dry_run:
             planned = replace(_planned(reader), layout=self.layout, request=self._request(reader.manifest))
             changes = {"bytes": size, "content_digest": None, "dry_run": True, "seconds": seconds_since(started)}
-            return published_entries(planned, self.destination, started) | changes
+            return published_entries(planned, self.destination, started, reader) | changes
         with staging:
             manifest = self._write(reader, staging.path)
             shared = share_files(staging.path, manifest, [reader])  # without links: the result can be edited

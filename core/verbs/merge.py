@@ -281,7 +281,7 @@ class _Merging:
         started: float,
         **changes: Any,
     ) -> MergeResult:
-        entries = {**published_entries(manifest, self.destination, started), **changes}
+        entries = {**published_entries(manifest, self.destination, started, *self.readers), **changes}
         entries["seconds"] = seconds_since(started)
         restored = None
         if parts is not None and manifest.episodes == parts[0].arguments["episodes"]:

@@ -112,7 +112,7 @@ def preprocess(
         whole = Preprocessing(selection, processor, plan, seed, settings)
         step = _step(whole, num_frames)
         if processor.is_described() and not force and (there := _already_there(destination, step)) is not None:
-            return _result(published_entries(there, destination, started), whole, already_there=True)
+            return _result(published_entries(there, destination, started, reader), whole, already_there=True)
         staging = Staging(destination, replace=force, takes=whole.same_run if resume else None)
         staging.refuse_if_taken()
         return _preview(whole, destination) if dry_run else _publish(whole, staging, dataset, step, progress, started)
@@ -139,7 +139,7 @@ def _publish(
     progress: Progress | None, started: float,
 ) -> PreprocessResult:  # fmt: skip
     manifest, shared = whole.publish(staging, os.fspath(asked), step, progress or Silent())
-    entries = published_entries(manifest, staging.destination, started)
+    entries = published_entries(manifest, staging.destination, started, whole.selection.reader)
     return _result(entries, whole, arguments=manifest.provenance[-1].arguments, shared_bytes=shared)
 
 

@@ -15,12 +15,14 @@ from typing import Any, ClassVar
 
 from ..declarations import READER_OPTIONS, ReaderOptions
 from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
+from ..format.checks import SoundSteps
 from ..format.column_map import normal_map
+from ..format.contracts import StepReader
 from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
 from ..format.sources import Source
-from ..opening import is_steps
+from ..opening import BufferSteps, is_steps
 
 
 class Result:
@@ -44,7 +46,8 @@ class Published(Result):
     """A dataset or checkpoint that a verb wrote to `path`, or would write there (`dry_run`).
 
     `already_there` is True if an equal one existed and nothing was written. `bytes` is the size of all files;
-    `shared_bytes` are those that take no room of their own, since a source has the same files.
+    `shared_bytes` are those that take no room of their own, since a source has the same files. `notes` are those of
+    this verb: the manifest, which `inspect` shows, keeps those of the datasets that were read as well.
     """
 
     kind: ClassVar[str] = "published"
@@ -65,8 +68,11 @@ class Published(Result):
     shared_bytes: int = 0
 
 
-def published_entries(manifest: Manifest, path: Path, started: float) -> dict[str, Any]:
-    """Return the entries of a `Published` from a manifest; `started` is the start of the verb (perf_counter)."""
+def published_entries(manifest: Manifest, path: Path, started: float, *readers: StepReader) -> dict[str, Any]:
+    """Return the entries of a `Published` from a manifest; `started` is the start of the verb (perf_counter).
+
+    `readers` are of the datasets that it was made from, whose notes are not told again.
+    """
     return {
         "path": path,
         "layout": manifest.layout,
@@ -77,10 +83,19 @@ def published_entries(manifest: Manifest, path: Path, started: float) -> dict[st
         "boundary": manifest.boundary.to_dict(),
         "renamed_keys": manifest.renamed_keys,
         "dropped_keys": tuple(dataclasses.asdict(item) for item in manifest.dropped_keys),
-        "notes": manifest.notes,
+        "notes": new_notes(manifest.notes, *readers),
         "request": manifest.request.to_dict(),
         "seconds": seconds_since(started),
     }
+
+
+def new_notes(notes: Sequence[str], *readers: StepReader) -> tuple[str, ...]:
+    """Return the notes that none of the datasets being read has in its manifest: those were told when it was made."""
+    told: set[str] = set()
+    for reader in readers:
+        stored = reader.source if isinstance(reader, SoundSteps) else reader
+        told.update(() if isinstance(stored, BufferSteps) else stored.manifest.notes)
+    return tuple(note for note in notes if note not in told)
 
 
 def seconds_since(started: float) -> float:

@@ -36,7 +36,7 @@ from ..opening import finished_manifest
 from ..progress import Progress, Silent
 from ..ted.schema import Key
 from .merge import SPLIT, PathLike, opened_steps, planned_manifest, result_layout
-from .results import Result, layout_arguments, seconds_since
+from .results import Result, layout_arguments, new_notes, seconds_since
 from .saved_steps import verified_steps
 from .source_conversion import rows_bytes
 from .split_plan import assign, episode_returns_of, groups_by, require_shares
@@ -345,7 +345,7 @@ class _Splitting:
             "episodes": len(reader.episodes), "bytes": sum(one.bytes for one in made), "by": arguments["by"],
             "groups": counted["groups"], "seed": arguments["seed"], "duplicates": counted["duplicates"],
             "parts": parts,
-            "notes": planned_manifest(reader).notes, "seconds": seconds_since(started),
+            "notes": new_notes(planned_manifest(reader).notes, reader), "seconds": seconds_since(started),
         }  # fmt: skip
         return SplitResult(**entries | changes)
 

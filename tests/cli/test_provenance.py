@@ -92,3 +92,20 @@ def test_no_line_is_wider_than_the_screen() -> None:
     lines = _made({"operations": operations, "chunk_size": 4096, "num_frames": 1_000_000}, 60)
     assert max(map(len, lines)) <= 60
     assert "observation[3] < 0.5" in " ".join(" ".join(lines).split())
+
+
+def test_what_was_found_in_a_file_is_told_where_the_file_is_read(tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "data" / "d4rl" / "hopper_random-v2.hdf5"
+    read = rbtool.convert(file, tmp_path / "ted")
+    assert sum("the one that D4RL publishes" in note for note in read.notes) == 1
+    assert rbtool.inspect(tmp_path / "ted").notes == read.notes
+    packed = rbtool.convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
+    cast = rbtool.preprocess(tmp_path / "ted", dest=tmp_path / "cast", operations={"cast": "action=float64"})
+    saved = rbtool.checkpoint.save(tmp_path / "ted", tmp_path / "saved", form="flat")
+    parts = rbtool.split(tmp_path / "ted", tmp_path / "parts", train=0.5, val=0.5)
+    merged = rbtool.merge([tmp_path / "parts" / "train", tmp_path / "parts" / "val"], tmp_path / "merged")
+    loaded = rbtool.checkpoint.load(tmp_path / "saved", tmp_path / "loaded")
+    for result in (packed, cast, saved, parts, merged, loaded):
+        assert not set(result.notes) & set(read.notes)
+    for name in ("packed", "cast", "merged", "loaded"):
+        assert set(read.notes) <= set(rbtool.inspect(tmp_path / name).notes)
