@@ -1,4 +1,9 @@
-"""The pages that follow from the code: made at every build, so that they are never stale."""
+"""What follows from the code: pages, made at every build, and parts of the written pages.
+
+python docs/tools/generated_pages.py
+
+brings those parts up to date; a test holds them so. Every written page can be read where the repository is hosted.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,10 @@ from typing import Any
 
 import rbtool
 
-__all__ = ["PAGES", "floors", "floors_table", "result_classes", "rules_table"]
+__all__ = ["PAGES", "filled", "floors", "floors_table", "result_classes", "rules_table"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_EXAMPLE = re.compile(r'(?<=^```python title=")([^"\n]+)"\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
 
 
 def cli_page() -> str:
@@ -177,6 +183,20 @@ def formats_page() -> str:
     return "\n".join(text) + "\n"
 
 
+def filled(page: str) -> str:
+    """Return a written page with its tables, and the examples in docs/examples, as they are now."""
+    for name, table in (("floors", floors_table), ("rules", rules_table)):
+        head, tail = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        if head in page:
+            before, _, rest = page.partition(head)
+            page = f"{before}{head}\n{table()}\n\n{tail}{rest.partition(tail)[2]}"
+    return _EXAMPLE.sub(lambda found: f'{found[1]}"\n{_example(found[1])}', page)
+
+
+def _example(name: str) -> str:
+    return (ROOT / "docs/examples" / name).read_text(encoding="utf-8")
+
+
 def contributing_page() -> str:
     """CONTRIBUTING.md, with its links as they are inside the site."""
     return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
@@ -191,3 +211,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "contributing.md": contributing_page,
 }
 """The generated pages by their path inside the site."""
+
+if __name__ == "__main__":
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

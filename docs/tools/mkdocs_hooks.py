@@ -1,4 +1,4 @@
-"""Adds the generated pages when MkDocs collects the files."""
+"""Adds the generated pages when MkDocs collects the files, and links them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,5 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Put the tables of floors and of rules where a page asks for them."""
-    generated_pages = _generated_pages()
-
-    markdown = markdown.replace("<!-- floors -->", generated_pages.floors_table())
-    return markdown.replace("<!-- rules -->", generated_pages.rules_table())
+    """Link CONTRIBUTING.md where the site has it."""
+    return markdown.replace("](../CONTRIBUTING.md)", "](contributing.md)")
