@@ -94,7 +94,7 @@ def image_form(data: bytes, what: str) -> ImageForm:
 def decode_image(data: bytes, form: ImageForm, what: str, jpeg: Jpeg = "exact") -> Array:
     """Return the pixels of an image of this form, fresh and in C order; `what` names it.
 
-    `jpeg` is what `require_jpeg` has returned; images with four colours are always decoded by Pillow.
+    `jpeg` is what `require_jpeg` has returned; images in CMYK are always decoded by Pillow.
 
     FormatError for an image of another form, before memory is taken for it; CorruptDataError for one that is damaged
     or cut.

@@ -196,7 +196,7 @@ def test_sequences_that_need_their_padding_are_noted(change: Any, tmp_path: Path
     )
     rbtool.preprocess(tmp_path / "ted", dest=tmp_path / "changed", **change)
     result = rbtool.export(tmp_path / "changed", tmp_path / "out", to="rlds")
-    assert [note.partition(" to ")[0] for note in result.notes] == ["taps is padded"]
+    assert [note.partition(" to ")[0] for note in result.notes] == ["taps stays padded"]
     with open_steps(tmp_path / "changed") as reader:
         expected = reader.read(("taps",), 0, reader.manifest.steps)
     np.testing.assert_array_equal(np.concatenate([one[:-1] for one in plain(tmp_path / "out", "steps/taps")]), expected)
