@@ -233,9 +233,8 @@ class RldsExporter(Sink):
             if lengths is not None and self._is_padded(field, lengths, is_state=field.key in states):
                 yield field.key, ExportColumn(lengths)
             else:
-                self.notes.append(
-                    f"{field.name} stays padded to {field.shape[0]:,} values a step: its lengths or padding were changed"
-                )
+                why = "its lengths or its padding were changed"
+                self.notes.append(f"{field.name} stays padded to {field.shape[0]:,} values a step: {why}")
 
     def _is_padded(self, field: Field, lengths: Field, *, is_state: bool) -> bool:
         """Whether lists of the values without their padding hold all of the rows, in every episode and bit for bit."""
