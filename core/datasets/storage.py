@@ -19,6 +19,7 @@ from ..checkpointers.packed import PackedNote
 from ..checkpointers.tensor import TensorStorageCheckpointer
 from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..format import fs
 from ..format.manifest import Manifest
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
@@ -259,12 +260,35 @@ def _editable(files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut, removed or overwritten")
     if not os.access(files.place(name), os.W_OK):
         raise UsageError(f"{path} may not be written to, which mode='r+' asks for", hint="open it with mode='c'")
+    _refuse_links(files, name)
     if may_be_shared(os.fstat(files.descriptor(name))):  # root may write to it all the same
         raise UsageError(
             f"{path} may be part of other datasets, too (a hard link, or read-only); mode='r+' would change them",
-            hint=f"edit a copy: rbtool convert {shlex.quote(str(files.root))} DEST --layout ted",
+            hint=_copy_hint(files),
         )
     return mapped_tensor(files.place(name), dtype, shape, shared=True)
+
+
+def _refuse_links(files: ListedFiles, name: str) -> None:
+    """Raise UsageError where a symbolic link leads to an open file, or to a folder above it, but for the root.
+
+    The file of that name which is found without links has to be the one that is open, and that one is mapped: a link
+    that takes its place afterwards changes nothing.
+    """
+    path, opened = files.root / name, os.fstat(files.descriptor(name))
+    try:
+        with fs.folder_below(files.root, path.parent) as within:
+            found = os.stat(path.name, dir_fd=within, follow_symlinks=False)
+    except UsageError as error:
+        raise UsageError(error.message, hint=_copy_hint(files)) from error
+    if not os.path.samestat(found, opened):
+        raise UsageError(
+            f"{path} is a symbolic link; mode='r+' would change the file that it leads to", hint=_copy_hint(files)
+        )
+
+
+def _copy_hint(files: ListedFiles) -> str:
+    return f"edit a copy: rbtool convert {shlex.quote(str(files.root))} DEST --layout ted"
 
 
 class DatasetStorageCheckpointer(TensorStorageCheckpointer):

@@ -277,6 +277,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
+    if path.is_symlink():  # rows would be written to the file that it leads to
+        raise CorruptDataError(f"{path} is a symbolic link, expected a file of its own")
     found = path.stat().st_size if path.is_file() else 0
     if found < file.size:  # mapped beyond its end, a file kills the process that reads there
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {file.size:,}: it was cut or removed")

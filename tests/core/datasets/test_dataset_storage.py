@@ -192,3 +192,21 @@ def test_files_that_may_not_be_written_to(walks: Path, monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="may not be written to"):
         DatasetStorage(walks, mode="r+")
     assert len(DatasetStorage(walks)) == 13
+
+
+@pytest.mark.parametrize("linked", ["action.memmap", "next/observation.memmap", "next"])
+def test_nothing_is_written_through_a_symbolic_link(walks: Path, tmp_path: Path, linked: str) -> None:
+    outside = tmp_path / "outside"
+    (walks / linked).rename(outside)
+    (walks / linked).symlink_to(outside)
+    before = bytes_below(tmp_path)
+    with pytest.raises(UsageError, match=r"is a symbolic link") as caught:
+        DatasetStorage(walks, mode="r+")[:]["next", "observation"].fill_(7)
+    assert (caught.value.hint, bytes_below(tmp_path)) == (f"edit a copy: rbtool convert {walks} DEST --layout ted", before)
+    assert len(DatasetStorage(walks)) == 13  # reading is another matter: the hub's cache consists of links
+
+
+def test_the_dataset_itself_may_be_a_link(walks: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(walks)
+    DatasetStorage(tmp_path / "link", mode="r+")[:]["action"].fill_(7)
+    assert (DatasetStorage(walks)[:]["action"] == 7).all()
