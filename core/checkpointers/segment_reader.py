@@ -14,6 +14,7 @@ from ..errors import CorruptDataError, SchemaError
 from ..format.digest import digest_descriptor, open_folder, open_regular
 from ..format.private_memory import PrivateMemory, can_map
 from ..format.together import run_together, threads_for_memory
+from ..format.unreadable import reading_from
 from ..storages.codec import dtype_named
 from ..storages.item_documents import read_shape
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -113,7 +114,8 @@ class SegmentFolder:
             found = os.fstat(descriptor).st_size
             if found != size:
                 raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
-            yield descriptor
+            with reading_from(path):
+                yield descriptor
         finally:
             os.close(descriptor)
 

@@ -6,6 +6,7 @@ folder is an error, not a hang. xxh3-128 is fast enough to digest everything tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -26,7 +27,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
     """Open a file and return its descriptor; FormatError, without waiting, for what is no regular file.
 
-    `within` is the descriptor of the parent folder; the last name must then be no symbolic link.
+    `within` is the descriptor of the parent folder; CorruptDataError if the last name is then a symbolic link.
     `relative_to` is that of the folder that a relative path counts from; links are followed.
     """
     try:
@@ -34,7 +35,13 @@ def open_regular(path: str | os.PathLike[str], *, within: int | None = None, rel
             descriptor = os.open(path, _FLAGS, dir_fd=relative_to)
         else:
             descriptor = os.open(Path(path).name, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=within)
-    except OSError:
+    except OSError as error:
+        if within is not None:
+            error.filename = os.fspath(path)  # not only the name in that folder
+            if error.errno == errno.ELOOP:
+                raise CorruptDataError(
+                    f"{error.filename} is a symbolic link, expected a regular file", hint="put the file itself there"
+                ) from error
         if relative_to is None:
             require_regular(path)  # a socket cannot be opened at all
         raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +18,7 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers import segment_layout, segment_reader
 from rbtool.core.checkpointers.segment_layout import Segment, SegmentManifest
 from rbtool.core.checkpointers.segment_reader import SegmentFolder
-from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from rbtool.core.format.documents import document_digest
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
@@ -65,6 +67,34 @@ def test_a_newer_form_is_refused(tmp_path: Path) -> None:
     (path / "segments.json").write_text('{"format_version": 99}')
     with pytest.raises(FormatError, match="format version 99"):
         LazyTensorStorage(ROWS).loads(path)
+
+
+@pytest.mark.parametrize("target", ["aside", "nowhere"])
+@pytest.mark.parametrize("name", ["segments.json", "segment-00000.memmap"])
+def test_a_symbolic_link_in_the_place_of_a_file(tmp_path: Path, name: str, target: str) -> None:
+    path = tmp_path / "saved"
+    full().dumps(path)
+    (path / name).rename(tmp_path / "aside")
+    (path / name).symlink_to(tmp_path / target)
+    storage = full()
+    with pytest.raises(RbtoolError) as caught:
+        storage.loads(path)
+    if (name, target) != ("segments.json", "nowhere"):  # without its list, it is none of these checkpoints
+        assert isinstance(caught.value, CorruptDataError)
+        assert str(caught.value).startswith(f"{path / name} is a symbolic link, expected a regular file")
+    assert len(storage) == ROWS
+
+
+def test_an_error_of_the_disk_names_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full().dumps(tmp_path / "saved")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(segment_reader, "digest_descriptor", fail)
+    with pytest.raises(OSError, match=r"saved/segment-0000\d\.memmap") as caught:
+        LazyTensorStorage(ROWS).loads(tmp_path / "saved")
+    assert caught.value.errno == errno.EIO
 
 
 def test_other_dimensions_are_refused(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def test_regular_files_are_read(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "file") == read_regular(tmp_path / "link") == b"data"
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "none")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for name, problem in {"link": rbtool.CorruptDataError, "none": FileNotFoundError}.items():
+        with pytest.raises(problem, match=str(tmp_path / name)):
+            open_regular(tmp_path / name, within=folder)
+    os.close(folder)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(IsADirectoryError) as raised:
         read_regular(tmp_path)

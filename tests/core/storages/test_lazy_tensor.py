@@ -15,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorclass
 
 import rbtool.core.checkpointers  # noqa: F401 - storages find theirs
-from rbtool.core.errors import FormatError, SchemaError, UsageError
+from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
 from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
 
@@ -375,6 +375,17 @@ def test_what_says_which_files_others_made_is_read_by_its_schema(place: Any, val
     published.write_text(json.dumps(json.loads(published.read_text()) | {place[0]: value} if place else value))
     with pytest.raises(FormatError):
         second.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
+
+
+def test_rows_are_not_shared_through_a_symbolic_link(tmp_path: Path) -> None:
+    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+    first.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
+    (tmp_path / "maps" / "a.memmap").rename(tmp_path / "outside")
+    (tmp_path / "maps" / "a.memmap").symlink_to(tmp_path / "outside")
+    before = (tmp_path / "outside").read_bytes()
+    with pytest.raises(CorruptDataError, match=r"a\.memmap is a symbolic link"):
+        second.set(range(2), TensorDict({"a": torch.arange(2, 4)}, [2]))
+    assert (tmp_path / "outside").read_bytes() == before
 
 
 def test_shared_init_stays_on_the_cpu() -> None:
