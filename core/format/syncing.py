@@ -149,12 +149,13 @@ class NewFile:
         self._started = self.size
 
     def sync(self) -> None:
-        """Bring all of it to the disk, as `sync_file` does."""
-        sync_file(self.descriptor, self.path)
+        """Bring all of it to the disk, as `sync_file` does; a file that `complete` has closed is there."""
+        if self.descriptor >= 0:
+            sync_file(self.descriptor, self.path)
 
     def complete(self) -> None:
-        """Give back room that was not needed, sync the file and close it."""
-        if self._reserved > self.size:
+        """Give back room that was not needed, sync the file and close it; harmless when done twice."""
+        if self._reserved > self.size and self.descriptor >= 0:
             fs.truncate(self.descriptor, self.size, self.path)
         self.sync()
         self.close()

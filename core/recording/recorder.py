@@ -175,17 +175,26 @@ class EnvironmentRecorder:
         """Leave a `with` block: finish, or, after an error, close; what was under way is cut off in both cases."""
         if self.writer.is_closed:
             return
-        if error is None:
-            self.finish()
-            return
         try:
+            if error is None:
+                self.finish()
+                return
             with contextlib.suppress(RbtoolError, OSError):  # the error that is under way is the one to show
                 for lane in range(len(self._lanes)):
                     self.cut_off(lane)
+        except BaseException as raised:
+            error = error or raised
+            raise
         finally:
+            if error is not None:
+                self.abandon()
+                if self.writer.episodes:
+                    error.add_note(f"hint: {self.kept()}")
+
+    def abandon(self) -> None:
+        """Close after an error, which is the one to show: not what the disk says to closing."""
+        with contextlib.suppress(RbtoolError, OSError):
             self.close()
-            if self.writer.episodes:
-                error.add_note(f"hint: {self.kept()}")
 
     def kept(self) -> str:
         """State what is kept of a recording that was interrupted, and what to do with it."""

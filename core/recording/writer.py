@@ -47,6 +47,8 @@ class EpisodeWriter:
                 self._dropped = {one.key: one.why for one in self._origin.dropped_keys}
                 _require_same(self._origin, origin, dest)
             self._recorder = continued(dest, sync_seconds=sync_seconds)
+            if self._origin is origin and not self.episodes:  # it was stopped before it was stated
+                origin.save(dest)
             self._next = max(self.numbers, default=-1) + 1
         elif occupied:
             raise _occupied(dest)
@@ -152,8 +154,9 @@ class EpisodeWriter:
             new.sync()
             aside = _put_in_place(built, self.dest)
         except BaseException:
-            new.close()
-            fs.remove(built)
+            with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+                new.close()
+                fs.remove(built)
             raise
         self._recorder, self._layout = new, grown  # before anything can fail: the old recorder's files are not at dest
         new.moved(self.dest, self._sync_seconds)

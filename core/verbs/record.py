@@ -21,7 +21,10 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import fs
+from ..format.manifest import Manifest, has_manifest
 from ..format.packed.recorded_origin import RecordedOrigin
+from ..format.staging import mend
+from ..opening import open_steps
 from ..preprocess.failures import error_text
 from ..preprocess.units.functions import find_function
 from ..progress import Progress, Silent, counted
@@ -57,7 +60,9 @@ def record(
     `pixels`.
 
     What stops the run keeps the episodes that have ended: with `resume` the same call continues them, and
-    `rbtool repair` makes a dataset of them. UsageError for an unknown environment, and where something is at `dest`;
+    `rbtool repair` makes a dataset of them. With `resume`, a dataset at `dest` that such a call has finished, and that
+    has all `episodes`, is returned as it is. UsageError for an unknown environment, and where something else is at
+    `dest`;
     SchemaError for observations and actions that are not of their spaces; RbtoolError where environment or policy fail.
     """
     started, progress = time.perf_counter(), progress or Silent()
@@ -67,6 +72,8 @@ def record(
     place = fs.expanded(dest).absolute()
     if seed is not None and not 0 <= seed < 1 << 62:
         raise UsageError(f"the seed is {seed}, expected a number from 0 that 62 bits hold")
+    if resume:
+        mend(place)
     before = _origin(place) if resume else None
     first = _first_seed(place, env_id, seed, before)
     player = _Player(policy, first)
@@ -74,17 +81,20 @@ def record(
     arguments = {"policy": player.label, "seed": first, "max_steps": max_steps, "render": render, **player.inputs}
     if before is not None:
         _require_same(place, before.arguments, arguments)
+        if (manifest := _finished(place, episodes)) is not None:
+            return Published(**published_entries(manifest, place, started), already_there=True)
     env = _make(env_id, place, num_envs, max_steps, options)
-    env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
-    progress.start("recording", episodes, "episodes")
-    progress.advance(env.episodes)
     with _failures(env_id, env):
+        env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
+        progress.start("recording", episodes, "episodes")
+        progress.advance(env.episodes)
         if isinstance(env, RecordEpisodes):
             _run(env, player, progress)
         else:
             _run_together(env, player, progress)
         manifest = env.finish()
-    env.close()
+    with contextlib.suppress(Exception):  # the dataset is in place, whatever the environment says to its end
+        env.close()
     progress.done()
     return Published(**published_entries(manifest, place, started))
 
@@ -95,6 +105,16 @@ def _origin(place: Path) -> RecordedOrigin | None:
         return RecordedOrigin.load(place)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _finished(place: Path, episodes: int) -> Manifest | None:
+    """Return the manifest of a recording that was finished, and has so many episodes; None for anything else."""
+    if not has_manifest(place):
+        return None
+    with open_steps(place) as reader:
+        recorded = [step.verb for step in reader.manifest.provenance] == ["record"]
+        whole = set(range(episodes)) <= set(reader.episodes.episode.tolist())
+        return reader.manifest if recorded and whole else None
 
 
 def _first_seed(place: Path, env_id: str, seed: int | None, before: RecordedOrigin | None) -> int:
@@ -252,7 +272,7 @@ def _failures(env_id: str, env: _Recording) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        recorder.close()
+        recorder.abandon()
         with contextlib.suppress(Exception):  # of an environment that has failed: it would hide the first error
             env.abandon()
         raised = error

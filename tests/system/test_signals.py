@@ -13,10 +13,11 @@ from rbtool.core.testing.datasets import write_walks
 
 STOPPED = """
 import os, sys
-count, stop_at, ready = 0, int(sys.argv[1]), int(sys.argv[2])
+count, (stop_at, _, wanted), ready = 0, sys.argv[1].partition(" "), int(sys.argv[2])
+stop_at = int(stop_at)
 def hook(event, arguments):
     global count
-    if event == "rbtool.fs":
+    if event == "rbtool.fs" and (not wanted or f"{arguments[0]} {os.path.basename(arguments[1])}" == wanted):
         count += 1
         if count == stop_at:
             os.write(ready, b"!")
@@ -28,8 +29,11 @@ main()
 """
 
 
-def _interrupt(number: signal.Signals, stop_at: int, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command up to its n-th operation, send the signal there, and wait for its end."""
+def _interrupt(number: signal.Signals, stop_at: int | str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command up to its n-th operation, send the signal there, and wait for its end.
+
+    `1 fsync NAME` is the first announcement of that operation on a file of that name.
+    """
     reading, writing = os.pipe()
     command = [sys.executable, "-c", STOPPED, str(stop_at), str(writing), *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -66,3 +70,21 @@ def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, 
     assert done.stdout == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["older", "saved", "walks"]
     assert rbtool.inspect(tmp_path / "saved").steps == 3
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "number", "code"),
+    [
+        *((stop_at, *ending) for stop_at in ("1 fsync commits_copy.bin", "2 rename manifest.json") for ending in SIGNALS),
+        ("1 rename manifest.json", signal.SIGHUP, 129),
+    ],
+)
+def test_finishing_a_recording(tmp_path: Path, number: signal.Signals, code: int, stop_at: str) -> None:
+    words = ["record", "CartPole-v1", tmp_path / "made", "--episodes", "3", "--seed", "1", "--max-steps", "4"]
+    done = _interrupt(number, stop_at, *words)
+    assert done.returncode == code, done.stderr
+    assert "hint: 3 episodes are kept: add --resume to continue" in done.stderr
+    assert (done.stdout, "internal" in done.stderr) == ("", False)
+    again = rbtool.record("CartPole-v1", tmp_path / "made", episodes=3, seed=1, max_steps=4, resume=True)
+    assert (again.episodes, again.already_there) == (3, stop_at.startswith("2"))
+    assert not rbtool.check(tmp_path / "made").errors

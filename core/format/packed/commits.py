@@ -81,8 +81,14 @@ class CommitLog:
         self.moved(folder)
         self._mark = schema_mark(schema)
         opened = fs.create if count is None else fs.open_to_append
-        self._descriptors = [opened(path) for path in self._paths]
+        self._descriptors: list[int] = []
         self._count = count or 0
+        try:
+            for path in self._paths:
+                self._descriptors.append(opened(path))
+        except BaseException:
+            self.close()
+            raise
 
     def moved(self, folder: Path) -> None:
         """Take note of another path of the folder."""
@@ -96,12 +102,13 @@ class CommitLog:
         self._count += 1
 
     def sync(self) -> None:
-        """Wait until the log is on the disk; nobody waits for the copy."""
-        fs.fsync(self._descriptors[0], self._paths[0])
+        """Wait until the log is on the disk, where `finish` has brought it; nobody waits for the copy."""
+        if self._descriptors:
+            fs.fsync(self._descriptors[0], self._paths[0])
 
     def finish(self) -> None:
-        """Wait until log and copy are on the disk, and close."""
-        for descriptor, path in zip(self._descriptors, self._paths, strict=True):
+        """Wait until log and copy are on the disk, and close; harmless when done twice."""
+        for descriptor, path in zip(self._descriptors, self._paths, strict=False):  # an earlier call closed some
             fs.fsync(descriptor, path)
         self.close()
 

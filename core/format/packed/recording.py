@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -70,7 +71,8 @@ class PackedRecorder:
 
     With `resumed`, the folder has a recording that this process has locked, as `continued` leaves it.
 
-    UsageError where something is at `folder` already, SchemaError for leaves that need the same file.
+    UsageError where something is at `folder` already, SchemaError for leaves that need the same file. The folder is
+    empty after an error.
     """
 
     def __init__(
@@ -95,17 +97,25 @@ class PackedRecorder:
             self.rows = PackedRowBuilder(folder, self.fields, self.schema, resumed.files)
             self._log = CommitLog(folder, self.schema, len(self.commits))
             return
+        self.commits, self._lock = [], -1
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"{folder} already exists, a recording needs a new folder", hint="choose another one")
-        self.commits = []
+            raise _taken(folder)
         fs.make_folder(folder / HIDDEN)
-        self._lock = lock_folder(folder)
-        self.rows = PackedRowBuilder(folder, self.fields, self.schema)
-        fs.write_file(folder / SCHEMA, self.schema.to_bytes())
-        fs.write_file(folder / RECORDING, fields_bytes(self.fields))
-        self._log = CommitLog(folder, self.schema)
-        for place in (folder / HIDDEN, folder, folder.parent):
-            fs.sync_folder(place)
+        with contextlib.ExitStack() as undo:
+            self._lock = lock_folder(folder)
+            undo.callback(self._unlock)
+            if self._lock < 0 or any(path != folder / HIDDEN for path in folder.rglob("*")):
+                raise _taken(folder)  # by another process, a moment ago
+            undo.callback(_remove_contents, folder)
+            self.rows = PackedRowBuilder(folder, self.fields, self.schema)
+            undo.callback(self.rows.close)
+            fs.write_file(folder / SCHEMA, self.schema.to_bytes())
+            fs.write_file(folder / RECORDING, fields_bytes(self.fields))
+            self._log = CommitLog(folder, self.schema)
+            undo.callback(self._log.close)
+            for place in (folder / HIDDEN, folder, folder.parent):
+                fs.sync_folder(place)
+            undo.pop_all()
 
     @property
     def steps(self) -> int:
@@ -175,7 +185,7 @@ class PackedRecorder:
         self._torn = False
 
     def sync(self) -> None:
-        """Wait until all episodes that were added are on the disk."""
+        """Wait until all episodes that were added are on the disk, also where `finish` failed half-way."""
         files = self._files()
         for file in files:
             file.sync()
@@ -222,7 +232,10 @@ class PackedRecorder:
         return numbers.rows(start, stop, after, fetch)
 
     def finish(self) -> Manifest:
-        """Make a dataset of the folder; the recorder is closed then. SchemaError where an episode is half written."""
+        """Make a dataset of the folder; the recorder is closed then. SchemaError where an episode is half written.
+
+        After an error, as of a full disk, it can be called again.
+        """
         self._require_whole()
         data = self.rows.finish()
         self._log.finish()
@@ -250,6 +263,9 @@ class PackedRecorder:
         """Close the files without making a dataset of them; harmless when done twice."""
         self.rows.close()
         self._log.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -258,10 +274,21 @@ class PackedRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if kind is None and self._lock >= 0:
-            self.finish()
-        else:
+        try:
+            if kind is None and self._lock >= 0:
+                self.finish()
+        finally:
             self.close()
+
+
+def _taken(folder: Path) -> UsageError:
+    return UsageError(f"{folder} already exists, a recording needs a new folder", hint="choose another one")
+
+
+def _remove_contents(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # the error that is under way is the one to show
+        for path in folder.iterdir():
+            fs.remove(path)
 
 
 def _require_rows(schema: PackedSchema, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +196,92 @@ def test_a_full_disk_keeps_finished_episodes(tmp_path: Path, monkeypatch: pytest
     with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
         run(recording, 1)
     assert Recorded(tmp_path / "d").table.length.tolist() == [3, 3, 3]
+
+
+class Strike:
+    """Has the changes of the file system fail from number `first` on, or just that one; `error` is raised in them."""
+
+    def __init__(self, first: int, error: BaseException, lasting: bool) -> None:
+        self.count = 0
+        self._first, self._error, self._lasting = first, error, lasting
+        self._announced = fs.announced
+
+    @contextlib.contextmanager
+    def announced(self, operation: str, path: str | Path) -> Iterator[None]:
+        self.count += 1
+        with self._announced(operation, path):
+            if self.count == self._first or (self._lasting and self.count > self._first):
+                raise self._error
+            yield
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), rbtool.OutOfSpaceError),
+        (OSError(errno.EIO, "Input/output error"), OSError),
+    ],
+)
+def test_the_first_error_while_a_recording_is_finished_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, shown: type[BaseException], lasting: bool
+) -> None:
+    for first in itertools.count(1, 5):
+        dest = tmp_path / str(first)
+        strike = Strike(first, error, lasting)
+        with monkeypatch.context() as patch:
+            try:
+                with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), dest) as recording:
+                    run(recording, 2)
+                    patch.setattr(fs, "announced", strike.announced)
+            except BaseException as raised:
+                assert type(raised) is shown, first
+                assert any("2 episodes are kept" in note for note in raised.__notes__)
+        assert rbtool.repair(dest).episodes == 2
+        if strike.count < first:
+            break
+    assert first > 30
+
+
+def test_a_recording_is_finished_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in (1, 8, 16, 24):
+        recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / str(first))
+        run(recording, 2)
+        with monkeypatch.context() as patch, pytest.raises(rbtool.OutOfSpaceError):
+            patch.setattr(fs, "announced", Strike(first, OSError(errno.ENOSPC, "full"), True).announced)
+            recording.finish()
+        assert recording.finish().episodes == 2
+        assert not rbtool.check(tmp_path / str(first)).errors
+
+
+@pytest.mark.parametrize("first", [3, 6, 10])
+def test_an_error_before_the_first_episode_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(rbtool.OutOfSpaceError),
+        rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d") as recording,
+    ):
+        patch.setattr(fs, "announced", Strike(first, OSError(errno.ENOSPC, "full"), False).announced)
+        run(recording, 1)
+    assert list(tmp_path.iterdir()) == []
+    with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
+        run(recording, 1)
+
+
+def test_an_error_before_the_origin_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
+    with monkeypatch.context() as patch, pytest.raises(rbtool.OutOfSpaceError):
+        patch.setattr(fs, "announced", Strike(15, OSError(errno.ENOSPC, "full"), False).announced)
+        run(recording, 1)
+    recording.close()
+    assert not (tmp_path / "d" / ".rbtool" / "source" / "recorded.json").exists()
+    with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
+        run(recording, 1)
+    manifest = Recorded(tmp_path / "d").manifest
+    assert (manifest.spaces.keys(), manifest.provenance[0].arguments["num_envs"]) == ({"observation", "action"}, 1)
 
 
 def test_a_recording_is_continued(tmp_path: Path) -> None:
