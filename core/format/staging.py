@@ -19,8 +19,10 @@ from typing import NamedTuple, Self
 from ..errors import RbtoolError, UsageError
 from . import fs
 from .digest import open_regular
-from .manifest import HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
+from .manifest import ENV_METADATA, HIDDEN, MANIFEST, TRANSFERS, Manifest, has_manifest
+from .open_files import OpenFiles
 from .syncing import Durable, Unsynced, require_durable, unsynced_around
+from .ted.tree import tree_files
 from .unreadable import reading_from
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # a FIFO there would keep us waiting
@@ -176,11 +178,7 @@ class Staging:
             )
         if not self.replace:
             raise UsageError(f"{self.destination} already exists", hint="add --force to replace it")
-        strange = _foreign_file(self.destination)
-        if strange is not None:
-            raise UsageError(
-                f"{strange} is not part of the dataset around it; nothing is replaced", hint="move it away"
-            )
+        _refuse_foreign_files(self.destination, "replaced")
 
     def publish(self, name: str | None = None) -> bool:
         """Put the folder, or the file or folder `name` inside it, at the destination; the old one, if any, goes.
@@ -255,26 +253,45 @@ def is_ours(path: Path) -> bool:
         return file.read(len(FILE_MAGIC)) == FILE_MAGIC
 
 
-def _foreign_file(path: Path) -> Path | None:
-    """Find a file in a dataset's folder that its manifest does not list; None if there is none."""
+def _refuse_foreign_files(path: Path, deed: str) -> None:
+    """Raise UsageError for a file in a dataset's folder that is not one of its own, lest it is lost with the rest."""
     if not path.is_dir():
-        return None
+        return
     if not has_manifest(path) and (path / PARTS_FILE).is_file():
-        parts = [part for part in path.iterdir() if part.name != PARTS_FILE]
-        return next(filter(None, (_foreign_file(part) if has_manifest(part) else part for part in parts)), None)
+        for part in sorted(path.iterdir()):
+            if has_manifest(part):
+                _refuse_foreign_files(part, deed)
+            elif part.name != PARTS_FILE:
+                raise _foreign(part, path, deed)
+        return
+    hint = ""
     try:
         listed = {path / file.path for file in Manifest.load(path).files} | {path / MANIFEST, path / TRANSFERS}
-    except (RbtoolError, OSError):  # a damaged manifest lists nothing: go by the names that we give
-        return next((file for file in _files(path) if not _looks_ours(file.relative_to(path))), None)
-    return next((file for file in _files(path) if file not in listed), None)
+    except (RbtoolError, OSError):
+        listed = named_files(path) | {file for file in files_below(path) if file.relative_to(path).parts[0] == HIDDEN}
+        hint = f"{path / MANIFEST} is damaged: move away what is yours, and remove the rest yourself"
+    if (strange := next((file for file in files_below(path) if file not in listed), None)) is not None:
+        raise _foreign(strange, path, deed, hint)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _foreign(file: Path, path: Path, deed: str, hint: str = "") -> UsageError:
+    return UsageError(f"{file} is not part of the dataset around it; nothing is {deed}", hint=hint or "move it away")
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files in a folder, and links whatever they lead to."""
     return (file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
 
 
-def _looks_ours(file: Path) -> bool:
-    return file.parts[0] == HIDDEN or (HIDDEN not in file.parts and file.suffix in {".memmap", ".json"})
+def named_files(folder: Path) -> set[Path]:
+    """The files that the `meta.json` files of a memory-map directory name, and those that always have one name.
+
+    It goes no further than those files can be read.
+    """
+    found = {folder / ENV_METADATA, folder / "storage_metadata.json"}
+    with contextlib.suppress(RbtoolError, OSError), OpenFiles(folder) as files:
+        found |= {folder / name for name in tree_files(files)}
+    return found
 
 
 FILE_MAGIC = b'{\n "format_version": '
@@ -361,9 +378,7 @@ def require_removable(path: Path) -> None:
     """Raise UsageError unless `path` is a dataset or checkpoint, with nothing of others in it, that nobody replaces."""
     if path.is_symlink() or not is_ours(path):
         raise UsageError(f"{path} is not an rbtool dataset or checkpoint; left unchanged")
-    strange = _foreign_file(path)
-    if strange is not None:
-        raise UsageError(f"{strange} is not part of the dataset around it; nothing is removed", hint="move it away")
+    _refuse_foreign_files(path, "removed")
     lock = lock_folder(path)
     if lock < 0:
         raise _busy(path)

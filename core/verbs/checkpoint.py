@@ -20,7 +20,7 @@ from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest
 from ..format.packed.builder import write_dataset
-from ..format.staging import Staging, is_ours
+from ..format.staging import Staging, files_below, is_ours, named_files
 from ..format.syncing import Durable
 from ..format.ted.builder import Origin, provenance_step
 from ..format.videos import refuse_videos
@@ -28,7 +28,7 @@ from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
 from ..torchrl.layout import TorchrlKeys
-from ..torchrl.reader import find_torchrl
+from ..torchrl.reader import BUFFER, find_torchrl
 from ..torchrl.writer import TorchrlPlan, write_torchrl
 from .convert import Rewriting
 from .results import Published, Result, published_entries, require_layout, seconds_since
@@ -330,10 +330,12 @@ class _TorchrlStaging(Staging):
             return
         if not self.replace:
             raise UsageError(f"{inside} already exists", hint="add --force to replace it")
-        known = {".json", ".memmap", ".h5"}
-        strange = next((file for file in inside.rglob("*") if file.is_file() and file.suffix not in known), None)
-        if strange is not None:
-            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
+        known = {inside / BUFFER, place} | named_files(place if place.is_dir() else inside)
+        parts = {inside / "sampler", inside / "writer"} if (inside / BUFFER).is_file() else set()
+        for file in files_below(inside):
+            ours = file in known or (file.suffix in {".json", ".memmap"} and not parts.isdisjoint(file.parents))
+            if not ours:
+                raise UsageError(f"{file} is not part of the checkpoint around it; nothing is replaced")
 
 
 def _build_for_torchrl(

@@ -7,7 +7,7 @@ library alone; `facts` in comments are about tensordict 0.14 and 0.15.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -118,6 +118,27 @@ def read_tree(files: TreeFiles, *, exact: bool = True, skipped: Collection[str] 
         if exact and not leaf.nested and leaf_path(key) not in skipped:
             _check_size(files, leaf_path(key), leaf)
     return leaves
+
+
+def tree_files(files: TreeFiles, prefix: Key = ()) -> Iterator[str]:
+    """Name the files of a memory-map directory by what its `meta.json` files state: those, and the leaves.
+
+    FormatError where one of them is missing, or is none.
+    """
+    node = leaf_path((*prefix, "meta"), ".json")
+    origin = str(files.root / node)
+    if len(prefix) > _DEPTH or files.size(node) is None:
+        raise FormatError(f"{(files.root / node).parent} is no tensordict folder: it has no meta.json")
+    yield node
+    for name, entry in _entries(parse_json(files.read(node), origin), origin):
+        if _is_leaf(entry):
+            yield leaf_path((*prefix, name))
+            if entry.get("is_nested"):
+                yield leaf_path((*prefix, name), ".shape.memmap")
+        elif entry.get("type") == "TensorDict":
+            yield from tree_files(files, (*prefix, name))
+        else:  # what is no tensor is in the document itself
+            yield leaf_path((*prefix, name, "meta"), ".json")
 
 
 def parse_node(data: bytes, origin: str) -> dict[str, MappedLeaf]:

@@ -7,7 +7,7 @@ import pytest
 from rbtool import UsageError
 from rbtool.core.format import fs, system_calls
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.staging import Staging, mend
+from rbtool.core.format.staging import Staging, mend, remove_dataset
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
@@ -142,20 +142,38 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("name", ["notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json", "notes.json", "mine.memmap", "next/mine.memmap",
+        "mine/meta.json", "observation.shape.memmap",
+    ],
+)  # fmt: skip
 def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path, name: str, broken: bool) -> None:
     _publish(tmp_path / "data", FIRST)
     (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "data" / name).write_text("precious")
     if broken:
         (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match=f"{name} is not part of the dataset around it") as caught:
+        _publish(tmp_path / "data", SECOND, replace=True)
+    assert ("damaged" in caught.value.hint) is broken
+    with pytest.raises(UsageError, match=f"{name} is not part of the dataset around it; nothing is removed"):
+        remove_dataset(tmp_path / "data")
+    assert (tmp_path / "data" / name).read_text() == "precious"
+
+
+def test_without_a_manifest_to_go_by_no_file_is_known(tmp_path: Path) -> None:
+    _publish(tmp_path / "data", FIRST)
+    for name in (".rbtool/manifest.json", "next/meta.json"):
+        (tmp_path / "data" / name).write_text("{")
     with pytest.raises(UsageError, match="is not part of the dataset around it"):
         _publish(tmp_path / "data", SECOND, replace=True)
-    assert (tmp_path / "data" / name).read_text() == "precious"
 
 
 def test_a_damaged_dataset_can_be_replaced(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
+    (tmp_path / "data" / "env_metadata.json").write_text("{}")
     (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
     (tmp_path / "data" / "observation.memmap").unlink()
     assert _publish(tmp_path / "data", SECOND, replace=True)

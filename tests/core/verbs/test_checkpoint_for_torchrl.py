@@ -101,9 +101,24 @@ def test_what_is_there_stays_without_force(dataset: Path, tmp_path: Path) -> Non
     assert (tried.dry_run, checkpoint.verify(target, dataset).layout) == (True, "flat")
     checkpoint.save(dataset, target, form="nested", for_library="torchrl", force=True)
     assert checkpoint.verify(target, dataset).layout == "nested"
-    (target / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"notes\.txt is not part"):
+    for name in ("notes.txt", "notes.json", "mine.memmap"):
+        (target / name).write_text("mine")
+        with pytest.raises(UsageError, match=f"{name} is not part"):
+            checkpoint.save(dataset, target, form="flat", for_library="torchrl", force=True)
+        (target / name).unlink()
+    checkpoint.save(dataset, target, form="flat", for_library="torchrl", force=True)
+
+
+@pytest.mark.parametrize("case", ["flat_full", "nested_rich_wrapped"])
+def test_a_buffer_that_torchrl_saved_is_replaced_when_asked(dataset: Path, tmp_path: Path, case: str) -> None:
+    target = tmp_path / "saved"
+    shutil.copytree(ROOT / "torchrl_checkpoints" / case / "checkpoint", target)
+    (target / "storage" / "mine.memmap").write_text("mine")
+    with pytest.raises(UsageError, match=r"mine\.memmap is not part"):
         checkpoint.save(dataset, target, form="flat", for_library="torchrl", force=True)
+    (target / "storage" / "mine.memmap").unlink()
+    checkpoint.save(dataset, target, form="flat", for_library="torchrl", force=True)
+    assert checkpoint.verify(target, dataset).layout == "flat"
 
 
 def test_requests_that_make_no_sense_are_refused(dataset: Path, tmp_path: Path) -> None:
