@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,21 +161,62 @@ def _named(license: object) -> str | None:
 
 def _parts(card: bytes) -> tuple[dict[str, Any], str]:
     """Split a card into its metadata and its text."""
+    try:
+        text = card.decode()
+    except UnicodeDecodeError as error:
+        raise _not_understood("it is no UTF-8 text") from error
+    lines = text.replace("\r\n", "\n").removeprefix("\ufeff").split("\n")
+    if lines[0].rstrip() != _FENCE or _FENCE not in [line.rstrip() for line in lines[1:]]:
+        return {}, "\n".join(lines)
+    end = 1 + [line.rstrip() for line in lines[1:]].index(_FENCE)
+    return _metadata("\n".join(lines[1:end])), "\n".join(lines[end + 1 :])
+
+
+_METADATA_BYTES = 64 << 10
+_ALIASES, _DEPTH = 10, 40
+"""The most references and levels of metadata: each reference can multiply what the text stands for."""
+_PLAIN = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(?:0|[1-9][0-9]*)",
+    "float": r"[-+]?(?:[0-9]+\.[0-9]*|[0-9]+(?=[eE])|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN)",
+    "merge": r"<<",
+}
+"""What text without quotes means in YAML 1.2, as the hub reads it: anything else is text. In YAML 1.1, `no` is false,
+`1:30` is 90, and `012` is 10."""
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    """Read the metadata of a card, which anybody may have written: in bounded time and memory, and no objects."""
     import yaml
 
+    loader: Any = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": {}})
+    for name, pattern in _PLAIN.items():
+        loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"(?:{pattern})\\Z"), None)
+    size, aliases, depth = len(text.encode()), 0, 0
+    if size > _METADATA_BYTES:
+        raise _not_understood(f"its metadata has {size:,} bytes, expected at most {_METADATA_BYTES:,}")
     try:
-        lines = card.decode().replace("\r\n", "\n").removeprefix("\ufeff").split("\n")
-        if lines[0].rstrip() != _FENCE or _FENCE not in [line.rstrip() for line in lines[1:]]:
-            return {}, "\n".join(lines)
-        end = 1 + [line.rstrip() for line in lines[1:]].index(_FENCE)
-        entries = yaml.safe_load("\n".join(lines[1:end]))
+        for event in yaml.parse(text, loader):
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if aliases > _ALIASES or depth > _DEPTH:
+                found = f"{_ALIASES} references" if aliases > _ALIASES else f"{_DEPTH} levels"
+                raise _not_understood(f"its metadata has more than {found}")
+            if getattr(event, "tag", None) is not None:
+                raise _not_understood(f"its metadata has the tag {event.tag!r:.40}, expected plain YAML")
+        entries = yaml.load(text, loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise FormatError(
-            f"the {CARD} of the repository cannot be understood: its metadata is no YAML", hint="correct or remove it"
-        ) from error
+        if isinstance(error, FormatError):
+            raise
+        raise _not_understood("its metadata is no YAML") from error
     if not isinstance(entries, dict | None):
-        raise FormatError(f"the {CARD} of the repository has {entries!r:.40} as metadata, expected a mapping")
-    return entries or {}, "\n".join(lines[end + 1 :])
+        raise _not_understood(f"its metadata is a {type(entries).__name__}, expected a mapping")
+    return entries or {}
+
+
+def _not_understood(why: str) -> FormatError:
+    return FormatError(f"the {CARD} of the repository cannot be understood: {why}", hint="correct or remove it")
 
 
 def _replaced(text: str, made: str) -> str:

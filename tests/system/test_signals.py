@@ -75,7 +75,8 @@ def test_saving_a_checkpoint(tmp_path: Path, number: signal.Signals, code: int, 
 @pytest.mark.parametrize(
     ("stop_at", "number", "code"),
     [
-        *((stop_at, *ending) for stop_at in ("1 fsync commits_copy.bin", "2 rename manifest.json") for ending in SIGNALS),
+        *(("1 fsync commits_copy.bin", *ending) for ending in SIGNALS),
+        *(("2 rename manifest.json", *ending) for ending in SIGNALS),
         ("1 rename manifest.json", signal.SIGHUP, 129),
     ],
 )

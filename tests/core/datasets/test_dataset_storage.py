@@ -202,7 +202,10 @@ def test_nothing_is_written_through_a_symbolic_link(walks: Path, tmp_path: Path,
     before = bytes_below(tmp_path)
     with pytest.raises(UsageError, match=r"is a symbolic link") as caught:
         DatasetStorage(walks, mode="r+")[:]["next", "observation"].fill_(7)
-    assert (caught.value.hint, bytes_below(tmp_path)) == (f"edit a copy: rbtool convert {walks} DEST --layout ted", before)
+    assert (caught.value.hint, bytes_below(tmp_path)) == (
+        f"edit a copy: rbtool convert {walks} DEST --layout ted",
+        before,
+    )
     assert len(DatasetStorage(walks)) == 13  # reading is another matter: the hub's cache consists of links
 
 

@@ -145,8 +145,8 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
 @pytest.mark.parametrize(
     "name",
     [
-        "notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json", "notes.json", "mine.memmap", "next/mine.memmap",
-        "mine/meta.json", "observation.shape.memmap",
+        "notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json", "notes.json", "mine.memmap",
+        "next/mine.memmap", "mine/meta.json", "observation.shape.memmap",
     ],
 )  # fmt: skip
 def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path, name: str, broken: bool) -> None:

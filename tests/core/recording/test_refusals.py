@@ -157,12 +157,12 @@ def test_episodes_that_are_there_already(tmp_path: Path) -> None:
     for episodes in (3, 2):
         again = record("CartPole-v1", tmp_path / "d", episodes=episodes, seed=3, max_steps=5, resume=True)
         assert (again.already_there, again.episodes, again.content_digest) == (True, 3, made.content_digest)
-    others: list[tuple[dict[str, Any], str]] = [
-        ({"episodes": 4}, "finished dataset"), ({"seed": 4}, "expected the same"), ({"max_steps": 6}, "expected the same")
-    ]  # fmt: skip
-    for other, said in others:
+    others = {"episodes": (4, "finished dataset"), "seed": (4, "the same"), "max_steps": (6, "the same")}
+    for name, (other, said) in others.items():
         with pytest.raises(rbtool.UsageError, match=said):
-            record("CartPole-v1", tmp_path / "d", resume=True, **{"episodes": 3, "max_steps": 5, "seed": 3, **other})
+            record(
+                "CartPole-v1", tmp_path / "d", resume=True, **{"episodes": 3, "max_steps": 5, "seed": 3, name: other}
+            )
     with pytest.raises(rbtool.UsageError, match="exists already"):
         record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
     rbtool.convert(tmp_path / "d", tmp_path / "copy", layout="packed")  # which is no recording

@@ -134,9 +134,41 @@ def test_the_licence_of_a_card(card, license):
     assert license_of(card) == license
 
 
+BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], k{n}: 1}}" for n in range(1, 30))])
+
+
 @pytest.mark.parametrize(
-    "card", [b"\xff", b"---\n- a\n---\n", b"---\na: [\n---\n", b"---\n!!python/object:x {}\n---\n"]
-)
-def test_a_card_that_cannot_be_understood(card):
-    with pytest.raises(rbtool.FormatError, match="README"):
+    ("card", "said"),
+    [
+        (b"\xff", "no UTF-8"), (b"---\n- a\n---\n", "is a list, expected a mapping"), (b"---\na: [\n---\n", "no YAML"),
+        (b"---\n!!python/object:x {}\n---\n", "the tag"), (b"---\na: !!timestamp x\n---\n", "the tag"),
+        (b"---\na: !!int ''\n---\n", "the tag"), (f"---\na: {'1' * 5000}\n---\n".encode(), "no YAML"),
+        (f"---\n{BOMB}\n---\n".encode(), "more than 10 references"),
+        (f"---\n{MERGES}\n---\n".encode(), "more than 10 references"),
+        (f"---\n- &a [x]\n- {BOMB.splitlines()[1][4:]}\n---\n".encode(), "cannot be understood"),
+        (f"---\na: {'[' * 900}{']' * 900}\n---\n".encode(), "more than 40 levels"),
+        (b"---\na: " + b"[" * 60_000 + b"\n---\n", "more than 40 levels"),
+        (b"---\n" + b"a: " + b"x" * 70_000 + b"\n---\n", "70,003 bytes, expected at most 65,536"),
+        (b"---\n? [a]\n: b\n---\n", "no YAML"),
+    ],
+)  # fmt: skip
+def test_a_card_that_cannot_be_understood(card, said):
+    with pytest.raises(rbtool.FormatError, match=f"README.*{said}"):
         license_of(card)
+
+
+def test_the_values_of_others_stay_what_they_are(walks):
+    values = {
+        "language": "no", "time": "1:30", "long": ":".join(["59"] * 400) + ".5", "code": "012",
+        "date": "2024-01-01T10:00:00Z", "count": 3, "share": 0.5, "large": 1e300, "small": -2e-7, "on": True,
+        "none": None, "list": [1, "yes", {"a": ".5.5"}],
+    }  # fmt: skip
+    lines = [f"{name}: {value}" for name, value in values.items() if isinstance(value, str)]
+    before = "\n".join([
+        "---", *lines, "count: 3", "share: .5", "large: 1e300", "small: -2.e-7", '"on": true', "none:",
+        "list: &it [1, yes, {a: .5.5}]", "again: *it", "---",
+    ])  # fmt: skip
+    found = metadata_of(card_of(walks, before.encode()))
+    assert {name: found[name] for name in values} == values
+    assert found["again"] == values["list"]
