@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -19,6 +19,7 @@ import pyarrow as pa
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
+from ...core.ted.schema import inexact_as_float
 
 ColumnPath: TypeAlias = tuple[str, ...]
 OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
@@ -32,6 +33,8 @@ MARKS = (EPS_ID, DONES, TERMINATEDS, NEXT_OBS)
 _PACKED = "BCJNG"
 """How an LZ4 frame begins in base64."""
 _DEEPEST = 16
+_EXACT = 1 << 53
+"""Whole numbers up to this one are exact as float64."""
 _PARTLY = "it is not in every row"
 _LONGEST_PICKLE = 256 << 20
 _LARGEST_COLUMN = 1 << 30
@@ -43,7 +46,9 @@ class RowBlock:
     """Consecutive rows: `columns` of numbers `[rows, *shape]`, `text` (objects `[rows]`), and why others are none.
 
     `limits` (bool `[rows]`) are the rows in which infos state that the time limit was reached, None where none do.
-    `batches` (int64 `[rows]`) are the lines of the batches that hold the rows, 0 for transitions (all: None).
+    `batches` (int64 `[rows]`) are the lines of the batches that hold the rows, 0 for transitions (all: None). `lines`
+    (int64 `[rows]`) are the lines of the rows, None where there are none. `inexact` is, by column, the first row with a
+    whole number that has no equal float64, where the column is one of floats.
     """
 
     rows: int
@@ -52,6 +57,8 @@ class RowBlock:
     odd: dict[ColumnPath, str] = field(default_factory=dict)
     limits: Array | None = None
     batches: Array | None = None
+    lines: Array | None = None
+    inexact: dict[ColumnPath, int] = field(default_factory=dict)
 
 
 class BatchFile(Protocol):
@@ -135,7 +142,8 @@ def batch_block(batch: dict[str, Any], unpack: Unpacker, what: str, line: int) -
         rewards = unpack(rewards)  # type: ignore[arg-type]
     if rewards is None or isinstance(rewards, str | dict | int | float):
         raise CorruptDataError(f"{what}: a batch without a list of rewards")
-    block = RowBlock(len(rewards), batches=np.full(len(rewards), line, np.int64))
+    lines = np.full(len(rewards), line, np.int64)
+    block = RowBlock(len(rewards), batches=lines, lines=lines)
     for name, value in batch.items():
         if name not in ("type", "count"):
             _add_column((name,), value, block, unpack)
@@ -192,7 +200,23 @@ def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack:
     if path == (EPS_ID,) and array.dtype.kind not in "bi":
         block.text[path] = objects([str(value) for value in values])
         return
-    add_array(path, array, block)
+    large = array.dtype.kind == "f" and bool((np.isfinite(array) & (np.abs(array) >= _EXACT)).any())
+    add_array(path, _whole(path, values, array, block) if large else array, block)
+
+
+def _whole(path: ColumnPath, values: Sequence[Any], array: Array, block: RowBlock) -> Array:
+    """Return values that NumPy makes floats of as uint64 where all of them fit; else note the first that is inexact.
+
+    NumPy makes floats of whole numbers above those of int64, and of those next to a fraction.
+    """
+    each = np.array(values, object)
+    if all(type(one) is int and 0 <= one < 1 << 64 for one in each.flat):
+        return each.astype(np.uint64)
+    width = max(1, each.size // len(values))
+    odd = (at for at, one in enumerate(each.flat) if type(one) is int and one != float(one))
+    if (first := next(odd, None)) is not None:
+        block.inexact[path] = first // width
+    return array
 
 
 def add_empty(path: ColumnPath, block: RowBlock) -> None:
@@ -240,6 +264,8 @@ def joined(parts: Sequence[RowBlock]) -> RowBlock:
         whole.limits = np.concatenate(
             [np.zeros(part.rows, bool) if part.limits is None else part.limits for part in parts]
         )
+    if all(part.lines is not None for part in parts):
+        whole.lines = np.concatenate([part.lines for part in parts])
     if any(part.batches is not None for part in parts):
         whole.batches = np.concatenate(
             [np.zeros(part.rows, np.int64) if part.batches is None else part.batches for part in parts]
@@ -259,5 +285,31 @@ def joined(parts: Sequence[RowBlock]) -> RowBlock:
         elif len({array.shape[1:] for array in arrays}) > 1:
             whole.odd[path] = "its rows have different shapes"
         else:
-            whole.columns[path] = np.concatenate(arrays)
+            whole.columns[path] = _concatenated(path, parts, whole)
     return whole
+
+
+def _concatenated(path: ColumnPath, parts: Sequence[RowBlock], whole: RowBlock) -> Array:
+    """Join the arrays of a column, and note the first row whose whole number becomes inexact by that."""
+    arrays = [part.columns[path] for part in parts]
+    dtype = common_type({array.dtype for array in arrays}, negative=any(bool((array < 0).any()) for array in arrays))
+    start = 0
+    for part, array in zip(parts, arrays, strict=True):
+        row = part.inexact.get(path, first_inexact(array) if dtype.kind == "f" else None)
+        if row is not None:
+            whole.inexact.setdefault(path, start + row)
+        start += part.rows
+    return np.concatenate([array.astype(dtype, copy=False) for array in arrays])
+
+
+def common_type(dtypes: Collection[np.dtype[Any]], *, negative: bool) -> np.dtype[Any]:
+    """Return the type for numbers of several; that of whole numbers is uint64 if one is, unless any is `negative`."""
+    if np.dtype(np.uint64) in dtypes and not negative and all(dtype.kind in "iu" for dtype in dtypes):
+        return np.dtype(np.uint64)
+    return np.result_type(*dtypes)
+
+
+def first_inexact(array: Array) -> int | None:
+    """Return the first row with a whole number that has no equal float64; None where there is none."""
+    odd = inexact_as_float(array).reshape(len(array), -1).any(1)
+    return int(odd.argmax()) if odd.any() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from .blocks import (
     TRUNCATEDS,
     ColumnPath,
     RowBlock,
+    common_type,
+    first_inexact,
 )
 
 _OBSERVATION: Key = ("observation",)
@@ -37,22 +40,40 @@ _WHOLE = (*REQUIRED, *_FLAGS, NEXT_OBS, EPS_ID, STEP, *AGENTS)
 
 @dataclass
 class _ValueForm:
-    """What a column has been so far: `why` it is none, where it is none."""
+    """What a column has been so far: `why` it is none, where it is none.
 
-    dtype: np.dtype[Any]
+    `inexact` states where the first whole number is that has no equal float64, "" where there is none.
+    """
+
+    dtypes: set[np.dtype[Any]]
     shape: tuple[int, ...]
-    rows: int
+    rows: int = 0
     why: str = ""
+    negative: bool = False
+    inexact: str = ""
 
-    def add(self, array: Array) -> None:
-        mixes = (array.dtype == bool) != (self.dtype == bool)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type that all its rows get."""
+        return common_type(self.dtypes, negative=self.negative)
+
+    def add(self, array: Array, place: Callable[[int], str], inexact: int | None) -> None:
+        """Take rows; `place` states where a row is, and `inexact` is one of them that the block knows of."""
         if array.shape[1:] != self.shape:
             self.why = self.why or "its rows have different shapes"
-        elif mixes:
+        elif (array.dtype == bool) != (np.dtype(bool) in self.dtypes):
             self.why = self.why or "it has both flags and numbers"
         else:
-            self.dtype = np.result_type(self.dtype, array.dtype)
+            self.dtypes.add(array.dtype)
+            self.negative = self.negative or (array.dtype.kind == "i" and bool((array < 0).any()))
+            inexact = first_inexact(array) if inexact is None and not self.inexact else inexact
+            self.inexact = self.inexact or ("" if inexact is None else place(inexact))
         self.rows += len(array)
+
+    def join(self, other: _ValueForm) -> None:
+        """Take over the types of another column that is to have the same one, and give it those of this."""
+        self.dtypes = other.dtypes = self.dtypes | other.dtypes
+        self.negative = other.negative = self.negative or other.negative
 
 
 class BatchColumns:
@@ -75,20 +96,21 @@ class BatchColumns:
         self.renamed: dict[str, Key] = {}
         self.dropped: tuple[Dropped, ...] = ()
 
-    def add(self, block: RowBlock) -> None:
-        """Take note of the columns of a block."""
+    def add(self, block: RowBlock, path: Path) -> None:
+        """Take note of the columns of a block of the file at `path`."""
+
+        def place(row: int) -> str:
+            return path.name if block.lines is None else f"{path.name}, line {block.lines[row]:,}"
+
         self._rows += block.rows
         self.has_limits = self.has_limits or block.limits is not None
-        for path, array in block.columns.items():
-            form = self._forms.get(path)
-            if form is None:
-                self._forms[path] = _ValueForm(array.dtype, array.shape[1:], len(array))
-            else:
-                form.add(array)
-        for path, texts in block.text.items():
-            self._text[path] = self._text.get(path, 0) + len(texts)
-        for path, why in block.odd.items():
-            self._odd.setdefault(path, why)
+        for column, array in block.columns.items():
+            form = self._forms.setdefault(column, _ValueForm({array.dtype}, array.shape[1:]))
+            form.add(array, place, block.inexact.get(column))
+        for column, texts in block.text.items():
+            self._text[column] = self._text.get(column, 0) + len(texts)
+        for column, why in block.odd.items():
+            self._odd.setdefault(column, why)
 
     def has(self, name: str) -> bool:
         """Whether there is a column of that name."""
@@ -144,7 +166,7 @@ class BatchColumns:
         ):
             raise FormatError(f"{self._path}: {OBS} and {NEXT_OBS} have different forms")
         for name, form in after.items():
-            form.dtype = before[name].dtype = np.result_type(form.dtype, before[name].dtype)
+            form.join(before[name])
 
     def _lay_out(self, dropped: list[Dropped]) -> None:
         fields: list[tuple[Field, Timing]] = []
@@ -165,6 +187,16 @@ class BatchColumns:
             if tuple(key[1:]) != path and role == "info":
                 self.renamed[".".join(path)] = key
         self.fields = tuple(fields)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Name the columns of which float64 does not hold all whole numbers."""
+        for path, form in sorted(self._forms.items()):
+            if form.inexact and form.dtype.kind == "f":
+                yield (
+                    f"{'.'.join(path)} is {form.dtype}, since not every value is a whole number of 64 bits: not all of "
+                    f"its whole numbers are exact, the first that is not is in {form.inexact}"
+                )
 
     def like(self, block: RowBlock) -> RowBlock:
         """Give the columns of a block the types that they have in all rows."""

@@ -157,6 +157,7 @@ class JsonLines(Closing):
             half = len(rows) // 2
             return [*self._transitions(rows[:half]), *self._transitions(rows[half:])]
         block.batches = np.full(len(rows), -len(self.damage), np.int64)
+        block.lines = np.array([number for number, _ in rows], np.int64)
         return [block]
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class RllibReader(Reader):
             if not self._can_open(number):
                 continue
             for place, block in self._file(number).blocks():
-                columns.add(block)
+                columns.add(block, path)
                 ends = _ends(path, block)
                 ended += int(ends.sum())
                 for run in runs_of(block, ends, rows, number):
@@ -190,6 +190,7 @@ class RllibReader(Reader):
     def _notes(self) -> Iterator[str]:
         if self._meaning.note:
             yield self._meaning.note
+        yield from self._columns.notes
         if not self._columns.has(EPS_ID):
             yield "there is no eps_id: rows follow each other in the order of the files"
         bare = sum(episode.unshown for episode in self._episodes)

@@ -24,7 +24,8 @@ class TableColumn:
     """A column: `name` with the groups that it is in, the element type, the shape of a row, the number of rows.
 
     The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can. `pickled`
-    states that it is a pickle, which only a user who trusts it can have read.
+    states that it is a pickle, which only a user who trusts it can have read. `note` is a sentence that a user who maps
+    the column should read.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TableColumn:
     rows: int
     why: str = ""
     pickled: bool = False
+    note: str = ""
 
     @property
     def is_text(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.column_map import quoted_name
 from ...core.format.contracts import Array
-from ...core.ted.schema import NEXT, REWARD, Field, Key, Timing, key_name, role_of, safe_part
+from ...core.ted.schema import NEXT, REWARD, Field, Key, Timing, inexact_as_float, key_name, role_of, safe_part
 from .columns import TableColumn, TableFile
 from .keys import require_ted_key
 
@@ -21,7 +21,6 @@ STATES = frozenset({"observation", "state", "pixels"})
 PLACEHOLDERS = frozenset({"COLUMN", "TERMINATED", "TRUNCATED"})
 """What proposals and hints have in place of names that are to be filled in."""
 _MOST_SHOWN = 40
-_EXACT = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ def rows_of(path: Path, one: Mapped, columns: Sequence[TableColumn], read: Mappi
     dtype = one.field.numpy
     for column in columns:
         values = read[column.name]
-        if dtype.kind == "f" and values.dtype.kind in "iu" and ((values > _EXACT) | (values < -_EXACT)).any():
+        if dtype.kind == "f" and inexact_as_float(values).any():
             raise FormatError(
                 f"{path}: {column.name!r} has whole numbers above 2**53, which are not exact as {dtype} in "
                 f"{one.field.name}"

@@ -54,7 +54,8 @@ def overview(path: Path) -> Overview | None:
             )
             for one in file.columns.values()
         )  # fmt: skip
-        return Overview(file.kind, "table", columns, proposal.options, (*file.notes, *proposal.doubts))
+        notes = (*file.notes, *(one.note for one in file.columns.values() if one.note))
+        return Overview(file.kind, "table", columns, proposal.options, (*notes, *proposal.doubts))
 
 
 class _Proposal:

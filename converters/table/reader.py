@@ -107,7 +107,14 @@ class TableReader(Reader):
                 for name, column in self._file.columns.items()
                 if name not in used
             ),
-            notes=(*self._file.notes, *self._map.notes, *found.notes, *nan, *self._converted_types()),
+            notes=(
+                *self._file.notes,
+                *self._map.notes,
+                *found.notes,
+                *nan,
+                *self._converted_types(),
+                *(column.note for column in self._map.columns if column.note),
+            ),
             lengths=np.diff(found.stops, prepend=0).tolist(),
             final_missing=not self._has_all_next,
             last_terminated=None if self._has_all_next else found.last_terminated.tolist(),

@@ -6,8 +6,9 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from pyarrow import csv as arrow_csv
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
+from ...core.ted.schema import inexact_as_float
 from .columns import TEXT, TableColumn, TableFile, require_rows
 
 _BLOCK_BYTES = 4 << 20
 _LONGEST_ROW = 64 << 20
 _MOST_COLUMNS = 20_000
 _DELIMITERS = (",", "\t", ";")
-_ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), TEXT: pa.string()}
+_ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), TEXT: pa.string()}
+_WHOLE = re.compile(r"[ \t]*([+-]?)[0-9]{1,400}[ \t]*")
+_EXACT = 1 << 53
+"""Whole numbers up to this one are exact as float64."""
 _WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")
 _LINE_END, _QUOTE = b'\n"'
 _BOM = b"\xef\xbb\xbf"
@@ -45,18 +50,46 @@ class _Block:
 
 @dataclass(slots=True)
 class _FoundKinds:
-    """What a column has: kinds of values by the first row with one."""
+    """What a column has: kinds of values by the first row with one.
+
+    `inexact` is the first row with a whole number that has no equal float64, None where there is none.
+    """
 
     kinds: dict[str, int] = field(default_factory=dict)
+    negative: bool = False
+    inexact: int | None = None
 
     def add(self, kind: str, row: int) -> None:
         self.kinds.setdefault(kind, row)
 
+    def add_whole(self, values: Array, row: int) -> None:
+        """Take whole numbers into account, int64 or uint64, of which the first is in row `row`."""
+        self.negative = self.negative or bool((values < 0).any())
+        if self.inexact is None and (odd := inexact_as_float(values)).any():
+            self.inexact = row + int(odd.argmax())
+
+    def add_cells(self, cells: Sequence[str | None], row: int) -> bool:
+        """Take the text of cells into account that Arrow reads as floats; return whether uint64 holds all of them.
+
+        Arrow makes floats of whole numbers above those of int64, and of those next to a fraction.
+        """
+        whole = [None if cell is None else _WHOLE.fullmatch(cell) for cell in cells]
+        if self.inexact is None:
+            odd = (at for at, found in enumerate(whole) if found and int(found[0]) != float(found[0]))
+            self.inexact = next((row + at for at in odd), None)
+        there = [found for found, cell in zip(whole, cells, strict=True) if cell is not None]
+        return all(found and not found[1] and int(found[0]) < 1 << 64 for found in there)
+
     @property
     def dtype(self) -> str:
-        """The element type that holds all values; `text` where there is none."""
+        """The element type that holds all values; `text` where there is none.
+
+        float64 for fractions and whole numbers together, and for whole numbers that 64 bits do not hold.
+        """
         kinds = self.kinds.keys() - {"empty", "nan"}
-        if kinds == {"int64", "float64"}:
+        if kinds == {"int64", "uint64"} and not self.negative:
+            return "uint64"
+        if len(kinds) > 1 and kinds <= {"int64", "uint64", "float64"}:
             return "float64"
         return next(iter(kinds)) if len(kinds) == 1 else TEXT
 
@@ -64,8 +97,8 @@ class _FoundKinds:
 class CsvFile(TableFile):
     """A CSV file in UTF-8 whose first line names the columns, separated by commas, tabs or semicolons.
 
-    A column is bool (`true`, `false`), int64, float64, or else text. Cells that are empty or NaN make a column one that
-    cannot be mapped.
+    A column is bool (`true`, `false`), int64, uint64, float64, or else text. Cells that are empty or NaN make a column
+    one that cannot be mapped.
     """
 
     kind = "CSV file"
@@ -78,6 +111,7 @@ class CsvFile(TableFile):
         try:
             self._delimiter, self._names, begin = read_header(self._opened, path)
             self._blocks = list(self._scanned(begin))
+            self.columns = {name: self._column(name) for name in self._names}
         except BaseException:
             self.close()
             raise
@@ -94,7 +128,8 @@ class CsvFile(TableFile):
                 continue
             table = self._parse(content, None, None, first_line)
             for name in self._names:
-                _look_at(table.column(name).combine_chunks(), row, found[name])
+                cells = partial(self._cells_of, content, name, first_line)
+                _look_at(table.column(name).combine_chunks(), cells, row, found[name])
             if table.num_rows:
                 yield _Block(offset, len(content), row, table.num_rows, first_line)
             row += table.num_rows
@@ -104,7 +139,17 @@ class CsvFile(TableFile):
             self.notes = (f"the last line of {self.path.name} has no line end: the file may have been cut there",)
         self._kinds = {name: seen.dtype for name, seen in found.items()}
         self._odd = found
-        self.columns = {name: TableColumn(name, self._kinds[name], (), row) for name in self._names}
+        self._rows = row
+
+    def _column(self, name: str) -> TableColumn:
+        row, note = self._odd[name].inexact, ""
+        if row is not None and self._kinds[name] == "float64":
+            cell = self._cells(name, row)[0]
+            note = (
+                f"{name} is float64, since not every value is a whole number of 64 bits: {cell.strip()} in "
+                f"{self.place(row)} is the first that float64 does not hold, and is read as {float(cell):.0f}"
+            )
+        return TableColumn(name, self._kinds[name], (), self._rows, note=note)
 
     def _raw_blocks(self, begin: int) -> Iterator[tuple[int, bytes]]:
         """Yield the bytes of whole rows with their offset."""
@@ -156,7 +201,7 @@ class CsvFile(TableFile):
         return self._read({name: self._kinds[name] for name in names}, start, stop)
 
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
-        kind = "int64" if column.dtype == "int64" else TEXT
+        kind = column.dtype if column.dtype in ("int64", "uint64") else TEXT
         return self._read({column.name: kind}, start, stop)[column.name]
 
     def _read(self, kinds: Mapping[str, str], start: int, stop: int) -> dict[str, Array]:
@@ -226,14 +271,20 @@ class CsvFile(TableFile):
         """The first cell that is no number; for truth values among numbers, the first that is of another kind."""
         kinds = self._odd[name].kinds
         row = kinds.get(TEXT, max(kinds.values(), default=0))
-        for block in self._blocks:
-            if block.row <= row < block.row + block.rows:
-                table = self._parse(self._bytes_of(block), [name], {name: pa.string()}, block.line)
-                cells = table.column(name).to_pylist()
-                odd = (at for at, cell in enumerate(cells) if TEXT in kinds and not _is_number(cell))
-                at = next(odd, row - block.row)
-                return block.row + at, cells[at]
-        return row, ""
+        cells = self._cells(name, row)
+        at = next((at for at, cell in enumerate(cells) if TEXT in kinds and not _is_number(cell)), 0)
+        return row + at, cells[at]
+
+    def _cells(self, name: str, row: int) -> list[str]:
+        """The cells of a column from a row on to the end of its block, as they are written; "" for an empty one."""
+        block = self._blocks[self._overlapping(row, row + 1)[0]]
+        cells = self._cells_of(self._bytes_of(block), name, block.line)
+        return [cell or "" for cell in cells[row - block.row :]]
+
+    def _cells_of(self, content: bytes, name: str, line: int) -> list[str | None]:
+        """The cells of a column in the bytes of a block, as they are written; None for an empty one."""
+        cells: list[str | None] = self._parse(content, [name], {name: pa.string()}, line).column(name).to_pylist()
+        return cells
 
     def place(self, row: int) -> str:
         """The line of a row: those inside quotes are lines of the file too."""
@@ -282,8 +333,8 @@ def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
     return delimiter, names, len(raw)
 
 
-def _look_at(values: Any, row: int, found: _FoundKinds) -> None:
-    """Add what kinds of values a block of a column has; `row` is the first row of the block."""
+def _look_at(values: Any, cells: Callable[[], Sequence[str | None]], row: int, found: _FoundKinds) -> None:
+    """Add what kinds of values a block of a column has; `row` is the first row of the block, `cells` gives its text."""
     kind = values.type
     nulls = np.asarray(values.is_null()) if values.null_count else None
     if nulls is not None:
@@ -295,9 +346,12 @@ def _look_at(values: Any, row: int, found: _FoundKinds) -> None:
         nan = np.asarray(pc.fill_null(pc.is_nan(values), False))
         if nan.any():
             found.add("nan", row + int(nan.argmax()))
-        found.add("float64", first)
+        numbers = np.abs(values.to_numpy(zero_copy_only=False))
+        large = bool(((numbers >= _EXACT) & (numbers < np.inf)).any())
+        found.add("uint64" if large and found.add_cells(cells(), row) else "float64", first)
     elif pa.types.is_integer(kind):
         found.add("int64", first)
+        found.add_whole(np.asarray(pc.fill_null(values, 0)), row)
     else:
         found.add("bool" if pa.types.is_boolean(kind) else TEXT, first)
 

@@ -120,6 +120,19 @@ def odd_truths(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.uint8) > 1
 
 
+def inexact_as_float(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return where whole numbers have no equal float64: bool, of the shape of `values`, which are int64 or uint64.
+
+    Types of fewer bits, and those that are not whole numbers, have none.
+    """
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
+        return np.zeros(values.shape, bool)
+    floats = values.astype(np.float64)
+    inside = floats < float(np.iinfo(values.dtype).max)  # which rounds up to a number that the type does not have
+    odd: np.ndarray[Any, Any] = ~inside | (np.where(inside, floats, 0).astype(values.dtype) != values)
+    return odd
+
+
 Role: TypeAlias = Literal["observation", "action", "reward", "done", "info", "state", "id", "text"]
 Timing: TypeAlias = Literal["state", "step", "result"]
 """When a source field is known: `state` before and after every step (T+1 rows an episode), `step` with the

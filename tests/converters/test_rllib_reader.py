@@ -323,6 +323,31 @@ def test_whole_numbers_and_floats_of_one_column_are_floats(tmp_path: Path) -> No
         assert rewards.tolist() == [1.0, 1.0, 1.0, *(row["rewards"] for row in other)]
 
 
+@pytest.mark.parametrize("form", ["batch", "transitions", "lines"])
+@pytest.mark.parametrize(
+    ("values", "dtype", "line"),
+    [
+        ([1, 1 << 63, (1 << 64) - 1, 0], "uint64", 0),
+        ([-1, (1 << 53) + 1, 2, 3], "int64", 0),
+        ([1, 2, (1 << 53) + 1, 1.5], "float64", 3),
+        ([1.5, 2, 3, (1 << 53) + 1], "float64", 4),
+        ([-1, 1 << 53, 1 << 63, (1 << 63) + 1], "float64", 4),
+        ([float("inf"), 1e300, 1.5, 1 << 53], "float64", 0),
+    ],
+)
+def test_whole_numbers_keep_their_digits_or_a_note_names_the_first_that_does_not(
+    values: list[Any], dtype: str, line: int, form: str, tmp_path: Path
+) -> None:
+    rows = [row | {"id": [0, value]} for row, value in zip(rows_of_episode(1, 4), values, strict=True)]
+    lines = {"batch": [as_batch(rows)], "transitions": rows, "lines": [as_batch([row]) for row in rows]}[form]
+    result = rbtool.convert(write_lines(tmp_path / "a.json", lines), tmp_path / "out")
+    with TedReader(result.path) as reader:
+        found = reader.read(("info", "id"), 0, 4)[:, 1]
+    assert (found.dtype.name, found.tolist()) == (dtype, [float(one) if dtype == "float64" else one for one in values])
+    notes = [one for one in result.notes if one.startswith("id is float64")]
+    assert [one.endswith(f"a.json, line {1 if form == 'batch' else line}") for one in notes] == [True] * bool(line)
+
+
 def test_compressed_rows_and_columns_are_arrays(tmp_path: Path) -> None:
     one, other = rows_of_episode(1, 3), rows_of_episode(2, 2)
     batch = as_batch(one)
