@@ -83,7 +83,7 @@ class DatasetSurvey:
         self._inside = 0
 
     def find(self, progress: Callable[[int], None]) -> FoundDataset:
-        """Find the episodes; `progress` takes how many more were looked at. Raises where none can be read."""
+        """Find the episodes; `progress` takes how many more were looked at. Raises where no file can be read."""
         info = self._info
         paths = self._paths()
         for path in paths:
@@ -103,8 +103,6 @@ class DatasetSurvey:
                 found.damaged[number] = error
         self._add_dropped(found)
         self._require_videos(found)
-        if not found.episodes:
-            raise next(iter(found.damaged.values()))
         found.notes += self._notes(found)
         return found
 

@@ -18,7 +18,7 @@ from .fields import FeatureColumn, as_stated
 from .info import DatasetInfo, require_content
 from .metadata import FrameEpisode
 
-WITHOUT_IMAGES = "--skip-bad leaves out such episodes, --images skip the images"
+WITHOUT_IMAGES = "--images skip takes the steps without images, --skip-bad leaves out such episodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class VideoSurvey:
             path = self._info.root / place.path
             found = self._look_at(place.path, column)
             if isinstance(found, FormatError):
-                raise found
+                raise type(found)(f"{found.message}; episode {episode.number} needs it", hint=found.hint)
             first = round(place.start * fps) + episode.frame
             needed = first + len(episode)
             spans.append(((column.name, place.path), (first, needed, episode.number)))

@@ -45,14 +45,17 @@ def check_source(reader: Reader, progress: Progress) -> SourceReport:
     try:
         run = _Pass(reader, None, progress)
     except FormatError as error:
-        return SourceReport((Finding(*_READS, "error", _said(error)),), 0, 0, BoundaryCounts(), ())
+        return SourceReport((Finding(*_READS, "error", _said(str(error), error.hint)),), 0, 0, BoundaryCounts(), ())
     findings = [finding for rule in run.rules for finding in rule.findings()]
-    findings += [Finding(*_READS, "error", f"episode {one}: {why}", episodes=(one,)) for one, why in run.unread.items()]
+    findings += [
+        Finding(*_READS, "error", f"episode {one}: {_said(*error)}", episodes=(one,))
+        for one, error in run.unread.items()
+    ]
     table, notes = run.table, run.facts.notes
     try:
         notes = reader.facts().notes
     except FormatError as error:  # of the source as a whole, or of an episode that is named already
-        findings += [] if run.unread else [Finding(*_READS, "error", _said(error))]
+        findings += [] if run.unread else [Finding(*_READS, "error", _said(str(error), error.hint))]
     return SourceReport(tuple(findings), table.steps, len(table), table.counts(), tuple(notes))
 
 
@@ -62,15 +65,20 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
     CorruptDataError where no episode is sound.
     """
     run = _Pass(reader, numbers, progress)
-    why = dict(run.unread)
+    why = {number: _said(*error) for number, error in run.unread.items()}
     for finding in (finding for rule in run.rules for finding in rule.findings()):
         for first, after in finding.steps if finding.severity == "error" else ():
             for number in run.feeder.numbers_at(first, after):
                 why.setdefault(number, finding.message)
     sound = [number for number in numbers if number not in why]
     if not sound:
-        named = "".join(f": episode {number}: {text}" for number, text in list(why.items())[:1])
-        raise CorruptDataError(f"{reader.path} has no episode that is sound{named}")
+        errors = {number: (text, "") for number, text in why.items()} | run.unread
+        hinted = [number for number, (_, hint) in errors.items() if hint]
+        named, hint = "", ""
+        for number in [*hinted, *errors][:1]:  # an episode for which there is something to do, if there is one
+            text, hint = errors[number]
+            named = f": episode {number}: {text}"
+        raise CorruptDataError(f"{reader.path} has no episode that is sound{named}", hint=hint)
     notes = [f"episode {number} is left out: {text}" for number, text in list(why.items())[:_MOST_NAMED]]
     if len(why) > _MOST_NAMED:
         rest = _as_ranges(sorted(list(why)[_MOST_NAMED:]))
@@ -88,13 +96,16 @@ def _as_ranges(numbers: Sequence[int]) -> str:
 
 
 class _Pass:
-    """A pass over all episodes: the episode `table`, the `rules`, and why episodes in `unread` are not read."""
+    """A pass over all episodes: the episode `table`, the `rules`, and the errors of episodes that cannot be read.
+
+    `unread` has, by the number of the episode, the message and the hint.
+    """
 
     def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:
         self.facts = reader.stated()
         fields = ted_fields(self.facts.fields)
         self.rules: list[Rule] = data_rules(fields, self.facts.steps, self.facts.spaces)
-        self.unread: dict[int, str] = {}
+        self.unread: dict[int, tuple[str, str]] = {}
         self.feeder = feeder = _Feeder(self.rules, row_bytes(fields))
         ingest = Ingest(feeder, self.facts.fields)
         progress.start("checking", self.facts.steps, "steps")
@@ -106,14 +117,14 @@ class _Pass:
                     progress.advance(len(piece))
             except FormatError as error:
                 feeder.break_off()
-                self.unread[number] = _said(error)
+                self.unread[number] = str(error), error.hint
         feeder.flush()
         progress.done()
         self.table = ingest.table
 
 
-def _said(error: FormatError) -> str:
-    return f"{error}; {error.hint}" if error.hint else str(error)
+def _said(message: str, hint: str) -> str:
+    return f"{message}; {hint}" if hint else message
 
 
 @dataclass

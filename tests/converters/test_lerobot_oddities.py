@@ -193,6 +193,30 @@ def test_a_missing_video_costs_its_episode(older: Path) -> None:
     assert_two_are_left(older, "episode_000001.mp4 is missing", video=True)
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_of_a_subset_without_videos_the_episodes_asked_for_are_named_and_their_rows_can_be_taken(
+    version: str, tmp_path: Path
+) -> None:
+    path = write_dataset(tmp_path / "d", random_takes((4, 3, 5, 2)), version=version, a_file=1)
+    shutil.rmtree(path / "videos")
+    for file in sorted(path.glob("data/*/*.parquet"))[:2]:
+        file.unlink()
+    video = "episode_00000{}.mp4" if version == "v2.1" else "file-00{}.mp4"
+    chosen: list[dict[str, Any]] = [{"episodes": "2,3"}, {"episodes": "2,3", "skip_bad": True}, {"skip_bad": True}]
+    for options in chosen:
+        error = raised(path, **options)
+        assert f"{video.format(2)} is missing" in error.message
+        assert "episode 2 needs it" in error.message
+        assert "--images skip" in error.hint
+    assert "episode 0" in raised(path).message
+    assert "episode 1" in raised(path, episodes="1").message
+    for number, options in enumerate(chosen):
+        result = rbtool.convert(path, tmp_path / str(number), images="skip", final_step="repeat", **options)
+        assert (result.episodes, result.steps) == (2, 7)
+    found = rbtool.check(path)
+    assert [one.episodes for one in found.findings] == [(0,), (1,), (2,), (3,)]
+
+
 def test_a_video_with_a_frame_too_few_costs_its_episode(older: Path) -> None:
     write_video(older / VIDEO, [picture(4), picture(5)])
     assert_two_are_left(older, "has 2 frames, and the rows of episode 1 need 3", video=True)
