@@ -39,6 +39,7 @@ _DATA_MB, _VIDEO_MB, _CHUNK = 100, 200, 1000
 _DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.parquet"
 _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
 _SAMPLED_IMAGES, _SAMPLED_VIDEOS = 64, 4
+_LARGEST = (1 << 63) - 1
 
 
 class LerobotExporter(Sink):
@@ -66,6 +67,7 @@ class LerobotExporter(Sink):
         """Lay out the features, and refuse what LeRobot does not have."""
         self._features, dropped = features_of(self.chosen.fields)
         self.dropped += dropped
+        self._refuse_large_numbers()
         stated = self._source_info.get("fps")
         known = isinstance(stated, int | float) and not isinstance(stated, bool) and stated > 0
         self._fps = float(stated) if known and stated is not None else 1.0
@@ -78,6 +80,19 @@ class LerobotExporter(Sink):
         )
         if not all(self._tasks_of(position) for position in range(count)):
             self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
+
+    def _refuse_large_numbers(self) -> None:
+        """Raise SchemaError for a number that LeRobot cannot read: it makes int64 of uint64."""
+        for one in self._features:
+            if one.kind != "numbers" or one.column.field.dtype != "uint64":
+                continue
+            for rows in self.chosen.chunks(one.key, one.column.bytes):
+                if rows.size and (largest := int(rows.max())) > _LARGEST:
+                    name = one.column.field.name
+                    raise SchemaError(
+                        f"{name} is uint64 and has {largest}, and LeRobot reads whole numbers up to 2**63 - 1",
+                        hint=f"leave it out first: rbtool preprocess DATASET DEST --exclude {name}",
+                    )
 
     @cached_property
     def _source_info(self) -> Mapping[str, Any]:
@@ -110,8 +125,9 @@ class LerobotExporter(Sink):
             place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
             path = target / _DATA / _numbered(place, "parquet")
             fs.make_folder(path.parent)
-            with parquet_writer(path, self._schema()) as (writer, file):
+            with parquet_writer(path, self._schema) as (writer, file):
                 waiting: list[Any] = []
+                held = 0
                 for position in positions:
                     first, stop = self.chosen.episode(position)
                     found = self._tasks_of(position) or [self.name]
@@ -125,9 +141,10 @@ class LerobotExporter(Sink):
                     )
                     for batch, size in self._batches(position, first, stop, start, numbers, statistics):
                         waiting.append(batch)
-                        if sum(one.nbytes for one in waiting) >= _GROUP_BYTES:
+                        held += batch.nbytes
+                        if held >= _GROUP_BYTES:
                             writer.write_table(pa.Table.from_batches(waiting))
-                            waiting = []
+                            waiting, held = [], 0
                         file.check()
                         progress(size)
                     start += stop - first
@@ -150,6 +167,7 @@ class LerobotExporter(Sink):
         if found:
             yield found
 
+    @cached_property
     def _schema(self) -> Any:
         columns = [(one.name, _arrow_type(one)) for one in self._features if one.kind != "video"]
         own = [(name, pa.from_numpy_dtype(entry["dtype"])) for name, entry in own_features().items()]
@@ -159,7 +177,7 @@ class LerobotExporter(Sink):
         self, position: int, first: int, stop: int, start: int, tasks: list[int], statistics: Mapping[str, _Statistics]
     ) -> Iterator[tuple[Any, int]]:
         """Yield the rows of an episode and how many bytes they are; `start` is the row of its first step."""
-        reader, schema = self.chosen.reader, self._schema()
+        reader, schema = self.chosen.reader, self._schema
         size = sum(field.row_bytes for field in self.chosen.fields)
         rows = max(1, _GROUP_BYTES // max(1, size))
         seen: dict[int, int] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,42 @@ def test_many_episodes_are_in_several_files(tmp_path: Path, monkeypatch: pytest.
     assert len(list(out.glob("data/chunk-000/*.parquet"))) == 3
     for row, expected in zip(plain_rows(out), plain_rows(source), strict=True):
         assert np.array_equal(row[CAMERA], expected[CAMERA])
+
+
+def test_the_work_grows_with_the_number_of_episodes_and_not_with_its_square(tmp_path: Path) -> None:
+    calls = []
+    for count in (60, 240):
+        made = rbtool.convert(
+            write(tmp_path / f"{count}.h5", flat(random_episodes([2] * count))), tmp_path / str(count)
+        )
+        with open_steps(made.path) as reader:
+            sink = LerobotExporter(Chosen(reader, np.arange(len(reader.episodes.length))), "out")
+            sink.check()
+            calls.append(0)
+
+            def counted(frame: FrameType, event: str, argument: object) -> None:
+                calls[-1] += event == "call" and frame.f_globals["__name__"] == LerobotExporter.__module__
+
+            sys.setprofile(counted)
+            sink.write(tmp_path / f"out{count}", lambda size: None)
+            sys.setprofile(None)
+    assert calls[1] < 5 * calls[0]
+
+
+@pytest.mark.parametrize("largest", [(1 << 63) - 1, 1 << 63])
+def test_a_number_that_lerobot_cannot_read_is_refused(largest: int, tmp_path: Path) -> None:
+    takes = random_takes((3, 2))
+    for take in takes:
+        take.columns["seed"] = np.zeros(len(take), np.uint64)
+    takes[1].columns["seed"][0] = largest
+    source = write_dataset(tmp_path / "d", takes, images="none")
+    if largest < 1 << 63:
+        assert max(row["seed"] for row in plain_rows(exported(source, tmp_path, "skip"))) == largest
+        return
+    with pytest.raises(SchemaError, match=f"seed is uint64 and has {largest}"):
+        exported(source, tmp_path, "skip")
+    assert not (tmp_path / "exported").exists()
+    assert rbtool.export(tmp_path / "made", tmp_path / "first", to="lerobot", episodes="0").steps == 3
 
 
 def test_names_that_are_taken_are_refused_and_others_folders_left_alone(tmp_path: Path) -> None:
