@@ -219,6 +219,7 @@ EXPORT_EXAMPLES = (
     Example("rbtool export ./cartpole ./cartpole.npz --episodes 0:10", "some episodes for NumPy"),
     Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas and its like"),
     Example("rbtool export ./cartpole ./table --to parquet", "steps and episodes, for datasets.load_dataset"),
+    Example("rbtool export ./cartpole ./lerobot --to lerobot --fps 50", "for LeRobot, at 50 steps a second"),
     Example("rbtool export ./cartpole ./plain.h5 --dry-run --json", "what would be written, as JSON"),
 )
 
@@ -239,6 +240,10 @@ def export(
     ] = None,
     episodes: Episodes = None,
     root: Root = None,
+    fps: Annotated[
+        float | None,
+        typer.Option("--fps", metavar="N", help="Steps a second, for lerobot. Default: as the source states it."),
+    ] = None,
     skip_bad: SkipBad = False,
     force: Force = False,
     dry_run: DryRun = False,
@@ -260,6 +265,7 @@ def export(
             root=root,
             force=force,
             dry_run=dry_run,
+            fps=fps,
             progress=progress,
         )
     form = _FORMATS[result.layout]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +22,19 @@ import numpy as np
 import pyarrow as pa
 
 from ...core.encodings.video import CHANNELS, VideoFile, VideoIndex
-from ...core.errors import CorruptDataError, RbtoolError, SchemaError
+from ...core.errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
+from ...core.format.manifest import Dropped
 from ...core.format.sinks import Chosen, Sink
 from ...core.format.syncing import NewFile
 from ...core.format.videos import VIDEO_SUFFIX, index_name, video_name
-from ..export.columns import FORMAT, decoded
+from ...core.ted.schema import key_name
+from ..export.columns import FORMAT, ExportColumn, decoded
 from ..export.parquet import nested, parquet_writer
-from .features import ExportFeature, features_of, own_features
+from .features import MADE, ExportFeature, features_of, own_features
 from .fields import LANGUAGE
 from .info import INFO
 
@@ -40,15 +43,20 @@ _DATA, _VIDEOS, _EPISODES = "data", "videos", "meta/episodes/chunk-000/file-000.
 _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
 _SAMPLED_IMAGES, _SAMPLED_VIDEOS = 64, 4
 _LARGEST = (1 << 63) - 1
+_MOST_FPS = 1e6
+_PART = re.compile(r"(?P<key>.+)\[(?P<first>[0-9]+)(?::(?P<stop>[0-9]+))?\]")
+"""Where a column is in a vector, as `renamed_keys` state it: `observation[0]`, or `observation[0:3]`."""
 
 
 class LerobotExporter(Sink):
     """Writes LeRobot v3.0: rows in Parquet files of about 100 MB, and kept videos as they are."""
 
     keeps_videos = True
+    option_names = frozenset({"fps"})
 
-    def __init__(self, chosen: Chosen, name: str) -> None:
-        super().__init__(chosen, name)
+    def __init__(self, chosen: Chosen, name: str, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(chosen, name, options)
+        self._language: ExportColumn | None = None
         self._features: list[ExportFeature] = []
         self._fps = 0.0
         self._videos: dict[str, VideoIndex] = {}
@@ -65,20 +73,28 @@ class LerobotExporter(Sink):
 
     def prepare(self) -> None:
         """Lay out the features, and refuse what LeRobot does not have."""
-        self._features, dropped = features_of(self.chosen.fields)
+        features, dropped = features_of(self.chosen.fields)
         self.dropped += dropped
+        language = [one for one in features if one.key == (LANGUAGE,) and one.kind == "text"]
+        self._language = language[0].column if language else None
+        self._features = [one for one in features if one not in language]
         self._refuse_large_numbers()
-        stated = self._source_info.get("fps")
-        known = isinstance(stated, int | float) and not isinstance(stated, bool) and stated > 0
+        stated = self.options.get("fps", self._source_info.get("fps"))
+        known = isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= _MOST_FPS
+        if not known and "fps" in self.options:
+            raise UsageError(f"--fps is {stated!r}, expected a number of steps a second")
         self._fps = float(stated) if known and stated is not None else 1.0
         if not known:
-            self.notes.append("the rate of steps is not known: fps is 1, and timestamps count steps")
+            self.notes.append("the rate of steps is not known: fps is 1, and timestamps count steps (--fps states it)")
+        if not self._source_info:
+            made = [key_name(one.key) for one in self.chosen.fields if one.key in MADE]
+            self.dropped += [Dropped(one, "LeRobot's column of that name is made again") for one in made]
         count = len(self.chosen.table)
         self.notes.append(
             f"the observation after the last step of {count:,} episode{'s' if count != 1 else ''} is left out: LeRobot "
             "has no row for it"
         )
-        if not all(self._tasks_of(position) for position in range(count)):
+        if self._language is None and not all(self._tasks_of(position) for position in range(count)):
             self.notes.append(f"episodes without the text {LANGUAGE} have the task {self.name!r}")
 
     def _refuse_large_numbers(self) -> None:
@@ -107,11 +123,40 @@ class LerobotExporter(Sink):
 
     def _tasks_of(self, position: int) -> list[str]:
         """The tasks of an episode, in the order of their first steps."""
+        if self._language is not None:
+            return list(dict.fromkeys(self._instructions(*self.chosen.episode(position))))
         text = {} if self.chosen.text is None else self.chosen.text[position]
         if LANGUAGE in text:
             return [text[LANGUAGE]]
         several = parse_json(text.get(f"{LANGUAGE}s", "[]"), LANGUAGE)
         return [str(one) for one in several] if isinstance(several, list) else []
+
+    def _instructions(self, start: int, stop: int) -> list[str]:
+        """The tasks of rows of the dataset, where each row states its own."""
+        assert self._language is not None
+        assert self._language.length is not None
+        rows, lengths = (
+            self.chosen.reader.read(field.key, start, stop) for field in (self._language.field, self._language.length)
+        )
+        return decoded(rows, lengths, self._language.field.name)
+
+    def _names_of(self, one: ExportFeature) -> object:
+        """The names of the numbers of a row: as LeRobot's metadata state them, or of the columns that were joined."""
+        features = self._source_info.get("features")
+        stated = features.get(one.name) if isinstance(features, dict) else None
+        if isinstance(stated, dict) and stated.get("shape") == list(one.shape or (1,)):
+            return stated.get("names")
+        if len(one.shape) != 1:
+            return None
+        found: dict[int, str] = {}
+        for column, places in self.chosen.reader.manifest.renamed_keys.items():
+            for place in places.split(", "):
+                match = _PART.fullmatch(place)
+                if match is None or match["key"] != key_name(one.key):
+                    continue
+                first, stop = int(match["first"]), int(match["stop"] or -1)
+                found |= {at: f"{column}_{at - first}" for at in range(first, stop)} or {first: column}
+        return [found[at] for at in range(one.shape[0])] if found.keys() == set(range(one.shape[0])) else None
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         """Write rows, videos and, last, the metadata."""
@@ -139,7 +184,7 @@ class LerobotExporter(Sink):
                         | videos.of(position, first, stop)
                         | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
                     )
-                    for batch, size in self._batches(position, first, stop, start, numbers, statistics):
+                    for batch, size in self._batches(position, first, stop, start, found, numbers, statistics):
                         waiting.append(batch)
                         held += batch.nbytes
                         if held >= _GROUP_BYTES:
@@ -174,7 +219,14 @@ class LerobotExporter(Sink):
         return pa.schema([*columns, *own])
 
     def _batches(
-        self, position: int, first: int, stop: int, start: int, tasks: list[int], statistics: Mapping[str, _Statistics]
+        self,
+        position: int,
+        first: int,
+        stop: int,
+        start: int,
+        names: list[str],
+        tasks: list[int],
+        statistics: Mapping[str, _Statistics],
     ) -> Iterator[tuple[Any, int]]:
         """Yield the rows of an episode and how many bytes they are; `start` is the row of its first step."""
         reader, schema = self.chosen.reader, self._schema
@@ -200,17 +252,20 @@ class LerobotExporter(Sink):
                     else _numbers(values.reshape(len(values), *one.shape), one.shape)
                 )
             frame = np.arange(low - first, high - first)
-            task = self._task_numbers(low, high, tasks, seen)
+            task = self._task_numbers(low, high, names, tasks, seen)
             own = (
                 (frame / self._fps).astype(np.float32), frame, np.full(high - low, position), start + frame, task,
             )  # fmt: skip
             arrays += [pa.array(one) for one in own]
             yield pa.record_batch(arrays, schema=schema), size * (high - low)
 
-    def _task_numbers(self, low: int, high: int, tasks: list[int], seen: dict[int, int]) -> Array:
+    def _task_numbers(self, low: int, high: int, names: list[str], tasks: list[int], seen: dict[int, int]) -> Array:
         """The number of the task of each row: of several, they are in the order in which `task_index` has them."""
         if len(tasks) == 1:
             return np.full(high - low, tasks[0])
+        if self._language is not None:
+            numbers = dict(zip(names, tasks, strict=True))
+            return np.array([numbers[one] for one in self._instructions(low, high)], np.int64)
         if all(field.key != ("task_index",) for field in self.chosen.fields):
             raise SchemaError("episodes have several tasks, and no task_index states which is that of a row")
         stored = self.chosen.reader.read(("task_index",), low, high).tolist()
@@ -230,7 +285,7 @@ class LerobotExporter(Sink):
     ) -> None:
         _write_table(target / _EPISODES, pa.Table.from_pylist(episodes))
         _write_table(target / "meta" / "tasks.parquet", _task_table(tasks))
-        features = {one.name: one.document(self._fps) for one in self._features}
+        features = {one.name: one.document(self._fps, self._names_of(one)) for one in self._features}
         for name, shape in shapes.items():
             features[name]["shape"] = list(shape)
         document = {

@@ -23,7 +23,7 @@ _OWN = (
     (TASK_INDEX, "int64"),
 )
 """The columns of every dataset, which are made again."""
-_MADE: frozenset[Key] = frozenset({EPISODE, ("frame",), (TIMESTAMP,), (TASK_INDEX,), ("info", INDEX)})
+MADE: frozenset[Key] = frozenset({("frame",), (TIMESTAMP,), (TASK_INDEX,), ("info", INDEX)})
 _OBSERVATION, _IMAGES = "observation", ("observation", "image")
 _CHANNELS = frozenset({1, 3, 4})
 
@@ -43,14 +43,14 @@ class ExportFeature:
         """The key of the leaf."""
         return self.column.field.key
 
-    def document(self, fps: float) -> dict[str, Any]:
-        """The entry in `info.json`."""
+    def document(self, fps: float, names: object = None) -> dict[str, Any]:
+        """The entry in `info.json`; `names` are those of the numbers of a row, None where they have none."""
         if self.kind == "text":
             return {"dtype": "string", "shape": [1], "names": None}
         if self.kind == "numbers":
-            return {"dtype": self.column.field.dtype, "shape": list(self.shape or (1,)), "names": None}
-        names = ["height", "width", "channels"]
-        found: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": names}
+            return {"dtype": self.column.field.dtype, "shape": list(self.shape or (1,)), "names": names}
+        axes = ["height", "width", "channels"]
+        found: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes}
         if self.kind == VIDEO:
             found["info"] = {"video.fps": fps, "video.is_depth_map": False, "has_audio": False}
         return found
@@ -68,7 +68,7 @@ def features_of(fields: tuple[Field, ...]) -> tuple[list[ExportFeature], list[Dr
     dropped: list[Dropped] = []
     for column in columns_of(fields):
         key = column.field.key
-        if key in _MADE or (key[0] == NEXT and key[1:] in states):
+        if key in MADE or key == EPISODE or (key[0] == NEXT and key[1:] in states):
             continue
         if key in SINGLETONS:
             dropped.append(Dropped(column.field.name, "flags and rewards at the root are not those of the step"))

@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...core.encodings.pickles import require_trust
+from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.ted.schema import dtype_name
 
 TEXT = "text"
+_TEXT_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class TableColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether its values are strings, which can be an episode key and nothing else."""
+        """Whether its values are strings."""
         return self.dtype == TEXT
 
     @property
@@ -82,6 +84,13 @@ class TableFile(Closing, ABC):
         if column.why or column.is_text:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {column.why or 'it is text'}")
 
+    def require_text(self, column: TableColumn) -> None:
+        """Raise FormatError for a column of strings that cannot be mapped as text, as `require_numbers` raises it."""
+        self._require_trust(column)
+        why = column.why or (f"its rows are {list(column.shape)} texts, expected one" if column.shape else "")
+        if why:
+            raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {why}")
+
     def require_key(self, column: TableColumn) -> None:
         """Raise FormatError for a column that cannot be the episode key."""
         self._require_trust(column)
@@ -97,6 +106,37 @@ class TableFile(Closing, ABC):
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
         """Read rows of a column to compare them: text where numbers would not be exact."""
         return self.read([column.name], start, stop)[column.name]
+
+    def encoded(self, column: TableColumn, values: Array, start: int) -> list[bytes]:
+        """Return strings that `read` returned, the first of which is in row `start`, in UTF-8.
+
+        FormatError for one that is not UTF-8, and for one that is too long.
+        """
+        found: list[bytes] = []
+        for row, value in enumerate(values.reshape(len(values)).tolist(), start):
+            try:
+                text = value if isinstance(value, bytes) else str(value).encode()
+                text.decode()
+            except UnicodeError as error:
+                raise FormatError(
+                    f"{self.path}: column {column.name!r} is no text in UTF-8 in {self.place(row)}"
+                ) from error
+            if len(text) > LONGEST_ROW:
+                raise FormatError(
+                    f"{self.path}: column {column.name!r} has a text of {len(text):,} bytes in {self.place(row)}, "
+                    f"expected at most {LONGEST_ROW:,}: every row takes the space of the longest"
+                )
+            found.append(text)
+        return found
+
+    def longest_text(self, column: TableColumn) -> int:
+        """Read a column of strings; return the bytes of the longest, at least 1. Raises what `encoded` raises."""
+        longest = 1
+        for start in range(0, column.rows, _TEXT_ROWS):
+            stop = min(start + _TEXT_ROWS, column.rows)
+            values = self.read([column.name], start, stop)[column.name]
+            longest = max(longest, *map(len, self.encoded(column, values, start)))
+        return longest
 
     def place(self, row: int) -> str:
         """Where a row is, in words for a message."""

@@ -52,7 +52,7 @@ class Hdf5File(TableFile):
         for name in names:
             dataset = self._datasets[name]
             if self.columns[name].is_text:
-                text = self._values.dataset(name, start, stop).asstr(errors="backslashreplace")
+                text = self._values.dataset(name, start, stop).asstr(errors="surrogateescape")
                 found[name] = np.asarray(text[start:stop], object)
                 continue
             rows = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
@@ -60,6 +60,13 @@ class Hdf5File(TableFile):
                 dataset.read_direct(rows, np.s_[start:stop])
             found[name] = native(rows)
         return found
+
+    def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
+        rows = super().read_key(column, start, stop)
+        if column.is_text:  # bytes that are not UTF-8 are shown as such
+            texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in rows.flat)
+            rows = np.array([*texts], object).reshape(rows.shape)
+        return rows
 
     def close(self) -> None:
         self._values.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.encodings.text_rows import length_key, text_fields
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.column_map import quoted_name
 from ...core.format.contracts import Array
 from ...core.ted.schema import NEXT, REWARD, Field, Key, Timing, inexact_as_float, key_name, role_of, safe_part
-from .columns import TableColumn, TableFile
+from .columns import TEXT, TableColumn, TableFile
 from .keys import require_ted_key
 
 STATES = frozenset({"observation", "state", "pixels"})
@@ -27,13 +29,19 @@ _MOST_SHOWN = 40
 class Mapped:
     """A field made of columns, one after the other in a row where there are several.
 
-    `after` are the columns with the same after each step; None where the following row has it.
+    A column of strings makes a field of text, whose width is that of the longest. `after` are the columns with the same
+    after each step; None where the following row has it.
     """
 
     field: Field
     timing: Timing
     columns: tuple[TableColumn, ...]
     after: tuple[TableColumn, ...] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are strings."""
+        return self.columns[0].is_text
 
 
 def lookup(name: str, columns: Iterable[str]) -> str | None:
@@ -71,11 +79,32 @@ class TableMapping:
                     raise UsageError(f"--map gives two columns for {key_name(made)!r}")
                 found[made] = columns
         self.fields = tuple(self._fields(found))
+        keys = {one.field.key for one in self.fields}
+        for one in self.fields:
+            if one.is_text and length_key(one.field.key) in keys:
+                raise UsageError(
+                    f"--map has the key {key_name(length_key(one.field.key))!r}, which has the lengths of the text "
+                    f"{one.field.name}", hint="choose another key",
+                )  # fmt: skip
         if not any(one.timing == "state" for one in self.fields):
             raise UsageError(
                 f"--map has no observation for {file.path}",
                 hint=f"add observation=COLUMN; {columns_text(file, quoted=True)}",
             )
+
+    def source_fields(self, widths: Mapping[Key, int]) -> Iterator[tuple[Field, Timing]]:
+        """Yield the fields with when they are known; `widths` has the bytes of the longest text by key."""
+        for one in self.fields:
+            found = text_fields(one.field.key, widths[one.field.key]) if one.is_text else [one.field]
+            yield from ((field, one.timing) for field in found)
+
+    def text_widths(self) -> dict[Key, int]:
+        """Read all texts; return the bytes of the longest of each, by key."""
+        texts = (one for one in self.fields if one.is_text)
+        return {
+            one.field.key: max(self._file.longest_text(column) for column in (*one.columns, *(one.after or ())))
+            for one in texts
+        }
 
     @property
     def columns(self) -> list[TableColumn]:
@@ -92,17 +121,18 @@ class TableMapping:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The key of each column whose name differs from it."""
-        names: dict[str, str] = {}
+        """Where each column is whose name differs from that: `observation[1]` is the second number of a vector."""
+        found: dict[str, list[str]] = {}
         for one in self.fields:
             for columns, key in ((one.columns, one.field.key), (one.after or (), (NEXT, *one.field.key))):
-                for at, column in enumerate(columns):
-                    name = key_name(key) + (f"[{at}]" if len(columns) > 1 else "")
-                    if one.field.key == REWARD:
-                        name = key_name((NEXT, *REWARD))
-                    if column.name != name:
-                        names[column.name] = name
-        return names
+                first = 0
+                for column in columns:
+                    size = math.prod(column.shape)
+                    place = f"[{first}]" if not column.shape else f"[{first}:{first + size}]"
+                    name = key_name((NEXT, *REWARD) if one.field.key == REWARD else key)
+                    found.setdefault(column.name, []).append(name + place * (len(columns) > 1))
+                    first += size
+        return {column: ", ".join(names) for column, names in found.items() if names != [column]}
 
     def _expanded(self, key: Key, names: Sequence[str]) -> Iterator[tuple[Key, tuple[TableColumn, ...]]]:
         """Yield the keys that one pair makes: several where it names a group."""
@@ -112,9 +142,9 @@ class TableMapping:
             if not inside:
                 raise self._unknown(key, names[0])
             for name in inside:
-                yield (*key, *map(safe_part, parts(name)[len(group) :])), (self._numbers(name),)
+                yield (*key, *map(safe_part, parts(name)[len(group) :])), (self._usable(name),)
             return
-        found = [self._numbers(one) for name in names for one in self._named(key, name)]
+        found = [self._usable(one) for name in names for one in self._named(key, name)]
         yield tuple(map(safe_part, key)), tuple(found)
 
     def _named(self, key: Key, name: str) -> list[str]:
@@ -138,9 +168,12 @@ class TableMapping:
             )
         return [numbered[number] for number in numbers]
 
-    def _numbers(self, name: str) -> TableColumn:
+    def _usable(self, name: str) -> TableColumn:
         column = self._file.columns[name]
-        self._file.require_numbers(column)
+        if column.is_text:
+            self._file.require_text(column)
+        else:
+            self._file.require_numbers(column)
         return column
 
     def _unknown(self, key: Key, name: str) -> UsageError:
@@ -175,9 +208,14 @@ class TableMapping:
                 f"{list(form[1])}"
             )
         is_state = key[0] in STATES or after is not None
-        return Mapped(Field(key, dtype, shape, role_of(key)), "state" if is_state else "step", columns, after)
+        role = "text" if dtype == TEXT else role_of(key)
+        return Mapped(Field(key, dtype, shape, role), "state" if is_state else "step", columns, after)
 
     def _form(self, key: Key, columns: tuple[TableColumn, ...]) -> tuple[str, tuple[int, ...]]:
+        texts = [one.name for one in columns if one.is_text]
+        if texts and (len(columns) > 1 or key == REWARD):
+            what = "the reward" if key == REWARD else f"part of the vector {key_name(key)}"
+            raise FormatError(f"{self._file.path}: {texts[0]!r} is text, and cannot be {what}")
         if len(columns) == 1:
             return columns[0].dtype, columns[0].shape
         if wide := [one.name for one in columns if len(one.shape) > 1]:

@@ -16,7 +16,8 @@ def nan_notes(file: TableFile, columns: Sequence[TableColumn]) -> list[str]:
     """Count NaN in columns, which are read for it block by block; a sentence each."""
     if file.refuses_nan:
         return []
-    inexact = [one for one in columns if np.dtype(one.dtype).kind in "fc" and _row_bytes(one)]
+    numbers = [one for one in columns if not one.is_text]
+    inexact = [one for one in numbers if np.dtype(one.dtype).kind in "fc" and _row_bytes(one)]
     return [sentence for one in inexact for sentence in _counted(file, one)]
 
 

@@ -37,6 +37,7 @@ _KEY = (
     "traj_no", "traj_num", "trajectory", "trajectory_id",
     "demo", "demo_id",
 )  # fmt: skip
+_LANGUAGE = ("language_instruction", "instruction", "task", "language", "prompt")
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 _MOST_LISTED = 64
 
@@ -74,6 +75,10 @@ class _Proposal:
         pairs["reward"] = quoted_name(reward) if reward is not None else None
         pairs["next.observation"] = after
         self._complete(pairs)
+        for one in self._free(text=True):
+            if one.is_text and not one.shape and _plain(one) in _LANGUAGE and "language_instruction" not in pairs:
+                pairs["language_instruction"] = quoted_name(one.name)
+                self.keys[one.name] = "language_instruction"
         self.options["map"] = [f"{name}={columns}" for name, columns in pairs.items() if columns is not None]
         self._propose_ends(flags, key, rewarded=reward is not None)
         if key is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.encodings.text_rows import encode_text, length_key
 from ...core.errors import FormatError
 from ...core.format.column_map import parse_map
 from ...core.format.contracts import Array, Piece, SourceFacts
@@ -19,7 +20,7 @@ from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Key, row_bytes, ted_fields
 from .boundaries import EndColumns, TableBoundaries, find_boundaries
 from .columns import TableColumn, TableFile
-from .mapping import TableMapping, rows_of
+from .mapping import Mapped, TableMapping, rows_of
 from .missing_values import nan_notes
 from .opening import open_table
 
@@ -58,13 +59,6 @@ class TableReader(Reader):
             self._file.close()
             raise
         self._found: TableBoundaries | None = None
-        self._fields = tuple((one.field, one.timing) for one in self._map.fields)
-        rows = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(self._fields))))
-        rewards = [one for one in self._map.fields if one.field.key == REWARD]
-        self._all = _Window(self._file, [*self._map.columns, *self._ends.flags], rows, self._rows)
-        outcome = [*(column for one in rewards for column in one.columns), *self._ends.flags]
-        self._outcome = _Window(self._file, outcome, _TABLE_ROWS, self._rows)
-        self._step = rows
 
     def _common_length(self) -> int:
         columns = {column.name: column for column in (*self._map.columns, *self._ends.all)}
@@ -82,8 +76,15 @@ class TableReader(Reader):
 
     def _surveyed(self, progress: Callable[[int], None] = lambda episodes: None) -> TableBoundaries:
         if self._found is None:
-            self._found = find_boundaries(self._file, self._rows, self._ends, progress)
-            self._by_number = {number: at for at, number in enumerate(self._found.numbers)}
+            found = find_boundaries(self._file, self._rows, self._ends, progress)
+            self._by_number = {number: at for at, number in enumerate(found.numbers)}
+            self._widths = self._map.text_widths()
+            self._fields = tuple(self._map.source_fields(self._widths))
+            self._step = max(1, self.piece_bytes // max(1, row_bytes(ted_fields(self._fields))))
+            rewards = [column for one in self._map.fields if one.field.key == REWARD for column in one.columns]
+            self._all = _Window(self._file, [*self._map.columns, *self._ends.flags], self._step, self._rows)
+            self._outcome = _Window(self._file, [*rewards, *self._ends.flags], _TABLE_ROWS, self._rows)
+            self._found = found
         return self._found
 
     @property
@@ -144,12 +145,24 @@ class TableReader(Reader):
             columns: dict[Key, Array] = {}
             following: dict[Key, Array] = {}
             for one in self._map.fields:
-                rows = rows_of(self.path, one, one.columns, read)
-                if one.after is not None:
-                    following[one.field.key] = rows_of(self.path, one, one.after, read)[: stop - start]
                 follows = one.timing == "state" and one.after is None
-                columns[one.field.key] = rows if follows else rows[: stop - start]
+                for key, rows in self._rows_of(one, one.columns, read, start).items():
+                    columns[key] = rows if follows else rows[: stop - start]
+                for key, rows in self._rows_of(one, one.after or (), read, start).items():
+                    following[key] = rows[: stop - start]
             yield self._piece(number, columns, following, read, start, stop)
+
+    def _rows_of(
+        self, one: Mapped, columns: Sequence[TableColumn], read: Mapping[str, Array], start: int
+    ) -> dict[Key, Array]:
+        """The rows of a field by its key, those of a text with their lengths; {} for no columns."""
+        if not columns:
+            return {}
+        if not one.is_text:
+            return {one.field.key: rows_of(self.path, one, columns, read)}
+        texts = self._file.encoded(columns[0], read[columns[0].name], start)
+        characters, lengths = encode_text(texts, self._widths[one.field.key])
+        return {one.field.key: characters, length_key(one.field.key): lengths}
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
         """Yield the rewards and flags of one episode; all of it where next observations are mapped."""

@@ -29,6 +29,7 @@ _LONGEST_ROW = 64 << 20
 _MOST_COLUMNS = 20_000
 _DELIMITERS = (",", "\t", ";")
 _ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), TEXT: pa.string()}
+_NUMBER = r"^[ \t]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*$"
 _WHOLE = re.compile(r"[ \t]*([+-]?)[0-9]{1,400}[ \t]*")
 _EXACT = 1 << 53
 """Whole numbers up to this one are exact as float64."""
@@ -260,6 +261,10 @@ class CsvFile(TableFile):
                 f"{self.path}: column {column.name!r} has {cell!r} in {self.place(row)}, expected a number"
             )
 
+    def require_text(self, column: TableColumn) -> None:
+        if self._odd[column.name].kinds.keys() - {"empty"} != {TEXT}:
+            self.require_numbers(column)  # a cell that is no number, in a column of numbers
+
     def require_key(self, column: TableColumn) -> None:
         row = self._odd[column.name].kinds.get("empty")
         if row is not None:
@@ -352,8 +357,12 @@ def _look_at(values: Any, cells: Callable[[], Sequence[str | None]], row: int, f
     elif pa.types.is_integer(kind):
         found.add("int64", first)
         found.add_whole(np.asarray(pc.fill_null(values, 0)), row)
+    elif pa.types.is_boolean(kind):
+        found.add("bool", first)
     else:
-        found.add("bool" if pa.types.is_boolean(kind) else TEXT, first)
+        found.add(TEXT, first)
+        if pa.types.is_string(kind) and pc.any(pc.match_substring_regex(values, _NUMBER)).as_py():
+            found.add("number", first)
 
 
 def _row_ends(content: bytes) -> Array:

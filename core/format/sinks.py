@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +78,8 @@ class Chosen:
 class Sink(ABC):
     """Writes episodes in one format.
 
-    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset.
+    `keeps_videos` states that it can hold videos that a dataset keeps; others refuse such a dataset. Options that a
+    format takes are named in `option_names` and found in `self.options`: `fps` is `--fps` of the command line.
 
     The public methods are final. A subclass implements `made(path)`; `prepare()`, which refuses what the format cannot
     hold; and `write_rows(target, progress)`. It may implement `size`.
@@ -88,14 +89,19 @@ class Sink(ABC):
     """
 
     keeps_videos: ClassVar[bool] = False
+    option_names: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_overrides(cls, own_attributes(cls, Sink), {"check": "prepare", "write": "write_rows"})
 
-    def __init__(self, chosen: Chosen, name: str) -> None:
+    def __init__(self, chosen: Chosen, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """Take the episodes and the name of the destination; UsageError for `options` that the format does not have."""
         self.chosen = chosen
         self.name = name
+        self.options: Mapping[str, Any] = dict(options or {})
+        for option in self.options.keys() - self.option_names:
+            raise UsageError(f"an export in this format has no option --{option}", hint=f"leave out --{option}")
         self._prepared = False
         self.notes: list[str] = []
         self.dropped: list[Dropped] = []

@@ -44,6 +44,7 @@ def export(
     root: str | os.PathLike[str] | None = None,
     force: bool = False,
     dry_run: bool = False,
+    fps: float | None = None,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write a dataset (a path or `source:id`) to `dest` in the format `to`: one of `sink_names()`.
@@ -54,7 +55,8 @@ def export(
     format cannot represent is refused before anything is written, and keys that it has no place for are listed in the
     result. `episodes` selects episodes by number, like `0:100,250`; `skip_bad` takes the valid ones of a damaged
     dataset, and notes name the others. `dest` is replaced only with `force`, and only if it is an export in this
-    format. `dry_run` does everything up to writing.
+    format. `dry_run` does everything up to writing. `fps` is the number of steps a second, for `lerobot`; by default
+    that of the source, where it states one.
 
     Raises DatasetNotFoundError, FormatError or CorruptDataError for the dataset, whose digests are verified first;
     SchemaError if the format cannot represent it; UsageError for `to`, `episodes` and `dest`, for a raw dataset, and
@@ -70,7 +72,7 @@ def export(
     with explained, whole_episodes(open_steps(source, damaged=skip_bad)) as opened:
         reader = sound_steps(opened) if skip_bad else opened
         chosen = Chosen(reader, rows_of_episodes(reader, episodes))
-        sink = kind(chosen, destination.name)
+        sink = kind(chosen, destination.name) if fps is None else kind(chosen, destination.name, {"fps": fps})
         sink.check()
         staging = _ExportStaging(destination, kind.made, replace=force)
         staging.refuse_if_taken()

@@ -96,6 +96,56 @@ def test_other_datasets_have_images_and_names_of_lerobot(tmp_path: Path) -> None
     assert {row["task"] for row in rows} == {"out"}
 
 
+def own_data(folder: Path, tasks: list[str]) -> Path:
+    """Convert a table of two episodes of two steps, whose columns have names."""
+    lines = [f"{row}.5,{row},{-row},{row},{row % 2},{task}" for row, task in enumerate(tasks)]
+    path = folder / "log.csv"
+    path.write_text("x,y,grip,force,done,instruction\n" + "\n".join(lines) + "\n")
+    pairs = ["observation=x,y action=force,grip language_instruction=instruction timestamp=y"]
+    return rbtool.convert(path, folder / "made", format="table", map=pairs, ends="done").path
+
+
+def test_own_data_have_their_rate_and_the_names_of_their_columns(tmp_path: Path) -> None:
+    made = own_data(tmp_path, ["push"] * 4)
+    result = rbtool.export(made, tmp_path / "out", to="lerobot", fps=50)
+    assert not any("rate of steps" in note for note in result.notes)
+    assert [one["key"] for one in result.dropped_keys] == ["timestamp"]
+    info = json.loads((tmp_path / "out/meta/info.json").read_text())
+    names = {name: feature["names"] for name, feature in info["features"].items()}
+    assert info["fps"] == 50
+    assert names["observation.state"] == ["x", "y"]
+    assert names["action"] == ["force", "grip"]
+    assert [row["timestamp"] for row in plain_rows(tmp_path / "out")] == pytest.approx([0, 0.02] * 2)
+    again = rbtool.convert(tmp_path / "out", tmp_path / "again").path
+    rbtool.export(again, tmp_path / "twice", to="lerobot")
+    twice = json.loads((tmp_path / "twice/meta/info.json").read_text())
+    assert (twice["fps"], twice["features"]["action"]["names"]) == (50, ["force", "grip"])
+
+
+@pytest.mark.parametrize("tasks", [["push", "push", "lift", "lift"], ["push", "lift", "lift", "push"]])
+def test_instructions_of_own_data_are_the_tasks_of_their_rows(tasks: list[str], tmp_path: Path) -> None:
+    made = own_data(tmp_path, tasks)
+    result = rbtool.export(made, tmp_path / "out", to="lerobot")
+    assert not any("have the task" in note for note in result.notes)
+    rows = plain_rows(tmp_path / "out")
+    assert [row["task"] for row in rows] == tasks
+    assert "language_instruction" not in rows[0]
+    episodes = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [one["tasks"] for one in episodes] == [list(dict.fromkeys(tasks[:2])), list(dict.fromkeys(tasks[2:]))]
+    assert rbtool.convert(tmp_path / "out", tmp_path / "again", final_step="repeat").steps == 4
+
+
+@pytest.mark.parametrize(
+    ("to", "fps", "message"),
+    [("lerobot", 0, "--fps is 0"), ("lerobot", float("nan"), "--fps is nan"), ("npz", 50, "no option --fps")],
+)
+def test_a_rate_that_makes_no_sense_is_refused(to: str, fps: float, message: str, tmp_path: Path) -> None:
+    made = own_data(tmp_path, ["push"] * 4)
+    with pytest.raises(UsageError, match=message):
+        rbtool.export(made, tmp_path / "out", to=to, fps=fps)
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_chosen_episodes_are_written(tmp_path: Path) -> None:
     out = exported(DATA / "v30", tmp_path, "keep", episodes="1,3")
     assert [row["episode_index"] for row in plain_rows(out)] == [0] * 5 + [1] * 15

@@ -313,6 +313,46 @@ def test_what_the_map_has_not_is_noted(pairs: str, note: str, tmp_path: Path) ->
         assert [one for one in made.notes if "is mapped" in one] == [note] * bool(note)
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_columns_of_text_are_texts_of_the_steps(kind: str, tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2))))
+    words, tasks = ["ä, b", "", "three\nlines", "ö" * 20, "x"], [f"do {row // 3}" for row in range(5)]
+    path = WRITERS[kind](tmp_path / "a", columns | {"word": np.array(words), "task": np.array(tasks)})
+    pairs = [*column_map(kind), "pixels.word=word language_instruction=task info.word=word"]
+    with converted(path, tmp_path / "out", map=pairs, final_step="repeat", **FLAGS) as reader:
+        for key, expected in (
+            (("language_instruction",), tasks), (("info", "word"), words), (("pixels", "word"), words),
+            (("next", "pixels", "word"), [*words[1:3], words[2], words[4], words[4]]),
+        ):  # fmt: skip
+            lengths = reader.read((*key[:-1], f"{key[-1]}_length"), 0, 5).tolist()
+            rows = reader.read(key, 0, 5)
+            assert [row[:size].tobytes().decode() for row, size in zip(rows, lengths, strict=True)] == expected
+        assert rows.shape[1] == 40
+    assert not rbtool.check(tmp_path / "out").findings
+    buffer = rbtool.load_dataset(tmp_path / "out", batch_size=5, transform=rbtool.DecodeText())
+    assert buffer[:]["language_instruction"] == tasks
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "npz"])
+def test_texts_that_cannot_be_kept_are_named_with_their_row(kind: str, tmp_path: Path) -> None:
+    def raised(cells: Any) -> str:
+        columns = named(flat(random_episodes((3, 2)))) | {"word": np.array(cells)}
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{'h5' if kind == 'hdf5' else 'npz'}"
+        if kind == "npz":
+            np.savez(path, **columns)
+        else:
+            with h5py.File(path, "w") as file:
+                for name, values in columns.items():
+                    file[name] = values.astype(h5py.string_dtype()) if values.dtype.kind in "SO" else values
+        with pytest.raises(FormatError) as caught:
+            rbtool.convert(path, tmp_path / "out", format="table", map=["observation=obs word=word"], **FLAGS)
+        assert not (tmp_path / "out").exists()
+        return caught.value.message
+
+    assert "'word' is no text in UTF-8 in row 3" in raised(np.array([b"a", b"b", b"c", b"\xff", b"e"]))
+    assert "65,537 bytes in row 1" in raised(np.array([b"a", b"x" * 65_537, b"c", b"d", b"e"]))
+
+
 REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     (
         {},
@@ -343,7 +383,15 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     ({"map": ["observation=obs next.observation=act"]}, FormatError, "observation is float32", ""),
     ({"map": ["observation=obs next.state=act"]}, UsageError, "next.state and no state", ""),
     ({"map": ["observation=obs reward=act"]}, FormatError, "the reward has to be one number a row", ""),
-    ({"map": ["observation=obs action=names"]}, FormatError, "'names' cannot be mapped: it is text", ""),
+    ({"map": ["observation=obs,names"]}, FormatError, "'names' is text, and cannot be part of the vector", ""),
+    ({"map": ["observation=obs reward=names"]}, FormatError, "'names' is text, and cannot be the reward", ""),
+    (
+        {"map": ["observation=obs x=names x_length=r"]},
+        UsageError,
+        "'x_length', which has the lengths of",
+        "another key",
+    ),
+    ({"map": ["observation=obs"], "ends": "names"}, FormatError, "'names' cannot be mapped: it is text", ""),
     ({"map": ["observation=obs action=few"]}, FormatError, "different numbers of rows .few 4, obs 5", ""),
     ({"map": ["observation=obs"], "ends": "deed"}, UsageError, "no column 'deed'; did you mean 'dead'", "columns"),
     ({"map": ["observation=obs"], "ends": "a,b,c"}, UsageError, "expected one or two columns", "write -"),
