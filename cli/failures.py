@@ -192,6 +192,8 @@ def _usage(error: Any) -> Failure:
     hint = f"{context.command_path} --help" if context else ""
     if context and _extra(error) and any("--dest" in one.opts for one in context.command.params):
         hint = f"the destination is an option: --dest DEST; {hint}"
+    if context and _extra(error) and context.command.name == "convert":
+        hint = f"quote a pattern, which the shell else replaces by all names: 'runs/*.csv'; {hint}"
     if (elsewhere := _ELSEWHERE.get(getattr(error, "option_name", ""))) is not None:
         hint = f"{elsewhere}; {hint}"
     return Failure("UsageError", message, hint, 2)

@@ -24,10 +24,10 @@ class FormatDeclaration:
     `opened` has what follows its path, and a line of Python that opens it, with `{}` for the path. `title` is its name
     in sentences; `example` the id of a dataset of the source, and words that name it; `variable` the environment
     variable of the source's local cache. `demo` is a `DemoRecorder`, like `reader`; `overview`, for a format that is
-    never detected, a function from a path to an `Overview` or None; `layout` that of a dataset for which none is asked
-    for. The rest is what `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what
-    ends an episode, `final` whether files have an observation after the last step, `extra` the extra of this package
-    that has to be installed.
+    never detected, a function from a path, and a pattern of files or None, to an `Overview` or None; `layout` that of a
+    dataset for which none is asked for. The rest is what `rbtool list --formats` prints of a reader: `found` is how
+    files are recognised, `ends` what ends an episode, `final` whether files have an observation after the last step,
+    `extra` the extra of this package that has to be installed.
     """
 
     name: str
@@ -137,6 +137,10 @@ READER_OPTIONS = (
     ),
     ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
     ReaderOption(
+        "files", str, "PATTERN",
+        "The CSV or Parquet files of a folder that are one table, like '*.csv' or 'runs/**/*.parquet'. Default: all.",
+    ),
+    ReaderOption(
         "images", str, "HOW",
         "What becomes of images and video: decode (pixels), keep (the files as they are, where the format allows it) "
         "or skip.",
@@ -167,6 +171,7 @@ class ReaderOptions(TypedDict, total=False):
     reward: str | None
     map: Mapping[str, Any] | list[str] | str | None
     episode_key: str | None
+    files: str | None
     images: str | None
     jpeg: str | None
     trust_pickle: bool

@@ -1,4 +1,4 @@
-"""Tables whose columns a user maps: HDF5, npz, folders of npy files, CSV and Parquet."""
+"""Tables whose columns a user maps: HDF5, npz, CSV, Parquet, and folders of npy, CSV or Parquet files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = (
         overview="proposal:overview",
         title="Tables: HDF5, npz, npy, CSV, Parquet",
         found="only --from table, with --map: what columns mean cannot be detected",
-        ends="the flags in --ends, where --episode-key changes, the end of the table",
+        ends="the flags in --ends, where --episode-key changes, the end of a file",
         final="where stored",
     ),
 )

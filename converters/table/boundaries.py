@@ -22,20 +22,27 @@ DONE_NAMES = ("done", "dones", "is_done")
 
 @dataclass(frozen=True, slots=True)
 class EndColumns:
-    """The columns that `--ends` and `--episode-key` name; None where there is none."""
+    """The columns that `--ends` and `--episode-key` name; None where there is none.
+
+    `at_files` states that episodes end where files do, of a table in several.
+    """
 
     terminated: TableColumn | None
     truncated: TableColumn | None
     key: TableColumn | None
+    at_files: bool = False
 
     @classmethod
     def of(cls, file: TableFile, ends: str | None, key: str | None) -> EndColumns:
         """Look the columns up. `ends` is `TERMINATED,TRUNCATED`, with `-` for one that there is not.
 
+        Of a table in several files each is an episode, or several with flags, unless the key, or `-` alone, says what
+        the episodes are.
+
         UsageError for a column that is not there, and where nothing states the ends; FormatError for one that cannot
         be a flag or a key.
         """
-        if ends is None and key is None:
+        if ends is None and key is None and not file.starts:
             raise UsageError(
                 f"{file.path}: where episodes end is not stated",
                 hint="name the columns with the flags (--ends TERMINATED,TRUNCATED), or the one with the episode "
@@ -50,7 +57,8 @@ class EndColumns:
         terminated, truncated = (_flag(file, name) for name in (*names, _NONE)[:2])
         if terminated is not None and terminated == truncated:
             raise UsageError(f"--ends has {terminated.name!r} twice")
-        return cls(terminated, truncated, None if key is None else _key(file, key))
+        at_files = bool(file.starts) and key is None and (ends is None or set(names) != {_NONE})
+        return cls(terminated, truncated, None if key is None else _key(file, key), at_files)
 
     @property
     def flags(self) -> list[TableColumn]:
@@ -91,8 +99,9 @@ def _key(file: TableFile, name: str) -> TableColumn:
 class TableBoundaries:
     """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `names` their text.
 
-    `names` is None where the key is the number, and where there is no key. `marks_all` is the flag that marks the ends
-    of the other flag too, as `done` does in Gym: such a row has the other flag alone.
+    `names` is None where the key is the number, and where there is no key; `named_by` is what the text is: the key, or
+    `file`. `marks_all` is the flag that marks the ends of the other flag too, as `done` does in Gym: such a row has the
+    other flag alone.
     """
 
     stops: Array
@@ -101,6 +110,7 @@ class TableBoundaries:
     names: Sequence[str] | None
     marks_all: TableColumn | None
     notes: tuple[str, ...]
+    named_by: str = "file"
 
     @property
     def starts(self) -> Array:
@@ -134,16 +144,20 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
     dead, late = _joined(terminated), _joined(truncated)
     marks_all = _marks_all(ends, dead, late)
     flagged = np.union1d(dead, late)
-    stops = np.union1d(np.union1d(flagged + 1, begins[1:]), [rows]).astype(np.int64)
+    files = np.asarray(file.starts[1:], np.int64)
+    stops = np.union1d(np.union1d(flagged + 1, begins[1:]), [*(files if ends.at_files else ()), rows]).astype(np.int64)
     progress(len(stops))
     last_terminated = np.isin(stops - 1, np.setdiff1d(dead, late) if marks_all == ends.terminated else dead)
     numbers: Sequence[int] = range(len(stops))
     names: list[str] | None = None
+    if ends.at_files and not ends.flags:
+        names = list(file.file_names)
     notes = list(_flag_notes(ends, flagged, stops, rows))
     if both := len(np.intersect1d(dead, late)):
         notes.append(_note_on_both(ends, marks_all, both))
     if ends.key is not None:
         _require_once(file, ends.key, values, begins)
+        notes += _over_files(file, ends.key, values, np.setdiff1d(files, stops))
         owner = np.searchsorted(begins, np.concatenate(([0], stops[:-1])), side="right") - 1
         if len(stops) == len(values) and all(type(value) is int and 0 <= value < 1 << 63 for value in values):
             numbers = values
@@ -155,7 +169,20 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
                 f"flags end {more:,} more episodes than {ends.key.name} has values: episodes are numbered from 0, and "
                 f"{ends.key.name} is kept as text of each"
             )
-    return TableBoundaries(stops, numbers, last_terminated, names, marks_all, tuple(notes))
+    named_by = "file" if ends.key is None else ends.key.name
+    return TableBoundaries(stops, numbers, last_terminated, names, marks_all, tuple(notes), named_by)
+
+
+def _over_files(file: TableFile, key: TableColumn, values: Sequence[Any], within: Array) -> Iterator[str]:
+    """Count the files that begin in the middle of an episode; FormatError where all rows of several are one."""
+    if len(within) and len(values) == 1:
+        raise FormatError(
+            f"{file.path}: {key.name} is {values[0]!r} in all rows of {len(file.starts):,} files",
+            hint=f"leave out --episode-key {key.name}: each file is an episode; or, with --ends -, all are one",
+        )
+    if len(within):
+        begins = "file begins" if len(within) == 1 else "files begin"
+        yield f"{len(within):,} {begins} with the {key.name} that the file before ends with: the episode goes on there"
 
 
 def _marks_all(ends: EndColumns, terminated: Array, truncated: Array) -> TableColumn | None:
@@ -191,6 +218,7 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
     names = " and ".join(one.name for one in (ends.terminated, ends.truncated) if one is not None)
     what = [f"episodes end at {names}"] if names else []
     what += [f"episodes end where {ends.key.name} changes"] if ends.key is not None else []
+    what += ["episodes end where files do" if what else "each file is an episode"] if ends.at_files else []
     yield ", and ".join(what) if what else "all rows are one episode"
     if ends.key is not None and len(stops) == rows > 1:
         yield f"{ends.key.name} has another value in every row: each is an episode of one step"
@@ -202,12 +230,13 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
             f"{following:,} rows that follow another such row" if following > 1 else "a row that follows another such"
         )
         yield f"{names} {'are' if ' and ' in names else 'is'} set in {which}: each is an episode of one step"
-    if names and ends.key is None and (not len(flagged) or flagged[-1] != rows - 1):
+    if names and ends.key is None and not ends.at_files and (not len(flagged) or flagged[-1] != rows - 1):
         left = rows - (int(flagged[-1]) + 1 if len(flagged) else 0)
         yield f"the last {left:,} {'row ends' if left == 1 else 'rows end'} without a flag: an unfinished episode"
     unflagged = len(stops) - len(flagged)
-    if names and ends.key is not None and unflagged:
-        yield f"{unflagged:,} of {len(stops):,} episodes end where {ends.key.name} changes, without a flag"
+    if names and unflagged and (ends.key is not None or ends.at_files):
+        where = "a file does" if ends.key is None else f"{ends.key.name} changes"
+        yield f"{unflagged:,} of {len(stops):,} episodes end where {where}, without a flag"
 
 
 def _as_flags(file: TableFile, column: TableColumn, rows: Array, start: int) -> Array:
@@ -249,7 +278,9 @@ def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begi
     more = f" and {len(again) - _MOST_NAMED:,} more" if len(again) > _MOST_NAMED else ""
     raise FormatError(
         f"{file.path}: {len(again):,} of the values of {key.name} come again after another one: {shown}{more}",
-        hint=f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED",
+        hint=f"let {key.name} have other values in each file, or leave it out: each file is an episode"
+        if file.starts
+        else f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED",
     )
 
 

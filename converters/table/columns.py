@@ -54,12 +54,16 @@ class TableFile(Closing, ABC):
 
     kind: ClassVar[str]
     """What such a file is called in sentences."""
-    refuses_nan: ClassVar[bool] = False
+    refuses_nan: bool = False
     """Whether a column with NaN cannot be mapped."""
     path: Path
     columns: Mapping[str, TableColumn]
     notes: tuple[str, ...] = ()
     """Sentences on the file that a user should read."""
+    starts: Sequence[int] = ()
+    """The first row of each file, of a table in several; else nothing."""
+    file_names: Sequence[str] = ()
+    """The names of those files."""
 
     @abstractmethod
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
@@ -156,6 +160,14 @@ def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None)
         return TableColumn(
             name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are no numbers"
         )
+
+
+def inexact_note(name: str, place: str) -> str:
+    """State that a column of whole numbers and others is float64, and where the first is that it does not hold."""
+    return (
+        f"{name} is float64, since not every value is a whole number of 64 bits; the first whole number that float64 "
+        f"does not hold is in {place}"
+    )
 
 
 def native(rows: Array) -> Array:

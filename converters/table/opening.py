@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ...core.encodings.h5_layout import data_start
-from ...core.errors import FormatError, RbtoolError
+from ...core.errors import FormatError, RbtoolError, UsageError
 from ...core.format.digest import open_regular
 from ...core.format.unreadable import no_match
 from .columns import TableFile
 
-Kind: TypeAlias = Literal["hdf5", "npz", "npy", "csv", "parquet"]
-_KNOWN = "HDF5, npz, CSV, Parquet and folders of npy files can be read as tables"
+Kind: TypeAlias = Literal["hdf5", "npz", "npy", "csv", "parquet", "files"]
+_KNOWN = "HDF5, npz, CSV, Parquet and folders of npy, CSV or Parquet files can be read as tables"
 
 
 def kind_of(path: Path) -> Kind | None:
     """Return the kind of table at a path; None for anything else. Text with commas counts as CSV."""
     if path.is_dir():
         from .arrays import npy_files
+        from .folder import table_files
 
         with contextlib.suppress(FormatError, OSError):
-            return "npy" if next(npy_files(path), None) is not None else None
+            if next(npy_files(path), None) is not None:
+                return "npy"
+            return "files" if next(table_files(path), None) is not None else None
         return None
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -50,12 +53,19 @@ def _is_csv(path: Path) -> bool:
     )
 
 
-def open_table(path: Path, *, trusted: bool = False) -> TableFile:
+def open_table(path: Path, *, trusted: bool = False, files: str | None = None) -> TableFile:
     """Open the table at a path; `trusted` allows pickles in its arrays to be read.
 
-    FormatError for what is none, and CorruptDataError for a damaged one.
+    `files` is a pattern of the CSV or Parquet files of a folder that are the table. FormatError for what is none, and
+    CorruptDataError for a damaged one.
     """
-    kind = kind_of(path)
+    if files is not None and not path.is_dir():
+        raise UsageError(f"--files chooses files of a folder, and {path} is none", hint="leave out --files")
+    kind = kind_of(path) if files is None else "files"
+    if kind == "files":
+        from .folder import TableFiles
+
+        return TableFiles(path, files)
     if kind == "hdf5":
         from .hdf5 import Hdf5File
 
@@ -69,7 +79,7 @@ def open_table(path: Path, *, trusted: bool = False) -> TableFile:
 
         return NpyFolder(path, trusted=trusted)
     if path.is_dir():
-        raise FormatError(f"{path} is a folder without npy files", hint=_KNOWN)
+        raise FormatError(f"{path} is a folder without npy, CSV or Parquet files", hint=_KNOWN)
     if kind == "npz":
         from .arrays import NpzTable
 

@@ -16,10 +16,12 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ...core.format.unreadable import FETCH_AGAIN
+from ...core.ted.schema import inexact_as_float
 from .columns import TEXT, TableColumn, TableFile, array_column, require_rows
 
 _MARK = b"PAR1"
 _BATCH_BYTES = 8 << 20
+_CHECKED_ROWS = 1 << 16
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 
 
@@ -40,10 +42,8 @@ class ParquetFile(TableFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = os.fdopen(open_regular(path), "rb")
+        self._open()
         try:
-            _require_whole(self._opened, path)
-            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
             self._rows = self._file.metadata.num_rows
             groups = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
             self._groups = np.cumsum([0, *groups])
@@ -54,6 +54,34 @@ class ParquetFile(TableFile):
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        self._opened = os.fdopen(open_regular(self.path), "rb")
+        try:
+            _require_whole(self._opened, self.path)
+            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def rest(self) -> None:
+        """Close the file until it is read again."""
+        self._opened.close()
+        self._cursor = None
+
+    def first_inexact(self, name: str) -> int | None:
+        """The first row of a column with a whole number that has no equal float64; None where there is none."""
+        column = self.columns[name]
+        for start in range(0, column.rows, _CHECKED_ROWS) if column.dtype in ("int64", "uint64") else ():
+            values = self.read([name], start, min(start + _CHECKED_ROWS, column.rows))[name]
+            odd = inexact_as_float(values).reshape(len(values), -1).any(1)
+            if odd.any():
+                return start + int(odd.argmax())
+        return None
+
+    def has_negative(self, name: str) -> bool:
+        """Return True: whether a column of whole numbers has one below 0 is not known."""
+        return True
 
     def _first_row(self) -> Any:
         """The first row, which states how long lists are."""
@@ -109,6 +137,10 @@ class ParquetFile(TableFile):
 
     def _started(self, names: tuple[str, ...], start: int) -> _Cursor:
         """Begin to read at a row: from the row group that has it, whose rows before it are passed over."""
+        if self._opened.closed:
+            self._open()
+            if self._file.metadata.num_rows != self._rows:
+                raise CorruptDataError(f"{self.path} changed while it was read")
         group = max(0, int(np.searchsorted(self._groups, start, side="right")) - 1)
         bytes_a_row = sum(max(8, int(np.prod(self.columns[name].shape, initial=8))) for name in names)
         batches = self._file.iter_batches(

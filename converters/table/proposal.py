@@ -42,12 +42,16 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 _MOST_LISTED = 64
 
 
-def overview(path: Path) -> Overview | None:
-    """Return the columns of the table at a path with a proposal for a map; None where there is no table."""
-    if kind_of(path) is None:
+def overview(path: Path, files: str | None = None) -> Overview | None:
+    """Return the columns of the table at a path with a proposal for a map; None where there is no table.
+
+    `files` is a pattern of the files of a folder that are the table.
+    """
+    if files is None and kind_of(path) is None:
         return None
-    with open_table(path) as file:
+    with open_table(path, files=files) as file:
         proposal = _Proposal(file)
+        proposal.options |= {} if files is None else {"files": files}
         columns = tuple(
             ColumnView(
                 name=one.name, dtype=one.dtype, shape=one.shape, rows=one.rows, key=proposal.keys.get(one.name, ""),
@@ -56,7 +60,8 @@ def overview(path: Path) -> Overview | None:
             for one in file.columns.values()
         )  # fmt: skip
         notes = (*file.notes, *(one.note for one in file.columns.values() if one.note))
-        return Overview(file.kind, "table", columns, proposal.options, (*notes, *proposal.doubts))
+        size = sum(one.stat().st_size for one in file.files())
+        return Overview(file.kind, "table", columns, proposal.options, (*notes, *proposal.doubts), size)
 
 
 class _Proposal:
@@ -64,6 +69,7 @@ class _Proposal:
 
     def __init__(self, file: TableFile) -> None:
         self._columns = [one for one in file.columns.values() if not one.why or one.pickled]
+        self._files = len(file.starts)
         self.keys: dict[str, str] = {}
         self.doubts: list[str] = []
         self.options: dict[str, object] = {}
@@ -113,7 +119,9 @@ class _Proposal:
             )
             return
         if not named:
-            if key is None:
+            if key is None and self._files:
+                self.doubts.append(f"each of {self._files:,} files is an episode")
+            elif key is None:
                 self.options["ends"] = "TERMINATED,TRUNCATED"
                 self.doubts.append(
                     "no column states where episodes end: name the flags, or the column with the episode"

@@ -1,4 +1,4 @@
-"""Reads tables whose columns a user maps: HDF5, npz, folders of npy files, CSV and Parquet.
+"""Reads tables whose columns a user maps: HDF5, npz, CSV, Parquet, and folders of npy, CSV or Parquet files.
 
 Loads h5py or pyarrow where a file needs it; never torch.
 """
@@ -33,15 +33,16 @@ class TableReader(Reader):
     """A table with a row a step, in which options state what each column is. Never detected: choose it by name.
 
     Options: `map` has pairs of a TED key and columns, `ends` the columns of termination and time limit, `episode_key`
-    the column that states the episode of a row. `trust_pickle` allows arrays of Python objects in npz and npy files to
-    be read. The rule is in docs/reference/table.md.
+    the column that states the episode of a row. `files` is a pattern of the files of a folder that are the table; each
+    is an episode where neither of the two says otherwise. `trust_pickle` allows arrays of Python objects in npz and npy
+    files to be read. The rule is in docs/reference/table.md.
 
     Raises UsageError for options that name what is not there, FormatError for columns that cannot be mapped and for an
     episode key that comes again, CorruptDataError for damaged files.
     """
 
     piece_bytes = PIECE_BYTES
-    option_names = frozenset({"map", "ends", "episode_key", "trust_pickle"})
+    option_names = frozenset({"map", "ends", "episode_key", "files", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -50,7 +51,9 @@ class TableReader(Reader):
 
     def on_open(self) -> None:
         """Open the file and look the columns up."""
-        self._file: TableFile = open_table(self.path, trusted=bool(self.options.get("trust_pickle")))
+        self._file: TableFile = open_table(
+            self.path, trusted=bool(self.options.get("trust_pickle")), files=self.options.get("files")
+        )
         try:
             self._map = TableMapping(self._file, parse_map(self.options.get("map") or ()))
             self._ends = EndColumns.of(self._file, self.options.get("ends"), self.options.get("episode_key"))
@@ -98,7 +101,7 @@ class TableReader(Reader):
         used = {column.name for column in (*self._map.columns, *self._ends.all)}
         return SourceFacts(
             source="table",
-            id=self.path.stem,
+            id=self.path.name if self.path.is_dir() else self.path.stem,
             fields=self._fields,
             episode_numbers=found.numbers,
             steps=self._rows,
@@ -198,8 +201,7 @@ class TableReader(Reader):
                 (terminated & ~both, truncated) if found.marks_all == self._ends.terminated
                 else (terminated, truncated & ~both)
             )  # fmt: skip
-        names, key = found.names, self._ends.key
-        text = {} if names is None or key is None else {key.name: names[self._by_number[number]]}
+        text = {} if found.names is None else {found.named_by: found.names[self._by_number[number]]}
         return Piece(
             number, columns, terminated, truncated, first=start == begin, last=stop == end, text=text, next=following,
             final=Final.OBSERVED if self._has_all_next else Final.MISSING,

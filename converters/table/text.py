@@ -22,7 +22,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ...core.ted.schema import inexact_as_float
-from .columns import TEXT, TableColumn, TableFile, require_rows
+from .columns import TEXT, TableColumn, TableFile, inexact_note, require_rows
 
 _BLOCK_BYTES = 4 << 20
 _LONGEST_ROW = 64 << 20
@@ -143,14 +143,17 @@ class CsvFile(TableFile):
         self._rows = row
 
     def _column(self, name: str) -> TableColumn:
-        row, note = self._odd[name].inexact, ""
-        if row is not None and self._kinds[name] == "float64":
-            cell = self._cells(name, row)[0]
-            note = (
-                f"{name} is float64, since not every value is a whole number of 64 bits: {cell.strip()} in "
-                f"{self.place(row)} is the first that float64 does not hold, and is read as {float(cell):.0f}"
-            )
+        row = self._odd[name].inexact if self._kinds[name] == "float64" else None
+        note = "" if row is None else inexact_note(name, self.place(row))
         return TableColumn(name, self._kinds[name], (), self._rows, note=note)
+
+    def first_inexact(self, name: str) -> int | None:
+        """The first row of a column with a whole number that has no equal float64; None where there is none."""
+        return self._odd[name].inexact
+
+    def has_negative(self, name: str) -> bool:
+        """Whether a column of whole numbers has one below 0."""
+        return self._odd[name].negative
 
     def _raw_blocks(self, begin: int) -> Iterator[tuple[int, bytes]]:
         """Yield the bytes of whole rows with their offset."""
@@ -243,6 +246,8 @@ class CsvFile(TableFile):
         return found
 
     def _bytes_of(self, block: _Block) -> bytes:
+        if self._opened.closed:
+            self._opened = os.fdopen(open_regular(self.path), "rb")
         self._opened.seek(block.offset)
         return self._opened.read(block.size)
 
@@ -300,6 +305,11 @@ class CsvFile(TableFile):
                 begins = [at for at, end in pairwise([0, *ends]) if len(self._names) == 1 or content[at:end].strip()]
                 return f"line {block.line + content[: begins[row - block.row]].count(_LINE_END):,}"
         return super().place(row)
+
+    def rest(self) -> None:
+        """Close the file until it is read again."""
+        self._opened.close()
+        self._parsed = None
 
     def close(self) -> None:
         self._opened.close()

@@ -29,6 +29,7 @@ from .sources import Source, safe_id
 from .staging import mend
 from .unreadable import reading_from
 
+_WILD = frozenset("*?[")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")
 
 
@@ -115,6 +116,22 @@ def find_dataset(name: str | os.PathLike[str], root: str | os.PathLike[str] | No
     return folder
 
 
+def find_source(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, format: str | None
+) -> tuple[Path, dict[str, str]]:
+    """Find what `find_dataset` finds; of a pattern, for a format that reads several files, the folder and the pattern.
+
+    `runs/*.csv` is the folder `runs` with the option `files` set to `*.csv`.
+    """
+    parts = fs.expanded(name).parts
+    wild = next((at for at, part in enumerate(parts) if not _WILD.isdisjoint(part)), None)
+    if wild is None or format not in reader_names() or os.path.lexists(fs.expanded(name)):
+        return find_dataset(name, root), {}
+    if "files" not in reader_class(format).option_names:
+        return find_dataset(name, root), {}
+    return find_dataset(Path(*parts[:wild]), root), {"files": "/".join(parts[wild:])}
+
+
 def _downloaded(address: HubAddress, root: str | os.PathLike[str] | None) -> Path:
     """Find a dataset that was downloaded from a hub as it is."""
     folder = dataset_folder(address.request, storage_root(root))
@@ -178,8 +195,8 @@ def _stored_like(name: str, root: Path | None, *, alike: bool = True) -> str:
 
 def _path_like(path: Path) -> str:
     """Offer the entry of the same folder whose name is nearest; "" where none comes near."""
-    if set("*?[") & set(path.name):
-        return "patterns are for inspect and check; name one dataset"
+    if not _WILD.isdisjoint(str(path)):
+        return "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset"
     with contextlib.suppress(OSError):
         names = [entry.name for entry in itertools.islice(path.parent.iterdir(), _NAMES_COMPARED)]
         if near := nearest(path.name, names, cutoff=0.75, whole=True):
@@ -326,7 +343,7 @@ def open_source(
 
 def _named_hint(options: Mapping[str, Any]) -> str:
     """State which format has to be named for options that only formats have which are never detected."""
-    given = options.keys() & {"map", "episode_key"}
+    given = options.keys() & {"map", "episode_key", "files"}
     return "add --from table: what the columns of a table mean cannot be detected" if given else ""
 
 

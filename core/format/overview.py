@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from ..declarations import declared
 from ..errors import FormatError, RbtoolError
 from .understood import understood
 
-_QUICK_BYTES = 64 << 20
+_QUICK_BYTES, _MOST_FILES = 64 << 20, 10_000
+"""What a hint may look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Overview:
     """The columns of a file: `file` is its kind in words, `format` the one that reads it with `options`.
 
     `options` are proposed from common names, those of `ReaderOptions`. `doubts` are sentences on what the names do not
-    show; parts of the options to fill in are in capitals.
+    show; parts of the options to fill in are in capitals. `bytes` are those of all its files.
     """
 
     file: str
@@ -42,6 +44,7 @@ class Overview:
     columns: tuple[ColumnView, ...]
     options: Mapping[str, Any]
     doubts: tuple[str, ...]
+    bytes: int
 
 
 class OptionNeededError(FormatError):
@@ -57,17 +60,18 @@ class OptionNeededError(FormatError):
         return found and replace(found, format=self._format, options=self._options, doubts=(self.message,))
 
 
-def overview_of(path: Path) -> Overview | None:
+def overview_of(path: Path, files: str | None = None) -> Overview | None:
     """Look at a file with the formats that are never detected; None for one that they do not read either.
 
-    Raises FormatError and CorruptDataError for a file that is damaged.
+    `files` is the pattern of those files of a folder that are looked at. Raises FormatError and CorruptDataError for a
+    file that is damaged.
     """
     for one in declared():
         if one.overview is None:
             continue
         module, _, name = one.overview.partition(":")
         with understood(path):
-            found: Overview | None = getattr(importlib.import_module(f"{one.package}.{module}"), name)(path)
+            found: Overview | None = getattr(importlib.import_module(f"{one.package}.{module}"), name)(path, files)
         if found is not None:
             return found
     return None
@@ -86,7 +90,9 @@ def convert_command(path: str | os.PathLike[str], overview: Overview) -> str:
 def conversion_hint(path: Path) -> str:
     """How a file could be converted in which no format is recognised; "" where nothing is known. Never raises."""
     try:
-        if path.is_file() and path.stat().st_size > _QUICK_BYTES:
+        files = [path] if path.is_file() else itertools.islice(path.rglob("*"), _MOST_FILES + 1)
+        sizes = [file.stat().st_size for file in files]
+        if sum(sizes) > _QUICK_BYTES or len(sizes) > _MOST_FILES:
             return f"if it is a table, rbtool inspect {shlex.quote(str(path))} shows its columns"
         found = overview_of(path)
     except (RbtoolError, OSError):

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, UsageError
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.contracts import StepReader
 from ..format.episodes import normal_form
-from ..format.locate import find_dataset, open_source, require_apart
+from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import Layout, Manifest, Request
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
@@ -85,17 +85,22 @@ def convert(
     a damaged dataset, which is then read twice; notes name the others. `final_step` applies to a last step without a
     next observation in the source: `auto` keeps it if it is terminated, with the last observation repeated, and drops
     it otherwise, so that the step before it is the truncated end; `drop` drops all of them, `repeat` keeps all. The
-    episode table records which. `format` names the format in place of its detection; `options` are those that only some
-    formats have (`ReaderOptions`). `num_workers` processes read and write a foreign dataset (0: this one alone), here
-    or, with `engine="ray"`, on a Ray cluster that shares the folders. The bytes are the same. `resume` continues what
-    they left unfinished. `dest` is replaced only with `force`; an equal conversion of an unchanged source is left as it
-    is (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
+    episode table records which. `format` names the format in place of its detection; with `table`, `path` may be a
+    folder of CSV or Parquet files, or a pattern like `runs/*.csv`, which are one dataset. `options` are those that only
+    some formats have (`ReaderOptions`). `num_workers` processes read and write a foreign dataset (0: this one alone),
+    here or, with `engine="ray"`, on a Ray cluster that shares the folders. The bytes are the same. `resume` continues
+    what they left unfinished. `dest` is replaced only with `force`; an equal conversion of an unchanged source is left
+    as it is (`already_there`). `dry_run` does everything but writing. Raises DatasetNotFoundError, FormatError or
     CorruptDataError for the source, UsageError for arguments, OutOfSpaceError; `dest` is then unchanged.
     """
-    source, destination, progress = find_dataset(path, root), fs.expanded(dest), progress or Silent()
+    source, pattern = find_source(path, root, format)
+    destination, progress = fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
     ends, workers = require_final_step(final_step), require_workers(num_workers, resume=resume)
     given, engine = given_options("convert", options), require_engine(engine, workers)
+    if pattern and "files" in given:
+        raise UsageError(f"{path} is a pattern, and --files another one", hint="leave out --files")
+    given |= pattern
     if is_steps(source) or is_of_buffer(source):
         named = {"format": format, "episodes": episodes, "num_workers": workers or None}
         refuse_raw_options(source, named | final_step_arguments(final_step) | given)

@@ -259,9 +259,9 @@ def inspect(
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
     source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
-    and `options` are those of `convert`. Of a table (HDF5, npz, a folder of npy files, CSV, Parquet) in no known format
-    the columns are listed, with the options that would convert it, as of a file that can be read only with an option
-    that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets.
+    and `options` are those of `convert`. Of a table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in
+    no known format the columns are listed, with the options that would convert it, as of a file that can be read only
+    with an option that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets.
 
     Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
     without steps.
@@ -274,8 +274,8 @@ def inspect(
     if episode is None and (several := inspect_several(path, root)) is not None:
         refuse_raw_options(path, {"format": format, **given})
         return several
-    if format is None and not given and episode is None and is_unknown(path):
-        overview = overview_of(path)
+    if format is None and given.keys() <= {"files"} and episode is None and is_unknown(path):
+        overview = overview_of(path, given.get("files"))
         if overview is not None:
             return ColumnsResult.of(path, os.fspath(dataset), overview)
     if given and format is None and is_unknown(path):

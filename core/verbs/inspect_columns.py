@@ -32,9 +32,8 @@ class ColumnsResult(Result):
     @classmethod
     def of(cls, path: Path, asked: str, overview: Overview) -> ColumnsResult:
         """Make the result of the overview of a file that the user calls `asked`."""
-        files = [path] if path.is_file() else [file for file in path.rglob("*.npy") if file.is_file()]
         return cls(
-            path=path, file=overview.file, bytes=sum(file.stat().st_size for file in files), columns=overview.columns,
+            path=path, file=overview.file, bytes=overview.bytes, columns=overview.columns,
             format=overview.format, options=overview.options, command=convert_command(asked, overview),
             doubts=overview.doubts,
         )  # fmt: skip

@@ -139,7 +139,8 @@ class SourceConversion:
         if there is not enough space; FormatError where `final_step` leaves no step.
         """
         started = time.perf_counter()
-        require_apart(self.source, self.destination)
+        for read in self.reader.files() if "files" in self.reader.options else [self.source]:
+            require_apart(read, self.destination)
         if self.facts.final_missing and not self.facts.steps:
             key = self.reader.options.get("episode_key")
             raise FormatError(

@@ -98,6 +98,12 @@ def test_a_field_that_is_not_there_is_a_usage_error_with_the_nearest_name(line, 
     assert f"; did you mean {near!r}?\nhint: " in done.stderr
 
 
+def test_a_pattern_that_the_shell_has_replaced_has_a_hint_to_quote_it(shell):
+    done = shell("rbtool convert a.csv b.csv c.csv out --from table")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "too many arguments: c.csv out\nhint: quote a pattern" in done.stderr
+
+
 @pytest.mark.parametrize(("line", "code", "kind", "said"), FAILING)
 def test_a_failure_is_one_sentence(line, code, kind, said, shell):
     done = shell(line)

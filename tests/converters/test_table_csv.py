@@ -45,10 +45,10 @@ def test_types_are_those_of_the_whole_file(tmp_path: Path) -> None:
         (["9223372036854775813", "18446744073709551615"], "uint64", ""),
         (["1", "9223372036854775813", "0"], "uint64", ""),
         (["-9007199254740993", "9007199254740993"], "int64", ""),
-        (["1.5", "9007199254740993"], "float64", "9007199254740993 in line 3"),
-        (["4", "9007199254740993", "9007199254740995", "1.5"], "float64", "9007199254740993 in line 3"),
-        (["-1", "18446744073709551615"], "float64", "18446744073709551615 in line 3"),
-        (["18446744073709551617", "2"], "float64", "18446744073709551617 in line 2"),
+        (["1.5", "9007199254740993"], "float64", "line 3"),
+        (["4", "9007199254740993", "9007199254740995", "1.5"], "float64", "line 3"),
+        (["-1", "18446744073709551615"], "float64", "line 3"),
+        (["18446744073709551617", "2"], "float64", "line 2"),
         (["9007199254740992", "1e300", "1.5", "inf", "1" + "0" * 500], "float64", ""),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_note_names_the_line_only_of_columns_that_are_mapped(tmp_path: Path) -
     path = written(tmp_path / "a.csv", "x,y\n1.5,1\n9007199254740993,18446744073709551615\n")
     options: Any = {"format": "table", "ends": "-", "final_step": "repeat"}
     both = rbtool.convert(path, tmp_path / "both", map=["observation=x state=y"], **options)
-    assert sum("9007199254740993 in line 3" in note for note in both.notes) == 1
+    assert sum("line 3" in note for note in both.notes) == 1
     with TedReader(both.path) as reader:
         assert reader.read(("state",), 0, 2).tolist() == [1, 18446744073709551615]
     one = rbtool.convert(path, tmp_path / "one", map=["observation=y"], **options)

@@ -333,6 +333,134 @@ def test_columns_of_text_are_texts_of_the_steps(kind: str, tmp_path: Path) -> No
     assert buffer[:]["language_instruction"] == tasks
 
 
+def split_files(kind: str, folder: Path, episodes: list[Any], **more: Any) -> dict[str, Any]:
+    """Write episodes to a file each, `run_1`, `run_2`, …, `run_10`; return the columns of all."""
+    folder.mkdir()
+    columns = named(flat(episodes)) | {name: np.array(values) for name, values in more.items()}
+    stops = np.cumsum([len(one.rewards) for one in episodes])
+    for number, stop in enumerate(stops, 1):
+        start = 0 if number == 1 else stops[number - 2]
+        WRITERS[kind](folder / f"run_{number}", {name: values[start:stop] for name, values in columns.items()})
+    return columns
+
+
+@pytest.mark.parametrize("given", ["folder", "pattern", "option"])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_of_a_folder_are_one_dataset_with_an_episode_each(kind: str, given: str, tmp_path: Path) -> None:
+    lengths = [3, 2, 5, 2, 2, 4, 1, 2, 3, 6, 2]
+    words = [f"w{row}" for row in range(sum(lengths))]
+    columns = split_files(kind, tmp_path / "runs", random_episodes(lengths), word=words)
+    path, options, out = tmp_path / "runs", dict[str, Any](final_step="repeat"), tmp_path / "out"
+    if given != "folder":
+        WRITERS[kind](tmp_path / "runs" / "other", named(flat(random_episodes((3,)))))
+    if given == "pattern":
+        path, out = tmp_path / "r*ns" / f"run_*.{kind}", tmp_path / "runs" / "out"
+    if given == "option":
+        options["files"] = "run_*"
+    with converted(path, out, map=[*column_map(kind), "info.word=word"], **options) as reader:
+        assert reader.episodes.length.tolist() == lengths
+        inside = "runs/" * (given == "pattern")
+        assert reader.episode_text == [{"file": f"{inside}run_{number}.{kind}"} for number in range(1, 12)]
+        assert reader.read(("observation",), 0, len(words)).tolist() == columns["obs"].tolist()
+        sizes = reader.read(("info", "word_length"), 0, len(words)).tolist()
+        rows = reader.read(("info", "word"), 0, len(words))
+        assert [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)] == words
+        assert "each file is an episode" in reader.manifest.notes
+    assert not rbtool.check(out).findings
+    options |= {"num_workers": 2}
+    pairs = [*column_map(kind), "info.word=word"]
+    again = rbtool.convert(path, tmp_path / "two", format="table", map=pairs, **options)
+    assert again.content_digest == rbtool.inspect(out).content_digest
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("options", "lengths", "note"),
+    [
+        ({"ends": "-"}, [9], "all rows are one episode"),
+        ({"ends": "dead"}, [2, 2, 1, 4], "2 of 4 episodes end where a file does, without a flag"),
+        ({"episode_key": "key"}, [2, 3, 4], "1 file begins with the key that the file before ends with"),
+        ({"episode_key": "key", "ends": "dead"}, [2, 3, 4], "episodes end where key changes"),
+    ],
+)
+def test_ends_and_keys_go_over_files(
+    kind: str, options: dict[str, Any], lengths: list[int], note: str, tmp_path: Path
+) -> None:
+    more = {"key": [7, 7, 8, 8, 8, 9, 9, 9, 9], "dead": [0, 1, 0, 0, 1, 0, 0, 0, 0]}
+    split_files(kind, tmp_path / "runs", random_episodes([4, 5]), **more)
+    with converted(tmp_path / "runs", tmp_path / "out", map=column_map(kind), final_step="repeat", **options) as reader:
+        assert reader.episodes.length.tolist() == lengths
+        assert any(note in one for one in reader.manifest.notes)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_types_are_those_of_all_files(kind: str, tmp_path: Path) -> None:
+    files: list[dict[str, Any]] = [
+        {"x": [1, 2], "w": [1, 2]},
+        {"x": [0.5, 1.5], "w": np.array([(1 << 63) + 1, 3], np.uint64)},
+        {"x": [1, (1 << 53) + 1], "w": [3, 4]},
+    ]
+    (tmp_path / "runs").mkdir()
+    for number, one in enumerate(files):
+        WRITERS[kind](tmp_path / "runs" / str(number), {name: np.array(values) for name, values in one.items()})
+    pairs = ["observation=x", "info.w=w"][: 1 if kind == "parquet" else 2]
+    with converted(tmp_path / "runs", tmp_path / "out", map=pairs, final_step="repeat") as reader:
+        assert reader.read(("observation",), 0, 6).tolist() == [1, 2, 0.5, 1.5, 1, float(1 << 53)]
+        if kind == "csv":
+            assert reader.read(("info", "w"), 0, 6).tolist() == [1, 2, (1 << 63) + 1, 3, 3, 4]
+        place = "2.csv, line 3" if kind == "csv" else "2.parquet, row 1"
+        assert [one.endswith(place) for one in reader.manifest.notes if "float64" in one] == [True]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "error", "message"),
+    [
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x\n1\n"}, {}, FormatError, "'y' cannot be mapped: b.csv has no such column"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1,z\n"}, {}, FormatError, "b.csv: column 'y' has 'z' in line 2"),
+        ({"a.csv": "x,y\n1,u\n", "b.csv": "x,y\n1,2\n"}, {}, FormatError, "a.csv: column 'y' has 'u' in line 2"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1,\n"}, {}, FormatError, "b.csv: column 'y' is empty in line 2"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1,true\n"}, {}, FormatError, "it is int64 in a.csv and bool in b.csv"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n"}, {}, FormatError, "b.csv has no steps"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\n1,2,3\n"}, {}, CorruptDataError, "b.csv: line 2 has 3 cells"),
+        ({"a.csv": "x,y\n1,2\n"}, {"files": "*.txt"}, UsageError, "matches no file"),
+        ({"a.csv": "x,y\n1,2\n"}, {"files": "../*.csv"}, UsageError, "expected a pattern of files in"),
+        (
+            {"a.csv": "x,y\n1,1\n", "b.csv": "x,y\n2,1\n"},
+            {"episode_key": "y"},
+            FormatError,
+            "is 1 in all rows of 2 files",
+        ),
+        ({"a.csv": "x,y\n1,1\n2,2\n", "b.csv": "x,y\n2,1\n"}, {"episode_key": "y"}, FormatError, "come again after"),
+        (
+            {"a.csv": "x,y\n1,1\n", "b.parquet": "PAR1"},
+            {},
+            FormatError,
+            "has CSV files and Parquet files: a.csv, b.parq",
+        ),
+        ({"a.txt": "x,y\n1,1\n"}, {}, FormatError, "is a folder without npy, CSV or Parquet files"),
+    ],
+)
+def test_files_that_are_no_table_together_are_refused(
+    files: dict[str, str], options: dict[str, Any], error: type[RbtoolError], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    for name, text in files.items():
+        (tmp_path / "runs" / name).write_text(text)
+    with pytest.raises(error, match=message):
+        converted(tmp_path / "runs", tmp_path / "out", map=["observation=x", "info.y=y"], **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_columns_of_a_folder_are_proposed(tmp_path: Path) -> None:
+    split_files("csv", tmp_path / "runs", random_episodes([2, 3]), task=["do it"] * 5)
+    found = rbtool.inspect(tmp_path / "runs")
+    assert (found.kind, found.file, found.format) == ("columns", "folder of CSV or Parquet files", "table")
+    assert "language_instruction=task" in found.options["map"]
+    assert found.bytes == sum(one.stat().st_size for one in (tmp_path / "runs").iterdir())
+    one = rbtool.inspect(tmp_path / "runs", files="run_1.csv")
+    assert (one.options["files"], {column.rows for column in one.columns}) == ("run_1.csv", {2})
+
+
 @pytest.mark.parametrize("kind", ["hdf5", "npz"])
 def test_texts_that_cannot_be_kept_are_named_with_their_row(kind: str, tmp_path: Path) -> None:
     def raised(cells: Any) -> str:
