@@ -21,6 +21,7 @@ from .values import (
     ShapeLike,
     SpecTypeError,
     as_dtype,
+    as_int64,
     combinations,
     nearest_integers,
     small_integers,
@@ -165,7 +166,10 @@ class Bounded(BoxSpec):
         size = batched(shape, self._shape)
         reach = self._reach()
         if self.domain == "discrete":
-            return self._drawn_integers(reach, size, generator)
+            drawn = self._drawn_integers(reach, size, generator)
+            if not self._dtype.is_floating_point or self._device.type == "meta":
+                return drawn
+            return drawn.clamp_(self._low, self._high)  # bounds may be further out than `_integer_bounds` goes
         if not reach.is_finite or self._device.type == "meta":
             return self._drawn_widely(reach, size, generator)
         if self._dtype in _DRAWN:
@@ -212,7 +216,8 @@ class Bounded(BoxSpec):
         common = None
         if first.numel() and bool((first == first.flatten()[0]).all() & (last == last.flatten()[0]).all()):
             common = int(first.flatten()[0]), int(last.flatten()[0])
-        few = common is not None and common[1] - common[0] < FEW
+        # torch.randint takes the number behind the last one, which int64 does not have for its largest.
+        few = common is not None and common[1] - common[0] < FEW and common[1] < _HIGHEST
         return _Reach(of, first=first, counts=counts, common=common if few else None)
 
     def _drawn_widely(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
@@ -236,7 +241,7 @@ class Bounded(BoxSpec):
         """Return the bounds as int64; of a float type, as far out as it has all whole numbers."""
         low, high = (bound.to(device or self._device) for bound in (self._low, self._high))
         if self._dtype.is_floating_point:
-            most = 1 / torch.finfo(self._dtype).eps
+            most = 2 / torch.finfo(self._dtype).eps
             low, high = (bound.double().clamp(-most, most) for bound in (low, high))
         return low.to(torch.int64), high.to(torch.int64)
 
@@ -260,10 +265,11 @@ class Bounded(BoxSpec):
                 return value.clamp(self._low, self._high)
             if self.domain == "continuous":
                 return value.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf).clamp_(self._low, self._high)
-        if self.domain == "discrete":
+        if not self._dtype.is_floating_point:
             return nearest_integers(value, *self._integer_bounds(value.device)).to(self._dtype)
         low, high = self._low.to(value.device), self._high.to(value.device)
         wide = value.double().nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
+        wide = wide.round() if self.domain == "discrete" else wide
         return wide.clamp(low.double(), high.double()).to(self._dtype).clamp(low, high)
 
     def cardinality(self) -> float:
@@ -330,6 +336,7 @@ class BoundedDiscrete(Bounded):
 
 _DRAWN = (torch.float32, torch.float64)
 _RANDINT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_HIGHEST = torch.iinfo(torch.int64).max
 _NOT_COMPARED = (torch.uint16, torch.uint32)
 
 
@@ -362,7 +369,7 @@ def _as_tensor(bound: Any, name: str) -> torch.Tensor:
     array = np.asarray(bound)
     if array.dtype.kind not in "biuf":
         raise SpecTypeError(f"{name} is {bound!r}, expected a number or an array of numbers")
-    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
+    return torch.as_tensor(array.astype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # torch takes no ulonglong
 
 
 def _broadcast(low: torch.Tensor, high: torch.Tensor) -> torch.Size:
@@ -383,8 +390,10 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         inner = torch.where(finite & (wide < largest), wide, 0.0).to(torch.int64)
         whole_bound = torch.where(wide >= largest, largest, torch.where(wide <= least, least, inner))
     else:
-        whole_bound = bound.to(torch.int64)
+        whole_bound = as_int64(bound)
         beyond = (whole_bound < least) | (whole_bound > largest)
+        if bound.dtype is torch.uint64:
+            beyond |= bound.view(torch.int64) < 0  # torch compares no uint64
     if bool(beyond.any()):
         raise UsageError(f"a bound is beyond the {least} to {largest} of {dtype}")
     return whole_bound

@@ -72,7 +72,7 @@ class Unbounded(BoxSpec):
         if self._is_real:  # the numbers of torch.randn, which takes twice the time for small tensors
             return torch.normal(0.0, 1.0, size, generator=generator, dtype=self._dtype, device=self._device)
         if self._is_whole:
-            most = torch.tensor(int(1 / torch.finfo(self._dtype).eps), device=self._device)
+            most = torch.tensor(int(2 / torch.finfo(self._dtype).eps), device=self._device)
             return uniform_integers(-most, most, size, generator).to(self._dtype)
         return random_values(size, self._dtype, self._device, generator)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
@@ -72,6 +72,9 @@ def test_the_callers_bounds_are_copied() -> None:
         ({"low": INF, "high": INF, "shape": (2,)}, ValueError, "lower bound is inf"),
         ({"low": 0, "high": 300, "shape": (2,), "dtype": torch.uint8}, ValueError, "beyond the 0 to 255"),
         ({"low": 0.0, "high": 1e30, "shape": (2,), "dtype": torch.int64}, ValueError, "beyond"),
+        ({"low": -5, "high": 2**63, "shape": (2,), "dtype": torch.int64}, ValueError, "beyond"),
+        ({"low": -5, "high": torch.tensor(2**64 - 1, dtype=torch.uint64), "shape": (2,), "dtype": torch.int64},
+         ValueError, "beyond"),
         ({"low": 0, "high": 1, "shape": (2,), "dtype": torch.complex64}, TypeError, "complex64"),
         ({"low": 0, "high": 1, "shape": (2,), "dtype": "text"}, TypeError, "'text'"),
         ({"low": 0, "high": 1, "shape": (2,), "dtype": torch.int8, "domain": "continuous"}, ValueError, "continuous"),
@@ -82,7 +85,7 @@ def test_the_callers_bounds_are_copied() -> None:
         ({"low": 0, "high": 1, "shape": (-2,)}, ValueError, "-2"),
         ({"minimum": 0, "maximum": 1, "shape": (2,)}, TypeError, "minimum"),
     ],
-)
+)  # fmt: skip
 def test_bounds_that_make_no_sense_are_refused(arguments: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Bounded(**arguments)
@@ -226,6 +229,9 @@ def test_projecting_complex_numbers_or_other_shapes_is_refused() -> None:
         spec.project(np.zeros(2))
 
 
+@example([(HIGHEST - 65_535, HIGHEST)])
+@example([(HIGHEST, HIGHEST)])
+@example([(-(2**63), -(2**63) + 1)])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**63), HIGHEST), st.integers(-(2**63), HIGHEST)), min_size=1, max_size=6))
 def test_any_range_of_int64_draws_members(ranges: list[tuple[int, int]]) -> None:
@@ -245,6 +251,23 @@ def test_any_range_of_floats_draws_members(low: float, width: float, dtype: torc
     least = torch.tensor(low).to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
     spec = Bounded(least, torch.maximum(least, torch.tensor(low + width).to(dtype)), (3,), dtype=dtype)
     assert spec.is_in(spec.rand((20,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("low", "high"), [(2, 4), (-4, -2), (-INF, -2), (0, 1)])
+def test_whole_numbers_of_a_float_type_reach_where_it_leaves_some_out(
+    dtype: torch.dtype, low: float, high: float
+) -> None:
+    unit = 2 / torch.finfo(dtype).eps  # the last number up to which there are all
+    spec = Bounded(low * unit, high * unit, (2,), dtype=dtype, domain="discrete")
+    drawn = spec.rand((100,), generator=torch.Generator().manual_seed(0))
+    assert spec.is_in(drawn)
+    if low == 0:
+        assert drawn.max() > unit * 0.75
+    value = torch.tensor([low * unit, 0.5], dtype=dtype)
+    found = spec.project(value)
+    assert spec.is_in(found)
+    assert found[0] == value[0]
 
 
 @settings(max_examples=80, deadline=None)
