@@ -67,9 +67,10 @@ test-peer: $(PEER_READY) ## compare with TorchRL, which this installs beside the
 	PYTHONPATH=.venv/peer $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m peer
 
 # Ray leaves threads behind, after which no process forks by default: its tests run in a process of their own.
-test-all: $(RAY_READY) ## run every test, and try the wheel
-	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(RAY_TESTS))
-	$(BIN)/python -m pytest $(RAY_TESTS)
+test-all: $(RAY_READY) ## run every test, with other random examples each time, and try the wheel
+	tests/tools/run_tests.sh $(BIN)/python -n $(WORKERS) --dist worksteal --hypothesis-profile=random \
+		$(addprefix --ignore=,$(RAY_TESTS))
+	$(BIN)/python -m pytest --hypothesis-profile=random $(RAY_TESTS)
 
 # The tracer of coverage fails now and then where a thread starts: "Cannot install a trace function".
 coverage: $(READY) ## run the tests but the slow ones, and list the lines that none of them runs

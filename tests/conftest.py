@@ -9,20 +9,23 @@ import pytest
 from forked_scripts import Interpreter
 from hypothesis import settings
 
+# On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in every
+# run, so that nobody's test fails by chance; `--hypothesis-profile=random`, as in `make test-all`, draws others each time.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, derandomize=False)  # whatever CI says
+settings.load_profile("same")
+
 
 def pytest_configure() -> None:
     """Restore the usual meaning of signals that are ignored by inheritance (`nohup`, `&` in a script).
 
-    An ignored signal stays ignored in every process that a test starts, and would never end it. Hypothesis measures
-    no times.
+    An ignored signal stays ignored in every process that a test starts, and would never end it.
     """
     usual = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
     for name, handler in usual.items():
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
-    settings.register_profile("untimed", deadline=None)  # on a loaded machine, one case may wait for seconds
-    settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import source_tree
+from hypothesis import settings
 
 HEAVY = ["h5py", "minari", "tensordict", "torch"]
 
@@ -81,6 +82,15 @@ def test_all_modules_go_by_the_name_of_the_package(tmp_path: Path) -> None:
 def test_the_test_run_itself_loads_nothing_twice() -> None:
     loaded = {name: file for name, module in sys.modules.items() if (file := getattr(module, "__file__", None))}
     assert misnamed(loaded) == {}
+
+
+def test_hypothesis_draws_the_same_examples_in_every_run_unless_others_are_asked_for(
+    pytestconfig: pytest.Config,
+) -> None:
+    asked = pytestconfig.getoption("--hypothesis-profile")
+    assert settings.default is not None
+    assert settings.default.derandomize is (asked != "random")
+    assert settings.default.deadline is None
 
 
 def test_a_star_import_hides_nothing_of_pythons() -> None:
