@@ -55,8 +55,6 @@ def __getattr__(name: str) -> Any:
     if attribute not in _HOMES or name in _RENAMED.values():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[attribute]
-    if home.startswith(".core.storages."):
-        importlib.import_module(".core.checkpointers", __name__)  # so that they can be saved, too
     if home == ".core.verbs":
         found = importlib.import_module(f"{home}.{name}", __name__)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 import source_tree
+from forked_scripts import Interpreter
 from hypothesis import settings
+
+import rbtool
+from rbtool.core.testing.datasets import write_walks
 
 HEAVY = ["h5py", "minari", "tensordict", "torch"]
 
@@ -94,14 +99,236 @@ def test_hypothesis_draws_the_same_examples_in_every_run_unless_others_are_asked
 
 
 def test_a_star_import_hides_nothing_of_pythons() -> None:
-    import rbtool
-
     assert not set(rbtool.__all__) & set(dir(builtins))
     assert all(hasattr(rbtool, name) for name in dir(rbtool))
     assert callable(rbtool.list)
 
 
 def test_the_names_of_the_flags_are_those_of_torchrl() -> None:
-    import rbtool
-
     assert rbtool.DEFAULT_DONE_KEYS == ("done", "truncated", "terminated")
+
+
+# First uses ---------------------------------------------------------------------------------------
+
+FIRST_USE = """
+import doctest, pickle, sys, warnings
+import torch
+from tensordict import TensorDict
+import rbtool
+
+name, use, dataset, packed = sys.argv[1:]
+kind = getattr(rbtool, name)
+found = doctest.DocTestFinder(recurse=False).find(kind, name, globs=dict(vars(sys.modules[kind.__module__])))
+for example in found:
+    assert not doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(example).failed
+
+end = torch.tensor([[False], [False], [True]] * 2)
+after = {"pixels": torch.ones(6, 3, 4, 4), "reward": torch.ones(6, 1), "done": end, "terminated": end}
+steps = TensorDict({"pixels": torch.ones(6, 3, 4, 4), "step_count": torch.arange(6), "next": after}, [6])
+ids = {"input_ids": torch.ones(2, 3, dtype=torch.int64), "attention_mask": torch.ones(2, 3, dtype=torch.int64)}
+
+def member(spec):
+    assert pickle.loads(pickle.dumps(spec)).is_in(spec.rand())
+
+def through(transform):
+    transform.load_state_dict(transform.state_dict())
+    return transform(steps)
+
+def filled(storage, rows=steps):
+    storage.set(range(len(rows)), rows)
+    return storage
+
+def saved(storage):
+    storage.dumps("saved")
+    return storage
+
+def checkpointed(checkpointer):
+    saved(filled(rbtool.LazyTensorStorage(6, checkpointer=checkpointer)))
+    storage = rbtool.LazyTensorStorage(6, checkpointer=kind())
+    storage.loads("saved")
+    assert len(storage) == 6
+
+def buffer(**options):
+    made = rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(6), batch_size=4, **options)
+    made.extend(steps)
+    return made
+
+def missing(*arguments):
+    try:
+        kind("none/none-v0", *arguments, root="root", download=False)
+    except (FileNotFoundError, rbtool.UsageError):
+        return
+    raise AssertionError("a dataset that is not there was opened")
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", ".* is now called", DeprecationWarning)
+    exec(use)
+"""
+
+STORED = "saved(filled(kind(10)))\nkind(10).loads('saved')"
+FIRST_USES = {
+    "ActionTokenizerBase": "type('Own', (kind,), {})",
+    "AtariDQNExperienceReplay": "missing()",
+    "BackgroundDump": "assert isinstance(buffer().dumps('saved', background=True), kind)",
+    "BaseDatasetExperienceReplay": "type('Own', (kind,), {})",
+    "BinaryBox": "kind(3)",
+    "BinaryDiscreteTensorSpec": "member(kind(3))",
+    "BoundedContinuous": "member(kind(0, 1, (2,)))",
+    "BoundedDiscrete": "member(kind(0, 3, (2,)))",
+    "BoundedTensorSpec": "member(kind(0, 1, (2,)))",
+    "Box": "type('Own', (kind,), {})",
+    "BoxList": "kind(())",
+    "CategoricalBox": "kind(3)",
+    "Compose": "through(kind())",
+    "CompositeSpec": "member(kind(a=rbtool.Unbounded((2,))))",
+    "CompressedListStorage": STORED,
+    "CompressedListStorageCheckpointer": "storage = filled(rbtool.CompressedListStorage(6))\n"
+    "storage.checkpointer = kind()\nsaved(storage)",
+    "ConditionalUpdateResult": "kind(torch.ones(2) > 0)",
+    "ConstantKLController": "kind(kl_coef=0.1).update([0.2])",
+    "ContinuousBox": "kind(torch.zeros(2), torch.ones(2))",
+    "D4RLExperienceReplay": "missing(4)",
+    "DecodeText": "kind()(TensorDict({'text': [b'a', b'b']}, [2]))",
+    "DecodeVideo": "kind(dataset, 'pixels')",
+    "DensifyReward": "kind()(steps.select('next').unsqueeze(0))",
+    "DiscreteTensorSpec": "member(kind(3))",
+    "ExcludeTransform": "through(kind('pixels'))",
+    "Flat2TED": "kind()",
+    "FlatStorageCheckpointer": "checkpointed(kind())",
+    "FrameStack": "kind(2)(steps.unsqueeze(0))",
+    "GenDGRLExperienceReplay": "missing()",
+    "H5Combine": "kind()",
+    "H5Split": "kind()",
+    "H5StorageCheckpointer": "checkpointed(kind())",
+    "HindsightStrategy": "assert kind('future') is kind.FUTURE",
+    "LambdaScheduler": "kind(buffer(sampler=rbtool.PrioritizedSampler(6, 0.6, 0.4)), 'beta', float).step()",
+    "LazyMemmapStorage": STORED,
+    "LazyStackStorage": STORED,
+    "LazyStackedCompositeSpec": "member(kind(*[rbtool.Composite(a=rbtool.Unbounded((2,)))] * 2, dim=0))",
+    "LazyStackedTensorSpec": "member(kind(*[rbtool.Unbounded((2,))] * 2, dim=0))",
+    "LazyTensorStorage": STORED,
+    "LeRobotExperienceReplay": "missing()",
+    "ListStorage": STORED,
+    "ListStorageCheckpointer": "storage = filled(rbtool.ListStorage(6))\nstorage.checkpointer = kind()\nsaved(storage)",
+    "MinariExperienceReplay": "missing(4)",
+    "MultiDiscreteTensorSpec": "member(kind([2, 3]))",
+    "MultiOneHotDiscreteTensorSpec": "member(kind([2, 3]))",
+    "MultiStep": "through(kind(0.9, 2))",
+    "MultiStepTransform": "buffer(transform=kind(2, 0.9)).sample()",
+    "Nested2TED": "kind()",
+    "NestedStorageCheckpointer": "checkpointed(kind())",
+    "NextStateReconstructor": "through(kind('pixels'))",
+    "NonTensorSpec": "kind((2,)).rand()",
+    "OfflineToOnlineReplayBuffer": "kind(dataset, online_capacity=10, batch_size=4).sample()",
+    "OneHotDiscreteTensorSpec": "member(kind(3))",
+    "OpenMLExperienceReplay": "assert issubclass(kind, rbtool.TensorDictReplayBuffer)",
+    "OpenXExperienceReplay": "missing()",
+    "PackedRecording": "len(kind('recording'))",
+    "PackedStorage": "saved(kind(packed))",
+    "PackedStorageCheckpointer": "saved(rbtool.PackedStorage(packed, checkpointer=kind()))",
+    "PairwiseDataset": "kind(*[rbtool.RewardData(**ids, batch_size=[2])] * 2, batch_size=[2])",
+    "ParameterScheduler": "type('Own', (kind,), {})",
+    "PromptData": "rows = kind(**ids, prompt_rindex=torch.ones(2), batch_size=[2])\n"
+    "saved(filled(rbtool.LazyTensorStorage(2), rows))",
+    "PromptTensorDictTokenizer": "kind(str, 3, padding=False)",
+    "RandomProjectionHash": "kind()(torch.ones(2, 3))",
+    "RayReplayBuffer": "assert issubclass(kind, object)",
+    "RecordEpisodes": "import gymnasium\nenv = kind(gymnasium.make('CartPole-v1'), 'recorded')\n"
+    "env.reset(seed=0)\nenv.close()",
+    "RecordVectorEpisodes": "import gymnasium\nenv = kind(gymnasium.make_vec('CartPole-v1', 2), 'recorded')\n"
+    "env.reset(seed=0)\nenv.close()",
+    "RenameTransform": "through(kind('pixels', 'image'))",
+    "Resize": "through(kind(2))",
+    "ReturnToGo": "through(kind())",
+    "RewardData": "saved(filled(rbtool.LazyTensorStorage(2), kind(**ids, batch_size=[2])))",
+    "RobosetExperienceReplay": "missing(4)",
+    "RolloutFromModel": "type('Own', (kind,), {})",
+    "SampleUnit": "type('Own', (kind,), {})",
+    "SchedulerList": "kind([]).step()",
+    "SliceSampler": "assert buffer(sampler=kind(slice_len=2, replacement=False)).sample().shape == (4,)",
+    "StepScheduler": "kind(buffer(sampler=rbtool.PrioritizedSampler(6, 0.6, 0.4)), 'beta').step()",
+    "StorageEnsembleCheckpointer": "storage = rbtool.StorageEnsemble(filled(rbtool.LazyTensorStorage(6)))\n"
+    "storage.checkpointer = kind()\nsaved(storage)",
+    "StreamDataset": "type('Own', (kind,), {})",
+    "StreamSampler": "pickle.loads(pickle.dumps(kind()))",
+    "StreamSliceSampler": "pickle.loads(pickle.dumps(kind(slice_len=2)))",
+    "TED2Flat": "kind()",
+    "TED2Nested": "kind()",
+    "TensorDictTokenizer": "kind(str, 3, padding=False)",
+    "TensorMap": "type('Own', (kind,), {})",
+    "TensorSpec": "type('Own', (kind,), {})",
+    "TensorStorage": "saved(kind(steps))",
+    "TensorStorageCheckpointer": "checkpointed(kind())",
+    "TokenizedDatasetLoader": "kind('train', 3, dataset, rbtool.TensorDictTokenizer, from_disk=True, tokenizer=str)",
+    "TorchDataset": "next(iter(rbtool.torch_dataset(dataset, 4)))",
+    "TorchMapDataset": "rbtool.torch_dataset(dataset, 4, style='map')[0]",
+    "Trajectory": "kind(steps[:3])",
+    "TrajectoryPredicate": "rbtool.traj.reward",
+    "Transition": "assert buffer(sample_unit=kind()).sample().shape == (4,)",
+    "UnboundedContinuous": "member(kind((2,)))",
+    "UnboundedContinuousTensorSpec": "member(kind((2,)))",
+    "UnboundedDiscrete": "member(kind((2,)))",
+    "UnboundedDiscreteTensorSpec": "member(kind((2,)))",
+    "VD4RLExperienceReplay": "missing(4)",
+    "VLAAction": "saved(filled(rbtool.LazyTensorStorage(2), kind(chunk=torch.ones(2, 3), batch_size=[2])))",
+    "VLAImages": "kind(image=torch.ones(2, 3), batch_size=[2])",
+    "VLAObservation": "kind(state=torch.ones(2, 3), batch_size=[2])",
+    "VideoClipRef": "kind('a.mp4', torch.arange(2), torch.zeros(2), batch_size=[2])",
+}  # fmt: skip
+"""A use of each public class whose docstring has no example, or of what that leaves out."""
+
+PUBLIC_CLASSES = [name for name in rbtool.__all__ if inspect.isclass(getattr(rbtool, name))]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A dataset in layout `ted` and the same in layout `packed`."""
+    folder = tmp_path_factory.mktemp("first")
+    write_walks(folder / "ted", [(5, "terminated"), (4, "truncated")])
+    rbtool.convert(folder / "ted", folder / "packed", layout="packed")
+    return folder / "ted", folder / "packed"
+
+
+@pytest.mark.parametrize("name", PUBLIC_CLASSES)
+def test_a_public_class_may_be_the_first_thing_that_a_process_uses(
+    name: str, datasets: tuple[Path, Path], interpreter: Interpreter, tmp_path: Path
+) -> None:
+    kind = getattr(rbtool, name)
+    use = FIRST_USES.get(
+        name, "raise SystemExit(not str(kind('of it')))" if issubclass(kind, rbtool.RbtoolError) else ""
+    )
+    assert use or ">>>" in (kind.__doc__ or ""), "neither FIRST_USES nor its docstring has a use of it"
+    done = interpreter.run(FIRST_USE, name, use, *datasets, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("made", ["rbtool.LazyTensorStorage(6)", "rbtool.ListStorage(6)"])
+def test_a_storage_that_was_passed_to_another_process_is_saved_there(
+    made: str, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    writes = (
+        "import os, pathlib, pickle, rbtool, torch\nfrom tensordict import TensorDict\n"
+        f"storage = {made}\nstorage.set(range(3), TensorDict({{'a': torch.arange(3)}}, [3]))\n"
+        "pathlib.Path('passed').write_bytes(pickle.dumps(storage))\nos._exit(0)  # its files stay"
+    )
+    reads = (
+        "import pathlib, pickle\nstorage = pickle.loads(pathlib.Path('passed').read_bytes())\n"
+        "storage.dumps('saved')\nassert len(storage) == 3"
+    )
+    for script in (writes, reads):
+        done = interpreter.run(script, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_checkpoints_of_our_own_classes_need_no_import(interpreter: Interpreter, tmp_path: Path) -> None:
+    writes = (
+        "import rbtool, torch\nbuffer = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(3))\n"
+        "buffer.extend(rbtool.VLAAction(chunk=torch.ones(3, 2), batch_size=[3]))\nbuffer.dumps('saved')"
+    )
+    reads = (
+        "import rbtool\nbuffer = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(3))\nbuffer.loads('saved')\n"
+        "print(type(buffer[:]).__name__)"
+    )
+    assert interpreter.run(writes, cwd=tmp_path).returncode == 0
+    done = interpreter.run(reads, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "VLAAction\n", "")

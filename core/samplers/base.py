@@ -25,10 +25,10 @@ _FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
-    """Metaclass: `replacement=False` in a call makes a sampler of the class's `without_replacement`."""
+    """Metaclass: `replacement=False` in a call makes a sampler with the class's `without_replacement`."""
 
     replacement: bool
-    without_replacement: type[Sampler]
+    without_replacement: Callable[..., Sampler]
 
     def __call__(cls, *arguments: Any, replacement: bool | None = None, **options: Any) -> Any:
         if replacement is None or bool(replacement) is cls.replacement:
@@ -93,8 +93,8 @@ class Sampler(metaclass=_Samplers):
     replacement: ClassVar[bool] = True
     """Whether an element may be drawn again before all others are."""
 
-    without_replacement: ClassVar[type[Sampler]]
-    """The class that `replacement=False` makes an instance of; optional."""
+    without_replacement: ClassVar[Callable[..., Sampler]]
+    """The class, or function, that makes the sampler for `replacement=False`; optional."""
 
     follows_writes: ClassVar[bool] = False
     """Whether it uses `add` and `extend`; derived from the methods that a class implements."""

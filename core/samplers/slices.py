@@ -112,7 +112,6 @@ class SliceSampler(Sampler):
     """
 
     needs_order: ClassVar[bool] = True
-    without_replacement: ClassVar[type[Sampler]]
 
     def __init__(
         self,
@@ -160,6 +159,13 @@ class SliceSampler(Sampler):
         self._tables = TableFinder(self._boundaries.source)
         self._last_window: Window | None = None
         self._last_ends: SliceEnds | None = None
+
+    @staticmethod
+    def without_replacement(*arguments: Any, **options: Any) -> Sampler:
+        """Make a `SliceSamplerWithoutReplacement`: what `SliceSampler(replacement=False, ...)` is."""
+        from .slices_without_replacement import SliceSamplerWithoutReplacement  # derives from this class
+
+        return SliceSamplerWithoutReplacement(*arguments, **options)
 
     # Sampling ----------------------------------------------------------------------------------------
 

@@ -413,6 +413,3 @@ def _checked(numbers: Any, count: int) -> Numbers:
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise SchemaError(f"a trajectory outside of the {count} that the state counts is left")
     return numbers.numpy(force=True).copy()
-
-
-SliceSampler.without_replacement = SliceSamplerWithoutReplacement

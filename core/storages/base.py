@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,8 @@ _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 def register_checkpointer(storage_class: type[Any], factory: Callable[[], Any]) -> None:
     """Register what makes the default checkpointer of storages of this class and of classes derived from it.
 
-    Storages do not import checkpointers: these register when `core.checkpointers` is imported.
+    Storages do not import checkpointers, which register when `core.checkpointers` is imported: at the latest with the
+    first storage that is saved or loaded.
     """
     _CHECKPOINTERS[storage_class] = factory
 
@@ -78,12 +80,13 @@ class Saving:
 
 
 def _checkpointer_for(storage_class: type[Any]) -> Any:
+    importlib.import_module("..checkpointers", __package__)
     for ancestor in storage_class.__mro__:
         if ancestor in _CHECKPOINTERS:
             return _CHECKPOINTERS[ancestor]()
     raise UsageError(
         f"no checkpointer is known for a {storage_class.__name__}",
-        hint="import rbtool.core.checkpointers first, or give the storage a checkpointer",
+        hint="give the storage a checkpointer",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import sys
@@ -22,6 +24,9 @@ _TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
 _FIELDS = "_tensordict"
 """The folder in which a tensorclass keeps its tensors."""
+
+_OWN = __package__.rpartition(".")[0] + "."
+"""How the names of the modules begin that may be imported for a class."""
 
 _SEQUENCES = {"list": list, "tuple": tuple}
 
@@ -129,8 +134,14 @@ def _is_named_tuple(found: Any) -> bool:
 
 
 def _class(name: str, fits: Any, known: type[Any] | None) -> type[Any]:
-    """Find a class by its name among the loaded modules, else take the one that is known."""
+    """Find a class by its name among the loaded modules and those of this package, else take the one that is known.
+
+    What a file names is not imported: it would run.
+    """
     module, _, path = name.partition(":")
+    if module.startswith(_OWN):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
