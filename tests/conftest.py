@@ -9,8 +9,8 @@ import pytest
 from forked_scripts import Interpreter
 from hypothesis import settings
 
-# On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in every
-# run, so that nobody's test fails by chance; `--hypothesis-profile=random`, as in `make test-all`, draws others each time.
+# On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in each
+# run, so that no test fails by chance; with `--hypothesis-profile=random`, as in `make test-all`, it draws others.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, derandomize=False)  # whatever CI says
 settings.load_profile("same")
