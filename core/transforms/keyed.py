@@ -64,9 +64,9 @@ def in_double(value: torch.Tensor) -> torch.Tensor:
 
 
 def require_discount(gamma: Any) -> float:
-    """Return a discount; UsageError (a ValueError) unless it is in (0, 1]."""
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
-        raise UsageError(f"the discount is {gamma!r}, expected a number above 0 and up to 1")
+    """Return a discount; UsageError (a ValueError) unless it is a number from 0 to 1."""
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
+        raise UsageError(f"the discount is {gamma!r}, expected a number from 0 to 1")
     return float(gamma)
 
 

@@ -57,7 +57,7 @@ class MultiStep(nn.Module):
 
     A flag with several values a step, such as one an agent, ends the trajectory where any of them is set.
 
-    UsageError (a ValueError) unless `n_steps` is a whole number from 1 and 0 < gamma <= 1. The idea is that of n-step
+    UsageError (a ValueError) unless `n_steps` is a whole number from 1 and 0 <= gamma <= 1. The idea is that of n-step
     returns (Watkins, 1989), the names are TorchRL's.
     """
 
@@ -136,7 +136,7 @@ def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> t
     """Return the sum of gamma^i r[t + i] over the window of each step t."""
     dtype = reward.dtype if reward.is_floating_point() or reward.is_complex() else torch.get_default_dtype()
     values = in_double(reward)
-    total, longest = values.clone(), int(windows.steps.max()) if windows.steps.numel() else 1
+    total, longest = values.clone(), int(windows.steps.max()) if gamma and windows.steps.numel() else 1
     for ahead in range(1, longest):
         inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
         later = values.narrow(dim, ahead, values.shape[dim] - ahead)
@@ -164,8 +164,9 @@ def require_steps_ahead(n_steps: Any) -> int:
 
 
 _NOT_CONTINUED = (
-    "an observation is not the one announced under next by the step before it, so n-step windows end there, as between "
-    "two sources: pass check_continuity=False if the steps are of one source, ids or lanes if they are of several"
+    "the first observation of a batch is not the one under next of the last step before it, and n-step windows reach "
+    "across: steps of several sources need ids, a lane each or check_continuity=True, which ends windows there; "
+    "check_continuity=False says that the steps are of one source"
 )
 
 
@@ -186,16 +187,19 @@ class MultiStepTransform(Transform):
     state and of its checkpoints; `empty()` forgets it. Priorities that steps come with are given to the steps that
     are written, when they are. `rb[i] = …` replaces what is stored, n-step transitions, and has no part in windows.
 
-    A window ends where a flag does, and never reaches into another trajectory: where ids are there
-    (`("collector", "traj_ids")`, "traj_ids" or "episode"), none goes past a change of id; where there are none, none
-    goes from one batch into the next unless the first observations of the next are, bit by bit, those under `next` of
-    the last. So steps of several sources that come in turns do not mix. A window that the comparison cuts is a
-    UserWarning, and `("multi_step", "cut")` marks it. Steps of one source whose observations differ a little, which are
-    rounded or normalized again, need `check_continuity=False`, which leaves the comparison out; several sources need
-    ids, or a lane each (`[lanes, T]`). Steps that bear `steps_to_next_obs` are n-step transitions already and pass as
-    they are.
+    A window ends where a flag does and, where ids are stored (`("collector", "traj_ids")`, "traj_ids" or "episode"),
+    where the id changes. Without ids, nothing else tells apart steps of several sources that come in turns: give them
+    ids, or a lane each (`[lanes, T]`). `check_continuity` is what becomes of a batch whose first observation is not,
+    bit by bit, the one under `next` of the last step before it:
 
-    UsageError (a ValueError) for `n_steps` below 1 or gamma outside (0, 1]. SchemaError (a RuntimeError) for another
+    - None, the default: windows go on, as in TorchRL, and the first time is a UserWarning. Observations of one source
+      may well differ, where they are rounded or normalized again.
+    - True: windows end there, and `("multi_step", "cut")` marks them.
+    - False: windows go on, and nothing is compared.
+
+    Steps that bear `steps_to_next_obs` are n-step transitions already and pass as they are.
+
+    UsageError (a ValueError) for `n_steps` below 1 or gamma outside [0, 1]. SchemaError (a RuntimeError) for another
     number of lanes or other entries than those held back, and for processes that share the buffer. Names and the
     number of steps written are those of TorchRL's transform.
     """
@@ -211,7 +215,7 @@ class MultiStepTransform(Transform):
         done_key: NestedKey = "done",
         done_keys: Sequence[str] = DEFAULT_DONE_KEYS,
         mask_key: NestedKey = "mask",
-        check_continuity: bool = True,
+        check_continuity: bool | None = None,
     ) -> None:
         super().__init__()
         self.n_steps = n_steps
@@ -220,7 +224,10 @@ class MultiStepTransform(Transform):
         self.done_key = done_key
         self.done_keys = tuple(done_keys)
         self.mask_key = mask_key
+        if check_continuity not in (None, True, False):
+            raise UsageError(f"check_continuity is {check_continuity!r}, expected True, False or None")
         self.check_continuity = check_continuity
+        self._warned = False
         self._held: _Held | None = None
 
     @property
@@ -293,19 +300,29 @@ class MultiStepTransform(Transform):
         if data.shape[-1] and before.shape[-1]:
             last, first = held.steps[..., -1], data[..., 0]
             goes_on = ~step_ends(held.steps[..., -1:], self.done_key, self.done_keys)[..., 0]
-            before[..., -1] |= goes_on & self._is_elsewhere(last, first)
-            if self.n_steps > 1 and bool(before[..., -1].any()):
-                warnings.warn(_NOT_CONTINUED, stacklevel=2)
+            if self._compares:
+                elsewhere = goes_on & self._is_elsewhere(last, first)
+                if self.check_continuity:
+                    before[..., -1] |= elsewhere
+                elif bool(elsewhere.any()):
+                    self._warned = True
+                    warnings.warn(_NOT_CONTINUED, stacklevel=2)
         try:
             steps: Any = torch.cat((held.steps, data), -1)
         except (KeyError, RuntimeError) as error:
             raise SchemaError(f"steps are not like those held back: {error}") from error
         return _Held(steps, torch.cat((before, apart), -1))
 
+    @property
+    def _compares(self) -> bool:
+        if self.check_continuity is None:
+            return self.n_steps > 1 and not self._warned
+        return self.check_continuity
+
     def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
         """Return for every lane whether its first new step does not continue the last held one."""
         other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
-        if not self.check_continuity or trajectory_ids(last) is not None:
+        if trajectory_ids(last) is not None:
             return other  # ids hold trajectories apart, also inside of batches
         skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
         skip.add(key_path(self.done_key))

@@ -44,9 +44,7 @@ class ReturnToGo(Transform):
         mask_key: Any = None,
     ) -> None:
         super().__init__()
-        if not 0 <= gamma <= 1:
-            raise UsageError(f"gamma is {gamma}, expected a discount from 0 to 1")
-        self.gamma = float(gamma)
+        self.gamma = require_discount(gamma)
         self.reward_key = as_key(reward_key)
         self.done_keys = [as_key(key) for key in done_keys]
         self.out_key = as_key(out_key)
@@ -111,7 +109,7 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
 
 
 def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return `values * factor` for a factor above 0; infinities stay so where the type has no number so small."""
+    """Return `values * factor` for a factor that is 0 only by rounding: infinities stay infinite."""
     if factor == 1:
         return values
     return values * factor if factor >= _TINY else torch.where(values.isfinite(), values * factor, values)
@@ -134,7 +132,7 @@ class DensifyReward(Transform):
     numbers and flags become floats if they are discounted. The data given are left as they are.
 
     MissingKeyError (a KeyError) where reward or flag is not there; SchemaError (a RuntimeError) if their shapes
-    differ or have no such dimension; UsageError (a ValueError) for a discount outside (0, 1] and for `time_dim` 0.
+    differ or have no such dimension; UsageError (a ValueError) for a discount outside [0, 1] and for `time_dim` 0.
     The name is TorchRL's.
     """
 

@@ -91,9 +91,9 @@ def reward_type(field: Field, operation: str) -> str:
 
 
 def require_discount(gamma: float, operation: str) -> None:
-    """Raise UsageError unless a discount is above 0 and up to 1."""
-    if not (math.isfinite(gamma) and 0 < gamma <= 1):
-        raise UsageError(f"the discount of {operation} is {gamma}, expected a number above 0 and up to 1")
+    """Raise UsageError unless a discount is a number from 0 to 1."""
+    if not 0 <= gamma <= 1:
+        raise UsageError(f"the discount of {operation} is {gamma}, expected a number from 0 to 1")
 
 
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
@@ -221,7 +221,7 @@ def _summed(rewards: Array, steps: NDArray[np.int64], gamma: float) -> Array:
     rewards = rewards.astype(np.result_type(rewards.dtype, np.float64))
     total = rewards.copy()
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
-        for ahead in range(1, int(steps.max(initial=1))):
+        for ahead in range(1, int(steps.max(initial=1)) if gamma else 1):
             inside = np.flatnonzero(steps > ahead)
             later, factor = rewards[inside + ahead], gamma**ahead
             # where the factor is no number any more, zero times infinity would be NaN

@@ -20,9 +20,6 @@ from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.transforms.base import Compose
 from rbtool.core.transforms.multi_step import MultiStep, MultiStepTransform
 
-CUT = pytest.mark.filterwarnings("ignore:an observation is not the one announced")
-
-
 def steps(ends: list[bool], *, first: float = 0, truncated: bool = False) -> TensorDict:
     """Steps whose observations count up, also over the ends of trajectories; rewards are all different."""
     done = torch.tensor(ends)[:, None]
@@ -45,7 +42,7 @@ def expected(ends: list[bool], n: int, gamma: float) -> list[tuple[float, float,
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(1, 25), st.sampled_from([1.0, 0.5]))
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(1, 25), st.sampled_from([1.0, 0.5, 0.0]))
 def test_windows_are_those_of_a_loop(ends: list[bool], n: int, gamma: float) -> None:
     td = steps(ends)
     before = td.clone()
@@ -81,6 +78,16 @@ def test_nan_stays_in_its_trajectory_and_whole_numbers_become_floats() -> None:
     assert MultiStep(0.5, 2)(td)["next", "reward"].flatten().tolist() == [1.5, 1, 1.5, 1]
 
 
+def test_of_a_discount_of_zero_no_later_reward_counts_not_even_an_infinite_one() -> None:
+    td = steps([False, False, True])
+    td["next", "reward"][1] = torch.inf
+    td["next", "reward"][2] = torch.nan
+    found = MultiStep(0, 3)(td)
+    assert found["next", "reward"].flatten().tolist()[:2] == [1, torch.inf]
+    assert found["next", "observation"].flatten().tolist() == [3, 3, 3]
+    assert found["gamma"].tolist() == [0, 0, 0]
+
+
 def test_ids_and_masks_hold_windows_apart() -> None:
     td = steps([False] * 6)
     td["collector", "traj_ids"] = torch.tensor([7, 7, 7, 3, 3, 3])
@@ -103,7 +110,7 @@ def test_every_reward_keeps_its_own_original() -> None:
     assert (made["next", "original_cost"] == 2 * made["next", "original_reward"]).all()
 
 
-@pytest.mark.parametrize(("gamma", "n"), [(0, 3), (1.5, 3), (0.9, 0), (0.9, True), (float("nan"), 3), (0.9, 1.5)])
+@pytest.mark.parametrize(("gamma", "n"), [(-0.1, 3), (1.5, 3), (0.9, 0), (0.9, True), (float("nan"), 3), (0.9, 1.5)])
 def test_odd_arguments_are_refused(gamma: float, n: int) -> None:
     with pytest.raises(UsageError):
         MultiStep(gamma, n)
@@ -142,8 +149,8 @@ def test_odd_batches_are_refused() -> None:
 # In a buffer ----------------------------------------------------------------------------------------
 
 
-def buffer(n: int, gamma: float = 0.5, **more: object) -> ReplayBuffer:
-    transform = MultiStepTransform(n, gamma)
+def buffer(n: int, gamma: float = 0.5, *, check_continuity: bool | None = None, **more: object) -> ReplayBuffer:
+    transform = MultiStepTransform(n, gamma, check_continuity=check_continuity)
     return ReplayBuffer(storage=LazyTensorStorage(1000, **more), transform=transform, batch_size=2)
 
 
@@ -181,9 +188,9 @@ def test_one_by_one_and_lane_by_lane() -> None:
         lanes.extend(both[:1])
 
 
-@pytest.mark.parametrize("with_ids", [True, pytest.param(False, marks=CUT)])
+@pytest.mark.parametrize("with_ids", [True, False])
 def test_sources_that_come_in_turns_are_told_apart(with_ids: bool) -> None:
-    rb, parts = buffer(3), []
+    rb, parts = buffer(3, check_continuity=None if with_ids else True), []
     for turn in range(3):
         for source in range(2):
             part = steps([False] * 4, first=1000.0 * source + 4 * turn)
@@ -202,23 +209,30 @@ def rounded(count: int) -> TensorDict:
     return td.set("observation", td["observation"] + 1e-9)
 
 
-def test_windows_cut_for_continuity_are_announced() -> None:
-    rb, td = buffer(3), rounded(6)
-    rb.extend(td[:2])
-    with pytest.warns(UserWarning, match="windows end there.*check_continuity=False"):
-        rb.extend(td[2:])
+@pytest.mark.parametrize("write", ["add", "extend"])
+def test_only_flags_end_the_windows_of_steps_that_come_one_by_one_and_a_mismatch_is_announced_once(write: str) -> None:
+    td, rb = rounded(9), buffer(3)
+    with pytest.warns(UserWarning, match="windows reach across: .*check_continuity=True") as announced:
+        for step in td:
+            rb.add(step) if write == "add" else rb.extend(step.unsqueeze(0))
     rb.flush()
-    assert rb[:]["steps_to_next_obs"].tolist() == [2, 1, 2, 1, 2, 1]
-
-
-def test_without_the_comparison_only_flags_end_windows() -> None:
-    td = rounded(9)
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5, check_continuity=False))
-    for step in td:
-        rb.add(step)
-    rb.flush()
+    assert len(announced) == 1
     assert (rb[:] == MultiStep(0.5, 3)(td)).all()
     assert rb[:]["steps_to_next_obs"].tolist() == [3, 3, 3, 2, 1, 3, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("check_continuity", "windows"), [(True, [2, 1, 2, 1, 2, 1]), (False, [3, 3, 2, 1, 2, 1])])
+def test_windows_are_cut_where_that_is_asked_for_and_nothing_is_announced(
+    check_continuity: bool, windows: list[int]
+) -> None:
+    td, rb = rounded(6), buffer(3, check_continuity=check_continuity)
+    rb.extend(td[:2])
+    rb.extend(td[2:])
+    rb.flush()
+    assert rb[:]["steps_to_next_obs"].tolist() == windows
+    assert rb[:]["multi_step", "cut"].tolist() == [check_continuity] * 2 + [False, False, True, True]
+    with pytest.raises(UsageError, match="check_continuity is 'yes'"):
+        MultiStepTransform(3, 0.5, check_continuity="yes")  # type: ignore[arg-type]
 
 
 def test_nothing_is_announced_where_a_flag_ends_the_window() -> None:

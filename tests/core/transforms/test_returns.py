@@ -130,7 +130,7 @@ def test_dense_rewards_of_odd_data() -> None:
         DensifyReward()(td)
     with pytest.raises(MissingKeyError, match="cost"):
         DensifyReward(reward_key="cost")(td)
-    for wrong in ({"time_dim": 0}, {"discount": 0}, {"discount": 2}):
+    for wrong in ({"time_dim": 0}, {"discount": -0.5}, {"discount": 2}):
         with pytest.raises(UsageError):
             DensifyReward(**wrong)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from rbtool.core.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=5)
 ENDS = st.lists(st.sampled_from(["terminated", "truncated", "open"]), min_size=1, max_size=4)
-GAMMAS = st.sampled_from([1.0, 0.9, 0.5])
+GAMMAS = st.sampled_from([1.0, 0.9, 0.5, 0.0])
 
 
 def trajectories(found, lengths):
@@ -114,6 +114,13 @@ def test_nan_stays_in_its_own_window(rows, do):
     np.testing.assert_array_equal(found["return_to_go"][3:, 0], [np.inf, np.inf, np.inf])
 
 
+def test_of_a_discount_of_zero_no_later_reward_counts_not_even_an_infinite_one(rows, do):
+    made = rows([3], **{"next.reward": np.array([[1.0], [np.inf], [np.nan]])})
+    found = do(made, n_step=3, gamma=0, mc_return=True)
+    for name in ("next.reward", "mc_return"):
+        np.testing.assert_array_equal(found[name][:, 0], [1, np.inf, np.nan])
+
+
 def test_every_reward_under_next_is_summed(rows, do):
     made = rows([3], **{"next.agent.reward": np.array([1.0, 2, 4])})
     found = do(made, n_step=2, gamma=1.0)
@@ -129,7 +136,7 @@ def test_every_reward_under_next_is_summed(rows, do):
         ({"n_step": 0, "gamma": 0.9}, "n-step is 0"),
         ({"n_step": 2.5, "gamma": 0.9}, "expected a whole number"),
         ({"n_step": 2, "gamma": 1.5}, "the discount of n-step is 1.5"),
-        ({"return_to_go": True, "gamma": 0}, "the discount of return-to-go is 0.0"),
+        ({"return_to_go": True, "gamma": -0.1}, "the discount of return-to-go is -0.1"),
         ({"return_to_go": True, "gamma": "x"}, "gamma is 'x'"),
         ({"select": "action", "gamma": 0.9}, "with an operation that discounts"),
     ],
