@@ -83,7 +83,8 @@ def main() -> int:
     print(f"{rows:,} rows, batches of {size}")
     for name, more in (("full", 0), ("wrapped", CHUNK)):
         storage = rbtool.LazyTensorStorage(rows)
-        ours = filled(rbtool.HERReplayBuffer(reward, terminated_fn=False, storage=storage, batch_size=size), rows, more)
+        goals = {"terminated_fn": False, "achieved_goal_key": ("next", "achieved_goal")}
+        ours = filled(rbtool.HERReplayBuffer(reward, storage=storage, batch_size=size, **goals), rows, more)
         sampler = rbtool.SliceSampler(slice_len=32)
         parts = {"writer": rbtool.ImmutableDatasetWriter(), "batch_size": size}
         plain = rbtool.TensorDictReplayBuffer(storage=storage, sampler=sampler, **parts)

@@ -56,7 +56,7 @@ GoalKey: TypeAlias = Annotated[
 ]
 AchievedGoalKey: TypeAlias = Annotated[
     str | None,
-    _option("--achieved-goal-key", "FIELD", "What is achieved. Default: achieved_goal next to the goal.", _FUNCTION),
+    _option("--achieved-goal-key", "FIELD", "What a step achieves. Default: achieved_goal under next.", _FUNCTION),
 ]
 
 Operations: TypeAlias = Annotated[

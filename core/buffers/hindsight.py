@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from ..samplers.earlier_steps import gathered
 from ..samplers.hindsight_rows import HindsightReader
 from ..samplers.trajectories import TableFinder
 from ..samplers.uniform import fractions
-from ..storages.pytree import TreeSpec
+from ..storages.pytree import TreeSpec, entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .concurrency import Draw
@@ -56,7 +57,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
       terminated, is truncated.
     - The goal under `next`, if it is stored, is replaced too.
 
-    `achieved_goal_key=("next", "achieved_goal")` takes what a step achieved, in place of what was achieved before it.
+    `achieved_goal_key=("next", "achieved_goal")` takes what a step achieved, as the method is published: with "future"
+    the first choice is where the step itself leads, with "final" where the trajectory ends. The default, as in TorchRL,
+    is what was achieved before a step: the position that it starts from, and never the last one. It is a UserWarning,
+    once, where the entry under `next` is stored as well.
+
     A trajectory ends at `end_key`, or a flag `terminated` or `truncated` next to it, where trajectory ids change, at
     the newest row of a ring, and where an episode of a dataset does. Rows are relabelled as they are stored,
     before transforms, and the storage stays as it is. Goals are drawn with the generator of the buffer; draws of all
@@ -71,18 +76,22 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     >>> from tensordict import TensorDict
     >>> from rbtool import LazyTensorStorage
     >>> def reward(rows):
-    ...     reached = rows["achieved_goal"] == rows["desired_goal"]
+    ...     reached = rows["next", "achieved_goal"] == rows["desired_goal"]
     ...     return reached.float(), reached
-    >>> buffer = HERReplayBuffer(reward, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(10), batch_size=4)
-    >>> end = torch.tensor([[False], [False], [True]])
-    >>> steps = TensorDict({"achieved_goal": torch.arange(3).view(3, 1), "desired_goal": torch.full((3, 1), 9)}, [3])
-    >>> steps["next"] = TensorDict({"reward": torch.zeros(3, 1), "done": end, "terminated": end}, [3])
-    >>> index = buffer.extend(steps)
+    >>> buffer = HERReplayBuffer(
+    ...     reward, her_ratio=1.0, strategy="final", achieved_goal_key=("next", "achieved_goal"),
+    ...     storage=LazyTensorStorage(10), batch_size=4,
+    ... )
+    >>> end, position = torch.tensor([[False], [False], [True]]), torch.arange(4).view(4, 1)
+    >>> steps = TensorDict({"achieved_goal": position[:3], "desired_goal": torch.full((3, 1), 9)}, [3])
+    >>> after = {"achieved_goal": position[1:], "reward": torch.zeros(3, 1), "done": end, "terminated": end}
+    >>> index = buffer.extend(steps.set("next", TensorDict(after, [3])))
     >>> buffer.sample()["desired_goal"].squeeze(-1)
-    tensor([2, 2, 2, 2])
+    tensor([3, 3, 3, 3])
     """
 
     draws_apart = True
+    _announced = False
 
     def __init__(
         self,
@@ -192,10 +201,27 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             read = self._guard.read(lambda _: self._with_goals(draw, together), None)
         if read.first is not None:
             self._mark_info(draw, self._relabelling.apply(read.first), len(draw.chances))
-            return read.rows
-        collate = collate or self._collate_fn
-        batch = read.rows if collate is None else collate(read.rows)
-        return batch if read.goals is None else self._relabelled(batch, read.goals, draw)
+            batch = read.rows
+        else:
+            collate = collate or self._collate_fn
+            batch = read.rows if collate is None else collate(read.rows)
+            if read.goals is None:
+                return batch
+            batch = self._relabelled(batch, read.goals, draw)
+        if not self._announced:
+            self._announced = True
+            self._announce_goals_before(batch)
+        return batch
+
+    def _announce_goals_before(self, batch: Any) -> None:
+        """Warn if goals are what was achieved before a step, though what the step achieved is stored, too."""
+        key = self._relabelling.achieved_goal_key
+        if key[0] != _NEXT and entry_of(batch, (_NEXT, *key)) is not None:
+            warnings.warn(
+                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes what "
+                "the step achieved, as the method is published",
+                stacklevel=2,
+            )
 
     def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:
         """Read the rows of a draw and their goals, `together` where that is possible."""

@@ -53,7 +53,7 @@ class Hindsight:
         return cls(**given)
 
     def keys(self, fields: Sequence[Field]) -> tuple[Key, Key]:
-        """Return the fields of the goal and of what is achieved; UsageError where they are not known."""
+        """Return the fields of the goal and of what a step achieves; UsageError where they are not known."""
         if self.goal_key is not None:
             goal = _named(self.goal_key, fields)
         else:
@@ -64,8 +64,16 @@ class Hindsight:
                     hint="add --goal-key FIELD and --achieved-goal-key FIELD",
                 )
             goal = found[0]
-        achieved = self.achieved_goal_key
-        return goal, _named(key_name((*goal[:-1], _ACHIEVED)) if achieved is None else achieved, fields)
+        if self.achieved_goal_key is not None:
+            return goal, _named(self.achieved_goal_key, fields)
+        beside = (*goal[:-1], _ACHIEVED) if goal[0] != NEXT else (*goal[1:-1], _ACHIEVED)
+        known = {one.key for one in fields}
+        if (NEXT, *beside) not in known and beside in known:
+            raise UsageError(
+                f"{key_name((NEXT, *beside))!r}, what a step achieves, is not there",
+                hint=f"--achieved-goal-key {key_name(beside)} takes what was achieved before it",
+            )
+        return goal, _named(key_name((NEXT, *beside)), fields)
 
 
 def _is_share(ratio: Any) -> bool:

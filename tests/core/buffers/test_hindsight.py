@@ -282,6 +282,25 @@ def test_what_a_step_achieved_may_be_its_goal() -> None:
     assert batch["goal"].tolist() == [last[number] for number in batch["number"].tolist()]
 
 
+@pytest.mark.parametrize("form", ["tensors", "list", "prefetch", "slices"])
+def test_goals_before_the_step_are_announced_once_where_those_after_it_are_stored(form: str) -> None:
+    options: dict[str, Any] = {
+        "list": {"storage": ListStorage(CAPACITY)}, "prefetch": {"prefetch": 2},
+        "slices": {"sampler": SliceSampler(slice_len=2)},
+    }.get(form, {})  # fmt: skip
+    ring = Ring(**options)
+    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+    data["next", "number"] = data["number"] + 1
+    ring.buffer.extend(data)
+    with pytest.warns(UserWarning, match=r"achieved_goal_key=\('next', 'number'\) takes what") as announced:
+        for _ in range(6):
+            ring.buffer.sample()
+    assert len(announced) == 1
+    nothing = Ring(her_ratio=0, **options | ({"storage": ListStorage(CAPACITY)} if form == "list" else {}))
+    nothing.buffer.extend(data)
+    nothing.buffer.sample()
+
+
 def test_terminations_by_a_function_of_their_own_or_never() -> None:
     for given_fn, expected in ((lambda rows: torch.ones(6, 1), {True}), (False, {False})):
         ring = Ring(reward_fn=lambda rows: torch.ones(6, 1, dtype=torch.float64), terminated_fn=given_fn)

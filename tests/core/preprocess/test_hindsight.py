@@ -18,7 +18,7 @@ FILE = """
 import torch
 
 def relabel(rows):
-    reached = (rows["observation", "desired_goal"] == rows["observation", "achieved_goal"]).all(-1, keepdim=True)
+    reached = (rows["observation", "desired_goal"] == rows["next", "observation", "achieved_goal"]).all(-1, keepdim=True)
     return reached.float() - 1, reached
 
 def rewards(rows):
@@ -78,9 +78,9 @@ def test_goals_rewards_and_ends(hindsight: str, ratio: float, source: Path, tmp_
             assert (rows["next"][number] == before["next"][number]).all()
             continue
         count += 1
-        legal = {"future": range(number, stop), "final:1": [stop - 1], "episode:0.5": range(start, stop)}[hindsight]
-        assert goal in legal
-        hit = goal == number
+        legal = {"future": range(number + 1, stop + 1), "final:1": [stop], "episode:0.5": range(start + 1, stop + 1)}
+        assert goal in legal[hindsight]
+        hit = goal == number + 1
         assert float(rows["next", "reward"][number]) == hit - 1
         assert bool(rows["next", "terminated"][number]) is hit
         assert bool(rows["next", "truncated"][number]) is (truncated or (ended and not hit))
@@ -102,16 +102,30 @@ def test_the_result_depends_on_the_seed_alone_and_is_described(source: Path, tmp
     last = manifest["provenance"][-1]
     assert last["arguments"]["hindsight"] == {
         "strategy": "future", "her_ratio": 0.8, "goal_key": "observation.desired_goal",
-        "achieved_goal_key": "observation.achieved_goal",
+        "achieved_goal_key": "next.observation.achieved_goal",
     }  # fmt: skip
     assert "her.py" in last["inputs"]
 
 
-def test_what_a_step_achieves_may_be_its_goal(source: Path, tmp_path: Path) -> None:
-    asked = {"strategy": "final", "her_ratio": 1, "achieved_goal_key": "next.observation.achieved_goal"}
-    result = rbtool.preprocess(source / "source", f"{source}/her.py:relabel", tmp_path / "out", hindsight=asked)
-    goals = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
-    assert goals == [stop for _, stop in bounds()]
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_what_was_achieved_before_a_step_is_its_goal_on_request(layout: Any, source: Path, tmp_path: Path) -> None:
+    rbtool.convert(source / "source", tmp_path / "in", layout=layout)
+    for more, after in (({"achieved_goal_key": "observation.achieved_goal"}, 0), ({}, 1)):
+        result = rbtool.preprocess(
+            tmp_path / "in", f"{source}/her.py:relabel", tmp_path / f"out{after}",
+            hindsight={"strategy": "final", "her_ratio": 1, **more},
+        )  # fmt: skip
+        goals = rbtool.load_dataset(result.path).storage[:]["observation", "desired_goal"].flatten().tolist()
+        assert goals == [stop - 1 + after for _, stop in bounds()]
+
+
+def test_without_what_a_step_achieves_the_field_before_it_is_named(source: Path, tmp_path: Path) -> None:
+    rbtool.preprocess(
+        source / "source", dest=tmp_path / "in", operations={"exclude": ["next.observation.achieved_goal"]}
+    )
+    with pytest.raises(UsageError, match="'next.observation.achieved_goal', what a step achieves, is not") as raised:
+        rbtool.preprocess(tmp_path / "in", f"{source}/her.py:relabel", tmp_path / "out", hindsight="final")
+    assert "--achieved-goal-key observation.achieved_goal" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
