@@ -218,8 +218,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         key = self._relabelling.achieved_goal_key
         if key[0] != _NEXT and entry_of(batch, (_NEXT, *key)) is not None:
             warnings.warn(
-                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes what "
-                "the step achieved, as the method is published",
+                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
+                "what the step achieved, as the method is published",
                 stacklevel=2,
             )
 

@@ -215,7 +215,7 @@ class Preprocessing:
         reader = self.selection.reader
         step = replace(step, arguments={**step.arguments, **processor.arguments()})
         dropped = [Dropped(name, why) for name, why in processor.left_out(reader.fields, fields).items()]
-        notes = [*processor.notes, *_notes(processor.label, found)]
+        notes = [*processor.notes(reader.fields, fields), *_notes(processor.label, found)]
         videos = videos_of_leaves(folder, fields, reader.videos())
         origin = result_origin(reader, fields, asked, step, notes, dropped, processor.rescaled, videos)
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)

@@ -277,9 +277,8 @@ class Processor(ABC):
         """Keys whose values are rescaled, so that the source's metadata about them no longer applies."""
         return frozenset()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the result's manifest, other than `left_out`."""
+    def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
+        """Notes for the result's manifest, other than `left_out`, given the fields of the source and of the result."""
         return ()
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:

@@ -279,8 +279,7 @@ class ProgramProcessor(Processor):
         named = (operation.rescales for operation in self.program.on_rows)
         return frozenset(tuple(name.split(".")) for name in named if name is not None)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
         """Notes on the result, other than fields that were left out."""
         known = (operation for operation in self.program.operations if isinstance(operation, NormalizeFields))
         constants = (part for operation in known for part in operation.constants)

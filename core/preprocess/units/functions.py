@@ -10,7 +10,7 @@ import shlex
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import decode_source
@@ -22,6 +22,7 @@ import cloudpickle
 from ...errors import UsageError, did_you_mean
 from ...format import fs
 from ...format.digest import digest_file, read_regular
+from ...ted.schema import Field
 from ..failures import error_text
 from ..processor import Context, LoadedProcessor, Processor, Unit
 from .fingerprints import fingerprint_of
@@ -272,6 +273,16 @@ class FunctionProcessor(Processor):
     def inputs(self) -> dict[str, str]:
         """Digests of the function's file and its imports from the same folder; empty for other functions."""
         return self.function.inputs()
+
+    def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
+        """Which element types the function changed, often unintended: a factor of float64 is enough."""
+        before = {one.key: one.dtype for one in fields}
+        changed = [
+            f"{one.name} from {before[one.key]} to {one.dtype}"
+            for one in result
+            if before.get(one.key, one.dtype) != one.dtype
+        ]
+        return (f"{self.label} changes the element type of {', '.join(changed)}",) if changed else ()
 
     def keeps_rows(self) -> bool:
         """Whether the unit is `row`."""

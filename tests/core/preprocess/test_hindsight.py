@@ -18,7 +18,8 @@ FILE = """
 import torch
 
 def relabel(rows):
-    reached = (rows["observation", "desired_goal"] == rows["next", "observation", "achieved_goal"]).all(-1, keepdim=True)
+    goal, achieved = rows["observation", "desired_goal"], rows["next", "observation", "achieved_goal"]
+    reached = (goal == achieved).all(-1, keepdim=True)
     return reached.float() - 1, reached
 
 def rewards(rows):
@@ -123,7 +124,7 @@ def test_without_what_a_step_achieves_the_field_before_it_is_named(source: Path,
     rbtool.preprocess(
         source / "source", dest=tmp_path / "in", operations={"exclude": ["next.observation.achieved_goal"]}
     )
-    with pytest.raises(UsageError, match="'next.observation.achieved_goal', what a step achieves, is not") as raised:
+    with pytest.raises(UsageError, match=r"'next\.observation\.achieved_goal', what a step achieves, is not") as raised:
         rbtool.preprocess(tmp_path / "in", f"{source}/her.py:relabel", tmp_path / "out", hindsight="final")
     assert "--achieved-goal-key observation.achieved_goal" in str(raised.value.hint)
 

@@ -136,7 +136,9 @@ def test_returns_and_ends_follow_the_function_and_reasons_stay_where_flags_do(wa
     assert result.boundary == {
         "terminated": 0, "truncated": 1, "both": 2, "end_of_file": 1, "inferred": 0, "explicit_next": 0
     }  # fmt: skip
-    assert result.notes == ()
+    assert [note.partition(" changes ")[2] for note in result.notes] == [
+        "the element type of next.reward from float64 to bfloat16"
+    ]
 
 
 def test_without_reward_and_flags_the_source_has_the_say(walks: Path, tmp_path: Path) -> None:
@@ -180,6 +182,17 @@ def test_the_return_of_a_cut_episode_is_summed_again_even_without_reward(walks: 
     assert float(open_steps(tmp_path / "made").episodes.total_reward[-1]) == pytest.approx(float(expected))
 
 
+@pytest.mark.parametrize("unit", ["step", "row", "episode"])
+def test_an_element_type_that_the_function_changes_is_noted(walks: Path, tmp_path: Path, unit: str) -> None:
+    def function(td):
+        td["observation"] = td["observation"].half()
+        td["own"] = td["action"].double()
+        return td
+
+    note, _ = run(walks, function, tmp_path / "made", unit=unit).notes
+    assert note.endswith("changes the element type of observation from float64 to float16")
+
+
 def test_what_the_result_says_of_itself(walks: Path, tmp_path: Path) -> None:
     prep = tmp_path / "prep.py"
     prep.write_text("def same(td): return td")
@@ -209,7 +222,8 @@ def test_a_space_is_kept_only_while_it_fits(tmp_path: Path, changed: bool) -> No
     result = run(tmp_path / "walks", function, tmp_path / "made")
     made = Manifest.load(tmp_path / "made")
     assert made.spaces == ({} if changed else manifest.spaces)
-    assert result.notes == (("the observation space no longer fits the data: left out",) if changed else ())
+    assert result.notes[1:] == (("the observation space no longer fits the data: left out",) if changed else ())
+    assert ("the element type of observation from" in "".join(result.notes)) is changed
     assert TedReader(tmp_path / "made").documents().keys() - {ENV_METADATA} == {"metadata.json"}
 
 
