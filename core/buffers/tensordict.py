@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers.sample_units import Sequence
@@ -99,21 +100,26 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one tensordict, with its priority; see `ReplayBuffer.add`. UsageError (a ValueError) for other data."""
-        _require_tensordict(data)
-        written = self._write_one(data)
+        """Write one tensordict, with its priority; see `ReplayBuffer.add`.
+
+        A nest of dicts of tensors, NumPy arrays and numbers becomes a tensordict. UsageError (a ValueError) for other
+        data.
+        """
+        written = self._write_one(_tensordict_of(data, 0))
         self._take_priorities(written)
         return written.index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Write a batch; see `ReplayBuffer.extend`. UsageError (a ValueError) for data that is no tensordict.
+        """Write a batch; see `ReplayBuffer.extend`.
+
+        A nest of dicts of tensors and NumPy arrays becomes a tensordict, with as many batch dimensions as the storage
+        has, which all of them share. UsageError (a ValueError) for other data.
 
         Unless `update_priority` is False, the sampler, if it draws by priority, gets the entry `priority_key` of the
         written elements, after the transforms; data that a transform holds back follows with the call that writes it.
         SchemaError (a RuntimeError) if that fails; the elements are stored nevertheless.
         """
-        _require_tensordict(data)
-        written = self._write_batch(data)
+        written = self._write_batch(_tensordict_of(data, self._storage.ndim))
         if update_priority is not False:
             self._take_priorities(written)
         index: torch.Tensor = written.index
@@ -266,6 +272,53 @@ def _of_every_step(value: Any, batch: torch.Size) -> Any:
         return value
     steps = value.reshape(len(value), *[1] * (len(batch) - 1), *value.shape[1:])
     return steps.expand(*batch, *value.shape[1:]).contiguous()
+
+
+def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:
+    """Return a tensordict, or make one of a nest of dicts, with `ndim` batch dimensions; UsageError for other data."""
+    if not isinstance(data, Mapping) or is_tensor_collection(data):
+        _require_tensordict(data)
+        return data  # type: ignore[no-any-return]
+    entries = [(key, _tensor_of(key, value)) for key, value in _leaves(data, ())]
+    if not entries:
+        raise UsageError("the dict has no entries to write")
+    first, size = entries[0][0], entries[0][1].shape[:ndim]
+    for key, value in entries:
+        if value.ndim < ndim or value.shape[:ndim] != size:
+            raise UsageError(
+                f"{'.'.join(key)!r} is {list(value.shape)} and {'.'.join(first)!r} is {list(entries[0][1].shape)}, "
+                f"expected the same {'number of rows' if ndim == 1 else f'{ndim} dimensions'} in front"
+            )
+    made = TensorDict({}, batch_size=size)
+    for key, value in entries:
+        made.set(key, value)
+    return made
+
+
+def _leaves(nest: Mapping[Any, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in nest.items():
+        path = (name,) if isinstance(name, str) else name
+        if not (isinstance(path, tuple) and path and all(isinstance(part, str) for part in path)):
+            raise UsageError(f"the dict has the key {name!r}, expected a name or a tuple of names")
+        if isinstance(value, Mapping | TensorDictBase):
+            yield from _leaves(value, (*prefix, *path))
+        else:
+            yield (*prefix, *path), value
+
+
+def _tensor_of(key: tuple[str, ...], value: Any) -> torch.Tensor:
+    """Return a value of a dict as a tensor; arrays are copied, as the caller may change them."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    raise UsageError(
+        f"{'.'.join(key)!r} is {kind}, expected a tensor, a NumPy array of numbers or a dict of them",
+        hint="make a tensordict of it, or take a ReplayBuffer with a ListStorage",
+    )
 
 
 def _require_tensordict(data: Any) -> None:

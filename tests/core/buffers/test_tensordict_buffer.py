@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.errors import UsageError
 from rbtool.core.samplers.uniform import RandomSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
@@ -48,14 +50,56 @@ def made(**arguments: Any) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Prioritised(), batch_size=6, **arguments)
 
 
-@pytest.mark.parametrize(
-    "data", [torch.zeros(3), [steps(2)], {"a": torch.zeros(3)}, Step(torch.zeros(3), batch_size=[3])]
-)
+@pytest.mark.parametrize("data", [torch.zeros(3), [steps(2)], None, "text", Step(torch.zeros(3), batch_size=[3])])
 def test_only_tensordicts_are_written(data: object) -> None:
     buffer = made()
     for act in (buffer.extend, buffer.add):
         with pytest.raises(ValueError, match="expected a tensordict, found a"):
             act(data)
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_dict_of_arrays_and_tensors_becomes_a_tensordict(storage: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=4)
+    reading = np.arange(6, dtype=">f4").reshape(3, 2)[:, ::-1]
+    reading.flags.writeable = False
+    after = {"reward": np.ones((3, 1)), "done": torch.zeros(3, 1, dtype=torch.bool), "more": steps(3)}
+    data = {"observation": reading, "next": after, ("next", "count"): np.arange(3, dtype=np.uint8)}
+    assert buffer.extend(data).tolist() == [0, 1, 2]
+    one = {"observation": reading[0], "next": {"reward": np.ones(1), "done": torch.zeros(1) > 0, "more": {"a": 7}}}
+    assert buffer.add(one | {("next", "count"): np.uint8(9)}) == 3
+    rows = buffer[:]
+    assert rows["observation"].tolist() == [[1, 0], [3, 2], [5, 4], [1, 0]]
+    assert [rows[key].dtype for key in ("observation", ("next", "reward"), ("next", "count"))] == [
+        torch.float32, torch.float64, torch.uint8
+    ]  # fmt: skip
+    assert rows["next", "more", "a"].tolist() == [0, 1, 2, 7]
+    assert rows["next", "count"].tolist() == [0, 1, 2, 9]
+
+
+def test_a_dict_of_several_dimensions_has_those_of_the_storage() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=5)
+    assert buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3, 4, 2)}).shape == (12, 2)
+    with pytest.raises(UsageError, match=r"'b' is \[3\] and 'a' is \[3, 4\], expected the same 2 dimensions"):
+        buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, "no entries"),
+        ({"a": np.zeros(3), "b": np.zeros(2)}, r"'b' is \[2\] and 'a' is \[3\], expected the same number of rows"),
+        ({"a": 1.0}, r"'a' is \[\]"),
+        ({"a": {"b": ["x"] * 3}}, "'a.b' is a list, expected a tensor"),
+        ({"a": np.array(["x"])}, "'a' is an array of <U1"),
+        ({3: np.zeros(3)}, "the key 3"),
+    ],
+)
+def test_dicts_that_are_no_batches_are_refused(data: Any, words: str) -> None:
+    buffer = made()
+    with pytest.raises(UsageError, match=words):
+        buffer.extend(data)
     assert len(buffer) == 0
 
 
