@@ -131,6 +131,14 @@ class MissingKeyError(RbtoolError, KeyError):
     """A key that was asked for is not there."""
 
 
+def require_flags(**flags: object) -> None:
+    """Raise UsageError unless each of these arguments is True or False: any text, also "no", would count as True."""
+    for name, value in flags.items():
+        # The bool of NumPy is named like Python's, or bool_; this module imports nothing.
+        if type(value).__name__ not in ("bool", "bool_") and not (isinstance(value, int) and value in (0, 1)):
+            raise UsageError(f"{name} is {value!r}, expected True or False")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Write `; did you mean …?` for the known name that is nearest to `name`, "" where none comes near."""
     near = nearest(name, known)

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
-from ..errors import FormatError, RbtoolError, SchemaError
+from ..errors import FormatError, RbtoolError, SchemaError, require_flags
 from ..format.syncing import Durable
 from ..ray_session import imported_ray
 from ..samplers.consuming import ConsumingSampler
@@ -164,6 +164,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
         `durable`.
         """
+        require_flags(background=background)
         place = Path(path)
         self._prepare_dump(place)
         with contextlib.ExitStack() as stack:
@@ -196,6 +197,7 @@ class ReplayBuffer(Queries, ConditionalUpdates):
         damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed. A checkpoint
         that takes the place of another one meanwhile is loaded instead.
         """
+        require_flags(verify=verify)
         load_folder(Path(path), partial(self._load_folder, verify=verify))
 
     dump = save = dumps

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import BatchForm
@@ -93,6 +93,7 @@ class ReplayBufferEnsemble(EnsembleDraws):
         source_key: str | None = SOURCE_ID,
         **arguments: Any,
     ) -> None:
+        require_flags(sample_from_all=sample_from_all, shared=shared)
         given = {"p": p, "sample_from_all": sample_from_all, "num_buffer_sampled": num_buffer_sampled,
                  "temperature": temperature, "batch": batch}  # fmt: skip
         parts = {"storages": storages, "samplers": samplers, "writers": writers}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..samplers.base import Sampler
 from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import SampleUnit
@@ -69,6 +69,7 @@ class BufferParts(Sharing):
         delayed_init: bool | None = None,
         **newer: Any,
     ) -> None:
+        require_flags(pin_memory=pin_memory, shared=shared)
         self._sample_unit = checked_unit(sample_unit)
         self._consumed_after = newer.pop("consume_after_n_samples", None)
         _refuse_newer(type(self).__name__, newer)

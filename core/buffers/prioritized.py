@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..samplers.base import Index, Sampler
 from ..samplers.prioritized import PrioritizedSampler, checked_device
 from ..storages.base import Storage
@@ -132,6 +132,7 @@ class _Prioritised(ReplayBuffer):
         sync: bool,
         **arguments: Any,
     ) -> None:
+        require_flags(sync=sync)
         if sampler is not None and sampler_device is not None:
             raise WrongKindError("sampler_device is set, expected None with sampler, which has a device")
         if sampler is not None and not sync:

@@ -18,7 +18,7 @@ from ..buffers.ensemble_labels import part_of_index
 from ..buffers.pytrees import checked_batch_size
 from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..errors import FormatError, SchemaError, UsageError
+from ..errors import FormatError, SchemaError, UsageError, require_flags
 from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -184,6 +184,7 @@ class OfflineToOnlineReplayBuffer:
         self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
     ) -> BackgroundDump | None:
         """Write a checkpoint of both sides and the fraction to the folder `path`; see `ReplayBuffer.dumps`."""
+        require_flags(background=background)
         if background:
             return self._mixture.dumps(path, durable=durable, background=True)
         self._mixture.dumps(path, durable=durable)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..errors import CorruptDataError, SchemaError, UsageError, require_flags
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
@@ -31,6 +31,8 @@ class _Samplers(ABCMeta):
     without_replacement: Callable[..., Sampler]
 
     def __call__(cls, *arguments: Any, replacement: bool | None = None, **options: Any) -> Any:
+        if replacement is not None:
+            require_flags(replacement=replacement)
         if replacement is None or bool(replacement) is cls.replacement:
             return super().__call__(*arguments, **options)
         if replacement or "without_replacement" not in cls.__dict__:  # a subclass need not be what its base is

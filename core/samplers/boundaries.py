@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
@@ -21,7 +21,6 @@ from ..storages.tensor import TensorStorage
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
 
-_LOG = logging.getLogger("rbtool")
 _DONE: Key = ("next", "done")
 _IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 
@@ -224,6 +223,7 @@ class BoundaryChoice:
         if end_key is not None or end_keys is not None:
             self._flags = tuple(boundary_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
         self._fixed = _fixed_boundaries(ends, trajectories, cache_values, end_key, end_keys, traj_key)
+        self._warned = False
 
     def source(self, storage: Storage) -> BoundarySource:
         """Return the source for a storage; MissingKeyError (a KeyError) if it has none of the entries."""
@@ -237,12 +237,23 @@ class BoundaryChoice:
         by_flags = FlagBoundaries(flags) if any(has_entry(storage, key) for key in flags) else None
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
-            _LOG.info("%s is not in the storage, trajectories are separated by %s", self._ids or flags, other.keys)
+            self._warn_once(storage, flags if self._ids is None else ids, other)
         found = wanted or other
         if found is None:
             names = ", ".join(".".join(key) for key in (*ids, *flags))
-            raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names} is there")
+            raise MissingKeyError(f"trajectories cannot be separated: the storage has none of {names}")
         return found
+
+    def _warn_once(self, storage: Storage, missing: Sequence[Key], found: BoundarySource) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        known = [".".join(key) for key in storage.structure.places] if isinstance(storage, TensorStorage) else []
+        warnings.warn(
+            f"{_listed(missing)} is not in the storage, trajectories are separated by {_listed(found.keys)}"
+            f"{did_you_mean('.'.join(missing[0]), known)}",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)

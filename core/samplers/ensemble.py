@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.ensemble import (
@@ -77,6 +77,7 @@ class SamplerEnsemble(Sampler):
         batch: BatchForm = "stack",
     ) -> None:
         self.members: tuple[Sampler, ...] = checked_members("SamplerEnsemble", samplers, Sampler)
+        require_flags(sample_from_all=sample_from_all)
         if p is not None and sample_from_all:
             raise SchemaError("p is set, expected None with sample_from_all=True: each member is drawn once")
         if batch not in get_args(BatchForm):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError, require_flags
 from ..format import fs
 from ..format.documents import load_json
 from ..format.syncing import replace_file
@@ -84,6 +84,7 @@ class PrioritizedSampler(Sampler):
         *,
         normalize: str = "buffer",
     ) -> None:
+        require_flags(max_priority_within_buffer=max_priority_within_buffer)
         self.beta = beta
         if dtype not in DTYPES:
             raise UnknownOptionError(f"dtype is {dtype}, expected {' or '.join(map(str, DTYPES))}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..kernels.rows import collector_paused
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
@@ -87,6 +87,7 @@ class PromptGroupSampler(Sampler):
             raise GroupTypeError(
                 f"num_groups is {num_groups} and samples_per_group is {samples_per_group}, expected exactly one number"
             )
+        require_flags(cache_groups=cache_groups)
         self.num_groups = _checked("num_groups", num_groups)
         self.samples_per_group = _checked("samples_per_group", samples_per_group)
         if strategy not in _STRATEGIES:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..storages.base import Storage
 from .base import Index, Sampler
 from .boundaries import (
@@ -76,7 +76,7 @@ class SliceSampler(Sampler):
 
     - `num_slices`, `slice_len`: one of them; the other follows from the batch size, which has to be a multiple.
     - `traj_key`: the entry with the ids of trajectories. `end_key`, `end_keys`: flags that end them; missing ones are
-      skipped. If all given entries are missing, the other kind is used, which is logged. By default it is
+      skipped. If all given entries are missing, the other kind is used, with a UserWarning. By default it is
       `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets use their episode table.
     - `ends`, `trajectories`: the same as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
       change them.
@@ -134,6 +134,7 @@ class SliceSampler(Sampler):
         anchor: Anchor = "any",
         batched: bool = False,
     ) -> None:
+        require_flags(strict_length=strict_length, pad_output=pad_output, cache_values=cache_values, batched=batched)
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         if weight not in get_args(Weight) or anchor not in get_args(Anchor):
             raise UsageError(f"weight is {weight!r} and anchor {anchor!r}, expected episode or step, any, start or end")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict.utils import NestedKey
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..storages.base import Storage
 from ..storages.write_log import Written
 from .base import Index
@@ -278,6 +278,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             anchor=anchor,
             batched=batched,
         )
+        require_flags(drop_last=drop_last, shuffle=shuffle)
         self.drop_last = drop_last
         self._epoch = TrajectoryEpoch(shuffle)
         self.reset()

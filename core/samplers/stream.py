@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from ..errors import EmptyPartError, SchemaError, UsageError
+from ..errors import EmptyPartError, SchemaError, UsageError, require_flags
 from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from .base import Index, Sampler
@@ -73,6 +73,7 @@ class StreamSampler(Sampler):
         for name, (value, least) in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}, expected a number from {least}")
+        require_flags(shuffle=shuffle, drop_last=drop_last)
         if not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part[0]} of {part[1]}, expected a number from 0")
         self.shuffle = shuffle
@@ -288,6 +289,7 @@ class StreamSliceSampler(StreamSampler):
         batched: bool = False,
         **options: Any,
     ) -> None:
+        require_flags(strict_length=strict_length, pad_output=pad_output, refuse_short=refuse_short, batched=batched)
         self.pad_value, self.refuse_short, self.batched = pad_value, refuse_short, batched
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))

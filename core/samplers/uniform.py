@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..storages.base import Storage
 from .base import Index, Sampler
 
@@ -127,6 +127,7 @@ class SamplerWithoutReplacement(EpochSampler):
     reads_rows: ClassVar[bool] = False
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        require_flags(drop_last=drop_last, shuffle=shuffle)
         self.drop_last = drop_last
         self.shuffle = shuffle
         self.reset()

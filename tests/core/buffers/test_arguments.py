@@ -1,14 +1,25 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from concurrent.futures import wait
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
+from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.errors import UsageError
+from rbtool.core.samplers.prioritized import PrioritizedSampler
+from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
+from rbtool.core.samplers.prompt_groups import PromptGroupSampler
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
@@ -52,6 +63,36 @@ def test_parts_may_be_made_by_callables() -> None:
 def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
         ReplayBuffer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda word: ReplayBuffer(shared=word), "shared"),
+        (lambda word: ReplayBuffer(pin_memory=word), "pin_memory"),
+        (lambda word: ReplayBuffer().dumps("nowhere", background=word), "background"),
+        (lambda word: ReplayBuffer().loads("nowhere", verify=word), "verify"),
+        (lambda word: ReplayBufferEnsemble(ReplayBuffer(), sample_from_all=word), "sample_from_all"),
+        (lambda word: TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, sync=word), "sync"),
+        (lambda word: SliceSampler(slice_len=2, batched=word), "batched"),
+        (lambda word: SliceSampler(slice_len=2, replacement=word), "replacement"),
+        (lambda word: PrioritizedSliceSampler(9, 0.6, 0.4, slice_len=2, strict_length=word), "strict_length"),
+        (lambda word: SliceSamplerWithoutReplacement(slice_len=2, shuffle=word), "shuffle"),
+        (lambda word: SamplerWithoutReplacement(drop_last=word), "drop_last"),
+        (lambda word: StreamSampler(shuffle=word), "shuffle"),
+        (lambda word: StreamSliceSampler(slice_len=2, pad_output=word), "pad_output"),
+        (lambda word: PrioritizedSampler(9, 0.6, 0.4, max_priority_within_buffer=word), "max_priority_within_buffer"),
+        (lambda word: PromptGroupSampler(num_groups=1, cache_groups=word), "cache_groups"),
+    ],
+)  # fmt: skip
+def test_words_are_neither_true_nor_false(make: Callable[[str], object], name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'no', expected True or False"):
+        make("no")
+
+
+def test_the_bools_of_numpy_and_one_and_zero_are_flags() -> None:
+    assert SamplerWithoutReplacement(np.True_, shuffle=np.False_).drop_last
+    assert SliceSampler(slice_len=2, batched=1, pad_output=0).batched  # type: ignore[arg-type]
 
 
 def test_dim_extend_is_set_once() -> None:

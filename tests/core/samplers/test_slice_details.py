@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import threading
 from pathlib import Path
@@ -140,18 +139,21 @@ def test_the_first_step_of_every_slice_is_an_initial_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"traj_key": "nowhere"}, {"end_key": "nowhere"}, {"end_keys": ["nowhere", ("no", "where")]}]
+    ("options", "words"),
+    [
+        ({"traj_key": "epsiode"}, r"'epsiode' is not in .* separated by 'next\.done'; did you mean 'episode'"),
+        ({"end_key": "nowhere"}, "'nowhere' is not in .* separated by 'episode'"),
+        ({"end_keys": ["nowhere", ("no", "where")]}, r"'nowhere' or 'no\.where' is not in"),
+    ],
 )
-def test_what_is_absent_is_replaced_by_the_other_kind_and_logged(
-    options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_absent_is_replaced_by_the_other_kind_with_a_warning(options: dict[str, Any], words: str) -> None:
     done = torch.tensor([0, 1, 0, 1]).bool().unsqueeze(-1)
     where = of_ids([0, 0, 1, 1], next=TensorDict({"done": done}, [4]))
     sampler = SliceSampler(slice_len=2, **options)
-    with caplog.at_level(logging.INFO, "rbtool"):
-        assert drawn(sampler, where, 60) == drawn(sampler, where, 60) == {(0, 1), (2, 3)}
-    assert len(caplog.records) == 1
-    assert "nowhere" in caplog.text
+    with pytest.warns(UserWarning, match=words):
+        sampler.sample(where, 2)
+    where.set([0], where[[0]], set_cursor=False)  # the table is made again, and nothing is announced twice
+    assert drawn(sampler, where, 60) == drawn(sampler, where, 60) == {(0, 1), (2, 3)}
 
 
 def test_where_neither_kind_is_there_a_key_error_names_what_was_looked_for() -> None:
