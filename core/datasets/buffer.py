@@ -25,7 +25,7 @@ from ..buffers.concurrency import generator_of
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
-from ..errors import DatasetNotFoundError, SchemaError, UsageError
+from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags
 from ..format import fs
 from ..format.locate import find_dataset, storage_root
 from ..format.mixture import is_mixture
@@ -328,6 +328,9 @@ def load_dataset(
     FormatError and CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a
     RuntimeError) for a mixture of datasets with different fields.
     """
+    require_flags(
+        split_trajs=split_trajs, verify=verify, decode_video=decode_video, streaming=streaming, skip_bad=skip_bad
+    )
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
     arguments: dict[str, Any] = {

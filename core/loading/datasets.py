@@ -16,7 +16,7 @@ from ..buffers.base import ReplayBuffer
 from ..buffers.loaders import fetcher_asking, serve
 from ..buffers.slots import SharedSlots
 from ..datasets.buffer import load_dataset
-from ..errors import NoLengthError, SchemaError, UsageError
+from ..errors import NoLengthError, SchemaError, UsageError, require_flags
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
 from .numbered import NumberedBatches
@@ -295,6 +295,7 @@ def torch_dataset(
     >>> [len(batch) for batch in batches]
     [4, 4, 2]
     """
+    require_flags(drop_last=drop_last, split_trajs=split_trajs, verify=verify)
     if style not in ("iterable", "map"):
         raise UsageError(f"style is {style!r}, expected 'iterable' or 'map'")
     for name, value in (("batches", batches), ("batch_size", batch_size)):

@@ -13,7 +13,9 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import UsageError
+from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.prompt_groups import PromptGroupSampler
@@ -82,6 +84,8 @@ def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -
         (lambda word: StreamSampler(shuffle=word), "shuffle"),
         (lambda word: StreamSliceSampler(slice_len=2, pad_output=word), "pad_output"),
         (lambda word: PrioritizedSampler(9, 0.6, 0.4, max_priority_within_buffer=word), "max_priority_within_buffer"),
+        (lambda word: load_dataset("nowhere", streaming=word), "streaming"),
+        (lambda word: torch_dataset("nowhere", drop_last=word), "drop_last"),
         (lambda word: PromptGroupSampler(num_groups=1, cache_groups=word), "cache_groups"),
     ],
 )  # fmt: skip
