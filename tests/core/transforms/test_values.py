@@ -57,7 +57,7 @@ def test_without_strict_what_is_not_there_is_not_compared() -> None:
         ),
         (lambda data: ReturnToGo()(data), KeyError, "next.reward"),
         (lambda data: ReturnToGo(reward_key="episode")(data), RuntimeError, "a type of floats"),
-        (lambda data: ReturnToGo(gamma=1.5), ValueError, "gamma is 1.5"),
+        (lambda data: ReturnToGo(gamma=1.5), ValueError, "the discount is 1.5"),
         (lambda data: Normalize("x", loc=math.nan), ValueError, "loc is not finite in 1 of 1"),
         (lambda data: Normalize("x", scale=torch.tensor([1.0, -2.0])), ValueError, "scale is -2.0"),
         (lambda data: Normalize("x", clip=0), ValueError, "clip is 0"),
