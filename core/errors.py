@@ -14,12 +14,16 @@
 
 Each inherits from the built-in error that general code would catch. A message is one
 sentence: what was found, what was expected; `hint` is what to do about it, where there is something, and tracebacks
-show it below the message.
+show it below the message. `did_you_mean` and `suggests_keywords` add the name that was probably meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 """Control characters and line ends as a message shows them: names in damaged files may have any of them."""
@@ -162,3 +166,74 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, whole: bool
     near = near or [ends[end] for end in get_close_matches(typed.rpartition(".")[2], ends, n=1, cutoff=0.75)]
     near = near or [one for one in names if typed and one.startswith(typed)]
     return names[near[0]] if near else ""
+
+
+# Keyword arguments ----------------------------------------------------------------------------------
+
+
+def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
+    """Make a function name the argument that is nearest to a misspelt one, as Python itself does from 3.13 on.
+
+    `more` are the names that the function takes through `**options`; for any other name it raises TypeError.
+
+    >>> @suggests_keywords()
+    ... def halve(number, *, digits=2):
+    ...     return round(number / 2, digits)
+    >>> halve(3, digts=1)
+    Traceback (most recent call last):
+    TypeError: halve() got an unexpected keyword argument 'digts'; did you mean 'digits'?
+    """
+
+    def decorated(function: _Function) -> _Function:
+        known = [*keywords_of(function), *more]
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **given: Any) -> Any:
+            require_keywords(function.__name__, given, known)
+            return function(*arguments, **given)
+
+        call.__keywords__ = known  # type: ignore[attr-defined]
+        return cast("_Function", call)
+
+    return decorated
+
+
+def require_keywords(name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError, with the nearest name, for an argument of the function or class `name` that is not `known`."""
+    for argument in given:
+        if argument not in known:
+            raise unknown_keyword(name, argument, known)
+
+
+def refuse_misspelt(function: Callable[..., Any], given: Iterable[str], elsewhere: Collection[str]) -> None:
+    """Raise TypeError for an argument that nearly is one of a function, which passes it on to what has `elsewhere`.
+
+    Others are left to what they are passed on to: that may take more than its signature names.
+    """
+    known = keywords_of(function)
+    for argument in given:
+        if argument not in elsewhere and nearest(argument, known):
+            raise unknown_keyword(function.__name__, argument, known)
+
+
+def unknown_keyword(name: str, argument: str, known: Iterable[str]) -> TypeError:
+    """Return the error for an argument that the function or class `name` does not have."""
+    return TypeError(f"{name}() got an unexpected keyword argument {argument!r}{did_you_mean(argument, known)}")
+
+
+def keywords_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that can be given to a function by keyword.
+
+    For a class they are those of all its constructors: each passes on what it does not take itself.
+    """
+    if isinstance(function, type):
+        makers = [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]
+        return list(dict.fromkeys(name for one in makers for name in keywords_of(one)))
+    declared = getattr(function, "__keywords__", None)
+    if declared is not None:
+        return list(declared)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)  # a built-in function has none
+    if code is None:
+        return []
+    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in names if name not in ("self", "cls")]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
-from .errors import MissingKeyError, SchemaError
+from .errors import MissingKeyError, SchemaError, suggests_keywords
 from .ted.schema import DEFAULT_DONE_KEYS
 
 NestedKey: TypeAlias = str | tuple[str, ...]
@@ -108,6 +108,7 @@ def _one_per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor | No
     return value.reshape(td.batch_size)
 
 
+@suggests_keywords()
 def split_trajectories(
     td: TensorDictBase,
     *,

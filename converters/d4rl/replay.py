@@ -62,7 +62,7 @@ class D4RLExperienceReplay(SourceExperienceReplay):
         root: str | os.PathLike[str] | None = None,
         **env_kwargs: Any,
     ) -> None:
-        refuse_env_kwargs(env_kwargs, "file is")
+        refuse_env_kwargs(type(self), env_kwargs, "file is")
         if not use_truncated_as_done:
             raise UsageError(
                 "use_truncated_as_done=False is not supported: done is always terminated or truncated",

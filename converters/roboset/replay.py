@@ -46,7 +46,7 @@ class RobosetExperienceReplay(SourceExperienceReplay):
         split_trajs: bool = False,
         **buffer: Unpack[BufferArguments],
     ) -> None:
-        refuse_env_kwargs(buffer, "files are")
+        refuse_env_kwargs(type(self), buffer, "files are")
         super().__init__(
             dataset_id,
             root=root,

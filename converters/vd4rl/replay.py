@@ -58,7 +58,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
         num_workers: int = 0,
         **buffer: Unpack[BufferArguments],
     ) -> None:
-        refuse_env_kwargs(buffer, "files are")
+        refuse_env_kwargs(type(self), buffer, "files are")
         if image_size is not None and not totensor:
             raise UsageError(
                 f"image_size={image_size!r} needs totensor=True, which brings images to [channels, height, width]",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import SchemaError, UsageError, keywords_of, require_flags, unknown_keyword
 from ..samplers.base import Sampler
 from ..samplers.consuming import ConsumingSampler
 from ..samplers.sample_units import SampleUnit
@@ -34,6 +34,7 @@ _NEWER = {
 }
 """Arguments of TorchRL's buffers that are not supported, with the values that are accepted."""
 
+_CONSUME = "consume_after_n_samples"
 _LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", "_collate_fn", "_dim_extend"})
 
 
@@ -71,8 +72,8 @@ class BufferParts(Sharing):
     ) -> None:
         require_flags(pin_memory=pin_memory, shared=shared)
         self._sample_unit = checked_unit(sample_unit)
-        self._consumed_after = newer.pop("consume_after_n_samples", None)
-        _refuse_newer(type(self).__name__, newer)
+        self._consumed_after = newer.pop(_CONSUME, None)
+        _refuse_newer(type(self), newer)
         self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
@@ -381,11 +382,16 @@ class _Listener:
             buffer.mark_update(index)
 
 
-def _refuse_newer(name: str, given: dict[str, Any]) -> None:
+def arguments_of(kind: Callable[..., Any]) -> list[str]:
+    """Return the names of all arguments of a class of buffers, or of a function that makes one."""
+    return [*keywords_of(kind), _CONSUME, *_NEWER]
+
+
+def _refuse_newer(kind: type[Any], given: dict[str, Any]) -> None:
     """Raise UnsupportedError for arguments of TorchRL that are not supported, TypeError for unknown ones."""
     for argument, value in given.items():
         if argument not in _NEWER:
-            raise TypeError(f"{name}() got an unexpected keyword argument {argument!r}")
+            raise unknown_keyword(kind.__name__, argument, arguments_of(kind))
         if value != _NEWER[argument]:
             raise UnsupportedError(f"{argument} is {value!r}, which rbtool does not support yet: leave it out")
 

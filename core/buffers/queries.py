@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, suggests_keywords
 from ..samplers.boundaries import (
     BoundarySource,
     EpisodeBoundaries,
@@ -311,6 +311,7 @@ def _warn_about_flags(flags: Sequence[Key]) -> None:
         )
 
 
+@suggests_keywords()
 def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Trajectory]:
     """Yield the trajectories of a batch, a buffer or a dataset, in order; see `filter_trajectories`."""
     if isinstance(data, Queries):
@@ -361,6 +362,7 @@ def _changes(ids: Any, count: int) -> torch.Tensor:
     return found
 
 
+@suggests_keywords()
 def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
     """Return the trajectories of a batch, a buffer or a dataset for which a condition holds, or all, in order.
 

@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import torch
 from tensordict import is_tensor_collection
 
-from ..errors import NetworkError, SchemaError, UsageError
+from ..errors import NetworkError, SchemaError, UsageError, refuse_misspelt
 from ..format.syncing import Durable
 from ..ray_session import connect, imported_ray
 from .base import ReplayBuffer
 from .parcels import Parcel, joined, opened_small, packed, small, split
+from .parts import arguments_of
 from .pytrees import map_tensors
 
 _PARTS = frozenset({"sampler", "storage", "transform", "writer"})
@@ -204,6 +205,7 @@ class RayReplayBuffer:
         transport_options: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
+        refuse_misspelt(RayReplayBuffer, arguments, arguments_of(replay_buffer_cls))
         if transport not in {"auto", "ray"} or transport_options:
             raise UsageError(f"transport is {transport!r}, expected 'auto' or 'ray', without options")
         config = _DEFAULTS | dict(remote_config or {})

@@ -13,7 +13,7 @@ from ..encodings.flat import FlatReader
 from ..encodings.h5_layout import Compression, H5Reader
 from ..encodings.layout import CompactForm, CompactLayout
 from ..encodings.save import save_compact
-from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError, did_you_mean, keywords_of
 from ..format import fs
 from ..format.manifest import is_inside
 from ..format.staging import mend
@@ -244,8 +244,11 @@ def _require_known(checkpointer: EpisodeCheckpointer, kwargs: dict[str, Any]) ->
     """Raise UsageError for an argument that means nothing."""
     unknown = sorted(kwargs.keys() - _NAMES)
     if unknown:
-        known = ", ".join(sorted(_NAMES))
-        raise UsageError(f"{article(type(checkpointer).__name__)} has no argument {unknown[0]!r}; others are {known}")
+        known = sorted({*_NAMES, *keywords_of(type(checkpointer))} - {"options"})
+        raise UsageError(
+            f"{article(type(checkpointer).__name__)} has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}",
+            hint=f"known: {', '.join(known)}",
+        )
 
 
 _SUFFIX = ".h5"

@@ -25,7 +25,7 @@ from ..buffers.concurrency import generator_of
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
-from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags
+from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..format import fs
 from ..format.locate import find_dataset, storage_root
 from ..format.mixture import is_mixture
@@ -283,6 +283,7 @@ class ProgressBar:
 
 
 @or_registered
+@suggests_keywords(*ReaderOptions.__annotations__)
 def load_dataset(
     dataset: str | os.PathLike[str],
     batch_size: int | None = None,
@@ -343,7 +344,7 @@ def load_dataset(
         parts["sampler"] = stream_sampler(
             sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
         )
-        storage = open_stream(dataset, root, cache_size, given_options("download", options), skip_bad=skip_bad)
+        storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
         raise UsageError(f"{given[0]} is set, expected with streaming=True only")

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorClass
 
 from ..encodings.open_videos import open_video
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
+
+_OPTIONS = ("stream", "auto_decode", "device", "dtype")
 
 
 class VideoClipRef(TensorClass):
@@ -69,11 +71,13 @@ class VideoClipRef(TensorClass):
         )  # fmt: skip
 
     @classmethod
+    @suggests_keywords(*_OPTIONS)
     def from_file(cls, path: str | os.PathLike[str], num_frames: int | None = None, **options: Any) -> VideoClipRef:
         """Refer to the first `num_frames` frames of a file, by default to all: `[num_frames]`."""
         return cls.from_files([path], [_frames_in(path) if num_frames is None else num_frames], **options)
 
     @classmethod
+    @suggests_keywords(*_OPTIONS)
     def from_files(
         cls, paths: Sequence[str | os.PathLike[str]], num_frames_per_file: Sequence[int], **options: Any
     ) -> VideoClipRef:
@@ -86,6 +90,7 @@ class VideoClipRef(TensorClass):
         return cls.from_frames(paths, frames, places, **options)
 
     @classmethod
+    @suggests_keywords(*_OPTIONS)
     def from_timestamps(cls, path: str | os.PathLike[str], timestamps: Any, fps: float, **options: Any) -> VideoClipRef:
         """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`.
 

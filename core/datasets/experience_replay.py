@@ -14,7 +14,15 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 import torch
 
-from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
+from ..buffers.parts import arguments_of
+from ..errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    UsageError,
+    did_you_mean,
+    keywords_of,
+    require_keywords,
+)
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.documents import decode, parse_json
@@ -187,15 +195,17 @@ class BufferArguments(TypedDict, total=False):
     transform: Any
 
 
-def refuse_env_kwargs(arguments: Mapping[str, Any], read: str) -> None:
+def refuse_env_kwargs(kind: type[Any], arguments: Mapping[str, Any], read: str) -> None:
     """Raise UsageError for arguments other than those of buffers: they would be for an environment.
 
-    `read` is what is read instead: "file is" or "files are".
+    `kind` is the class, of which the nearest argument is named. `read` is what is read instead: "file is" or "files
+    are".
     """
     others = sorted(arguments.keys() - BufferArguments.__annotations__.keys())
     if others:
         raise UsageError(
-            f"{', '.join(others)} would be for an environment, and none is made",
+            f"{', '.join(others)} would be for an environment, and none is made"
+            f"{did_you_mean(others[0], keywords_of(kind))}",
             hint=f"leave them out: the published {read} read",
         )
 
@@ -233,6 +243,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
     ) -> None:
         if not isinstance(download, bool) and download != "force":
             raise UsageError(f"download is {download!r}, expected True, False or 'force'")
+        require_keywords(type(self).__name__, arguments, arguments_of(type(self)))  # before anything is downloaded
         place = SourceFolder.below(self.source, root, trusted=self.trusted)
         self.dataset_id = dataset_id
         self.root = place.folder

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, suggests_keywords
 from ..transforms.base import Transform
 from ..transforms.keyed import Path as KeyPath
 from ..transforms.keyed import as_key, require_tensordict
@@ -31,6 +31,7 @@ def key_of_column(name: str, key_map: Mapping[str, Any] | None = None) -> KeyPat
     return ("observation", "image", *parts[2:]) if parts[:2] == _IMAGES and len(parts) > 2 else parts
 
 
+@suggests_keywords()
 def lerobot_columns_to_tensordict(
     columns: Mapping[str, Any], *, key_map: Mapping[str, Any] | None = None
 ) -> TensorDict:

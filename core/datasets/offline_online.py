@@ -18,7 +18,15 @@ from ..buffers.ensemble_labels import part_of_index
 from ..buffers.pytrees import checked_batch_size
 from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..errors import FormatError, SchemaError, UsageError, require_flags
+from ..errors import (
+    FormatError,
+    SchemaError,
+    UsageError,
+    keywords_of,
+    refuse_misspelt,
+    require_flags,
+    suggests_keywords,
+)
 from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
@@ -89,6 +97,7 @@ class OfflineToOnlineReplayBuffer:
         generator: torch.Generator | None = None,
         **dataset_kwargs: Any,
     ) -> None:
+        refuse_misspelt(OfflineToOnlineReplayBuffer, dataset_kwargs, keywords_of(load_dataset))
         if (online_storage is None) == (online_capacity is None):
             raise UsageError("online_storage and online_capacity, expected exactly one of them")
         fraction = _checked_fraction(offline_fraction)
@@ -215,6 +224,7 @@ def _checked_fraction(fraction: Any) -> float:
     return float(fraction)
 
 
+@suggests_keywords()
 def prefill_replay_buffer(
     rb: ReplayBuffer, dataset: ReplayBuffer, n_samples: int | None = None, chunk_size: int = 1000
 ) -> ReplayBuffer:

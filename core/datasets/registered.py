@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ..declarations import declared
-from ..errors import MissingKeyError, UsageError
+from ..errors import MissingKeyError, UsageError, suggests_keywords
 from ..format.hub_address import is_hub_address
 
 _Arguments = ParamSpec("_Arguments")
@@ -25,6 +25,7 @@ class TakenPrefixError(UsageError, KeyError):
     """A prefix is registered already, or is the name of a source."""
 
 
+@suggests_keywords()
 def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace: bool = False) -> None:
     """Let `load_dataset("prefix:ID", …)` return `dataset("ID", …)`, with the arguments that it is called with.
 

@@ -16,7 +16,7 @@ from ..buffers.base import ReplayBuffer
 from ..buffers.loaders import fetcher_asking, serve
 from ..buffers.slots import SharedSlots
 from ..datasets.buffer import load_dataset
-from ..errors import NoLengthError, SchemaError, UsageError, require_flags
+from ..errors import NoLengthError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
 from .numbered import NumberedBatches
@@ -250,6 +250,7 @@ def torch_dataset(
     collate_fn: Callable[[Any], Any] | None = None, split_trajs: bool = False, verify: bool = False,
     root: str | os.PathLike[str] | None = None,
 ) -> TorchMapDataset: ...  # fmt: skip
+@suggests_keywords()
 def torch_dataset(
     dataset: str | os.PathLike[str] | ReplayBuffer,
     batch_size: int | None = None,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ..buffers.cuda_streams import arrived, cuda_devices, each_tensor
-from ..errors import UsageError, WorkerDiedError
+from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords
 from ..storages.lazy_tensor import available_device
 from .datasets import TorchDataset, TorchMapDataset, check_number
 from .passes import Start
@@ -82,6 +82,7 @@ class TorchLoader(DataLoader[Any]):
             raise UsageError(
                 f"expected a torch dataset, found a {type(dataset).__name__}", hint="rbtool.torch_dataset(…)"
             )
+        require_keywords(type(self).__name__, options, keywords_of(type(self)))
         if refused := [name for name in _OURS if options.get(name)]:
             raise UsageError(f"{refused[0]} is set, expected in torch_dataset(), which makes the batches")
         if not options.get("in_order", True):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array
 from ..format.episodes import EpisodeRow
@@ -40,6 +40,7 @@ _TRAJECTORY: Key = ("collector", "traj_ids")
 _MOST_DIMENSIONS = 3
 
 
+@suggests_keywords()
 def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest:
     """Write a rollout into a new dataset at `dest`, in layout `packed`, and return its manifest; torchrl is not needed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import warnings
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 
-from ..errors import CorruptDataError, SchemaError, UsageError, require_flags
+from ..errors import CorruptDataError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
@@ -34,6 +35,10 @@ class _Samplers(ABCMeta):
         if replacement is not None:
             require_flags(replacement=replacement)
         if replacement is None or bool(replacement) is cls.replacement:
+            maker: Any = cls.__init__  # type: ignore[misc]  # of this very class
+            code = getattr(maker, "__code__", None)
+            if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
+                require_keywords(cls.__name__, options, [*keywords_of(maker), "replacement"])
             return super().__call__(*arguments, **options)
         if replacement or "without_replacement" not in cls.__dict__:  # a subclass need not be what its base is
             raise TypeError(f"there is no {cls.__name__} with replacement={replacement}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, suggests_keywords
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
@@ -324,6 +324,7 @@ def _fixed_boundaries(
     return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)
 
 
+@suggests_keywords()
 def find_start_stop_traj(
     *,
     trajectory: torch.Tensor | None = None,

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from ..errors import EmptyPartError, SchemaError, UsageError, require_flags
+from ..errors import EmptyPartError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
 from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from .base import Index, Sampler
@@ -289,6 +289,7 @@ class StreamSliceSampler(StreamSampler):
         batched: bool = False,
         **options: Any,
     ) -> None:
+        require_keywords(type(self).__name__, options, keywords_of(type(self)))
         require_flags(strict_length=strict_length, pad_output=pad_output, refuse_short=refuse_short, batched=batched)
         self.pad_value, self.refuse_short, self.batched = pad_value, refuse_short, batched
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)

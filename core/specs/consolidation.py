@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from .base import TensorSpec
 from .choice import Choice
 from .composite import Composite
@@ -32,6 +32,7 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
     return any(contains_lazy_spec(entry) for entry in inner)
 
 
+@suggests_keywords()
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     """Return whether the members of each lazy stack have the same keys; with `recurse`, in nested specs, too.
 
@@ -58,6 +59,7 @@ def _exclusive(spec: StackedComposite) -> list[set[Any]]:
     return [{*member.keys()} - shared for member in spec.specs if isinstance(member, Composite)]
 
 
+@suggests_keywords()
 def consolidate_spec(
     spec: Composite, recurse_through_entries: bool = True, recurse_through_stack: bool = True
 ) -> Composite:

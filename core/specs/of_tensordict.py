@@ -14,6 +14,7 @@ from tensordict import (
     is_tensor_collection,
 )
 
+from ..errors import suggests_keywords
 from .base import TensorSpec
 from .composite import Composite, is_nest
 from .non_tensor import NonTensor
@@ -22,6 +23,7 @@ from .unbounded import Unbounded
 from .values import SpecTypeError
 
 
+@suggests_keywords()
 def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
     """Return the spec of a tensordict or tensorclass: an Unbounded for each tensor, a NonTensor for other data.
 

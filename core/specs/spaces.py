@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import FormatError, SchemaError, UsageError
+from ..errors import FormatError, SchemaError, UsageError, suggests_keywords
 from ..ted.spaces import bound_array
 from .base import TensorSpec
 from .bounded import Bounded, BoxSpec
@@ -27,6 +27,7 @@ _PARTS = {
 }  # fmt: skip
 
 
+@suggests_keywords()
 def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
     """Return the spec of what a space holds; gymnasium is not needed.
 

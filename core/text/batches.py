@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..buffers.base import ReplayBuffer
-from ..errors import UsageError
+from ..errors import UsageError, keywords_of, refuse_misspelt
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.tensor import TensorStorage
 from ..writers.base import ImmutableDatasetWriter
@@ -58,6 +58,7 @@ def get_dataloader(
     """
     if not hasattr(tensorclass_type, "from_dataset"):
         raise UsageError(f"tensorclass_type is {tensorclass_type!r}, expected a class with from_dataset")
+    refuse_misspelt(get_dataloader, options, keywords_of(tensorclass_type.from_dataset))
     data = tensorclass_type.from_dataset(
         split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
         num_workers=num_workers, **options,

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorClass
 
+from ..errors import keywords_of, suggests_keywords
 from .loader import TokenizedDatasetLoader
 from .tokenizers import LabelledPromptTokenizer
 
@@ -46,6 +47,7 @@ class PromptData(TensorClass):
         return made
 
     @classmethod
+    @suggests_keywords(*keywords_of(TokenizedDatasetLoader))
     def from_dataset(
         cls,
         split: str,

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from tensordict import TensorClass
 
-from ..errors import MissingKeyError
+from ..errors import MissingKeyError, keywords_of, suggests_keywords
 from .loader import TokenizedDatasetLoader
 from .tokenizers import VALID, Columns, TensorDictTokenizer
 
@@ -41,6 +41,7 @@ class PairwiseDataset(TensorClass):
     rejected_data: RewardData
 
     @classmethod
+    @suggests_keywords(*keywords_of(TokenizedDatasetLoader))
     def from_dataset(
         cls,
         split: str,

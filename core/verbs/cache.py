@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
-from ..errors import DatasetNotFoundError, RbtoolError, UsageError
+from ..errors import DatasetNotFoundError, RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.open_files import ListedFiles
 from ..format.staging import remove_at_once, remove_dataset, remove_leftover, require_removable
@@ -91,6 +91,7 @@ class CacheVerifyResult(Result):
 _Removal = TypeVar("_Removal", bound=CacheRemoval)
 
 
+@suggests_keywords()
 def ls(*, root: PathLike | None = None) -> CacheLsResult:
     """List everything below the root: datasets, originals, partial downloads, leftovers, listings of remotes.
 
@@ -108,6 +109,7 @@ def ls(*, root: PathLike | None = None) -> CacheLsResult:
     )
 
 
+@suggests_keywords()
 def rm(
     *names: PathLike,
     root: PathLike | None = None,
@@ -146,6 +148,7 @@ def rm(
     return result
 
 
+@suggests_keywords()
 def prune(
     *,
     root: PathLike | None = None,
@@ -173,6 +176,7 @@ def prune(
     return _pruned(folder, removed, dry_run=False)
 
 
+@suggests_keywords()
 def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | None = None) -> CacheVerifyResult:
     """Compare the files of datasets with the digests in their manifests, and kept originals with the remote's.
 

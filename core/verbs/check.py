@@ -14,7 +14,15 @@ import numpy as np
 
 from ..declarations import ReaderOptions
 from ..encodings.layout import STORAGE
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from ..errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+    SchemaError,
+    UsageError,
+    suggests_keywords,
+)
 from ..format import fs
 from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable_rows
 from ..format.contracts import Array, StepReader
@@ -77,6 +85,7 @@ class CheckResult(Result):
         return bool(self.errors or (fail_on == "warn" and self.warnings))
 
 
+@suggests_keywords(*ReaderOptions.__annotations__)
 def check(
     dataset: str | os.PathLike[str],
     *,
@@ -96,7 +105,7 @@ def check(
     Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
     Raises DatasetNotFoundError and FormatError if there is nothing to check.
     """
-    started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options("check", options)
+    started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options(options)
     if is_mixture(path):
         refuse_raw_options(path, {"format": format, **given})
         return _check_mixture(path, root, progress or Silent(), started)
@@ -334,6 +343,7 @@ class RepairResult(Result):
     seconds: float
 
 
+@suggests_keywords()
 def repair(
     path: str | os.PathLike[str],
     *,

@@ -14,7 +14,7 @@ from ..encodings.h5_layout import Compression
 from ..encodings.layout import CompactForm, CompactLayout, FilledStorage, Form
 from ..encodings.rows import Difference, compare_steps
 from ..encodings.save import dataset_digest, load_checkpoint, save_checkpoint, steps_digest
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
@@ -84,6 +84,7 @@ class CheckpointVerifyResult(Result):
     seconds: float
 
 
+@suggests_keywords()
 def save(
     dataset: PathLike,
     dest: PathLike,
@@ -173,6 +174,7 @@ def _save_for_torchrl(
     raise _overtaken(staging.destination)
 
 
+@suggests_keywords()
 def load(
     checkpoint: PathLike,
     dest: PathLike,
@@ -239,6 +241,7 @@ def load(
         raise _overtaken(target)
 
 
+@suggests_keywords()
 def verify(
     checkpoint: PathLike,
     dataset: PathLike,

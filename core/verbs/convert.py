@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, default_layout
 from ..encodings.save import dataset_digest
-from ..errors import CorruptDataError, UsageError
+from ..errors import CorruptDataError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.contracts import StepReader
@@ -56,6 +56,7 @@ class ConvertResult(Published):
     source: Path
 
 
+@suggests_keywords(*ReaderOptions.__annotations__)
 def convert(
     path: str | os.PathLike[str],
     dest: str | os.PathLike[str],
@@ -97,7 +98,7 @@ def convert(
     destination, progress = fs.expanded(dest), progress or Silent()
     require_layout(layout or "packed", methods := tuple(compress))  # before anything is read
     ends, workers = require_final_step(final_step), require_workers(num_workers, resume=resume)
-    given, engine = given_options("convert", options), require_engine(engine, workers)
+    given, engine = given_options(options), require_engine(engine, workers)
     if pattern and "files" in given:
         raise UsageError(f"{path} is a pattern, and --files another one", hint="leave out --files")
     given |= pattern

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from ..declarations import FormatDeclaration, declared
 from ..encodings.layout import Form
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..progress import Progress, Silent
 from .results import Published, Result
@@ -138,6 +138,7 @@ class DemoResult(Result):
     seconds: float
 
 
+@suggests_keywords()
 def demo(
     folder: str | os.PathLike[str] = "rbtool-demo",
     *,

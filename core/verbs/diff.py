@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format.contracts import Array, StepReader
 from ..format.episode_digests import content_keys, episode_digests
 from ..format.locate import find_dataset
@@ -82,6 +82,7 @@ class DiffResult(Result):
     seconds: float = 0.0
 
 
+@suggests_keywords()
 def diff(
     a: PathLike,
     b: PathLike,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from ..declarations import ReaderOptions, declared, default_layout, example_source
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, suggests_keywords
 from ..format.episodes import normal_form
 from ..format.hub_address import HUB, HubAddress
 from ..format.locate import dataset_folder, reader_class, source_class, source_names, storage_root
@@ -55,6 +55,7 @@ class DownloadResult(Published):
     originals: Path | None = None
 
 
+@suggests_keywords(*ReaderOptions.__annotations__)
 def download(
     source: str,
     id: str | None = None,
@@ -96,7 +97,7 @@ def download(
     DatasetNotFoundError with the nearest names, NetworkError, AuthorisationError, OutOfSpaceError, CorruptDataError
     if the bytes do not match the remote's checksums after retries, and the errors of `convert`.
     """
-    given, progress = given_options("download", options), progress or Silent()
+    given, progress = given_options(options), progress or Silent()
     address = hub_address(source, id, revision)
     if address is not None:
         _refuse_conversions(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..declarations import declared, format_for
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.episodes import normal_form
@@ -34,6 +34,7 @@ class ExportResult(Published):
     source: Path
 
 
+@suggests_keywords()
 def export(
     dataset: str | os.PathLike[str],
     dest: str | os.PathLike[str],

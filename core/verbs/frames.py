@@ -16,7 +16,7 @@ from ..encodings.open_videos import referred_frames
 from ..encodings.picture_files import enlarged, require_gif_rate, sheet, write_gif, write_mp4
 from ..encodings.pictures import PictureLayout, as_bytes, looks_like_picture, picture_layout
 from ..encodings.video import require_pyav
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
@@ -59,6 +59,7 @@ class FramesResult(Result):
     notes: tuple[str, ...]
 
 
+@suggests_keywords()
 def frames(
     dataset: str | os.PathLike[str],
     output: str | os.PathLike[str],

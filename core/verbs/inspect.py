@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from ..declarations import ReaderOptions
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
@@ -245,6 +245,7 @@ class InspectResult(Result):
     transfers: tuple[Transfer, ...] = ()
 
 
+@suggests_keywords(*ReaderOptions.__annotations__)
 def inspect(
     dataset: str | os.PathLike[str],
     *,
@@ -270,7 +271,7 @@ def inspect(
         raise UsageError(f"--head is {head}, expected 1 or more")
     if head is not None and episode is None:
         raise UsageError("--head needs --episode K", hint="it limits the steps of one episode that are shown")
-    path, given = find_dataset(dataset, root), given_options("inspect", options)
+    path, given = find_dataset(dataset, root), given_options(options)
     if episode is None and (several := inspect_several(path, root)) is not None:
         refuse_raw_options(path, {"format": format, **given})
         return several

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..declarations import declared
-from ..errors import NetworkError, UsageError
+from ..errors import NetworkError, UsageError, suggests_keywords
 from ..format.locate import reader_names, source_class, storage_root, stored_datasets
 from ..format.manifest import Manifest, has_manifest
 from ..format.sources import Catalogue, Source
@@ -175,6 +175,7 @@ class RemoteListResult(Result):
     problems: tuple[str, ...]
 
 
+@suggests_keywords()
 def list_remote(
     source: str,
     pattern: str | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from ..errors import RbtoolError, UsageError
+from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.digest import read_regular
 from ..format.locate import find_dataset
@@ -66,6 +66,7 @@ class MixResult(Result):
 
 
 def mix(
+@suggests_keywords()
     datasets: Sequence[PathLike],
     dest: PathLike,
     *,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..charts.figure import SUFFIXES, file_bytes
 from ..charts.marks import Array, Bars, ChartLabels, Histogram, Lines, Series, histogram_of
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
@@ -62,6 +62,7 @@ class PlotResult(Result):
     datasets: tuple[PlottedDataset, ...] = ()
 
 
+@suggests_keywords()
 def plot(
     dataset: str | os.PathLike[str],
     *,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.contracts import StepReader
@@ -46,6 +46,7 @@ class PreprocessResult(Published):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+@suggests_keywords()
 def preprocess(
     dataset: str | os.PathLike[str],
     fn: Callable[[Any], Any] | str | None = None,

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from ..errors import RbtoolError, SchemaError, UsageError
+from ..errors import RbtoolError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.manifest import Manifest, has_manifest
 from ..format.packed.recorded_origin import RecordedOrigin
@@ -38,6 +38,7 @@ _Recording: TypeAlias = RecordEpisodes[Any, Any] | RecordVectorEpisodes
 RANDOM = "random"
 
 
+@suggests_keywords()
 def record(
     env_id: str,
     dest: str | os.PathLike[str],

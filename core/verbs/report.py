@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias
 
 from .. import __version__
 from ..charts.figure import require_matplotlib
-from ..errors import CorruptDataError, FormatError, UsageError
+from ..errors import CorruptDataError, FormatError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.documents import written_time
 from ..format.locate import find_dataset
@@ -61,6 +61,7 @@ class ReportResult(Result):
         return any(dataset.errors for dataset in self.datasets)
 
 
+@suggests_keywords()
 def report(
     datasets: PathLike | Sequence[PathLike],
     output: PathLike,

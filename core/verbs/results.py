@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..declarations import READER_OPTIONS, ReaderOptions
-from ..errors import CorruptDataError, RbtoolError, UsageError, did_you_mean
+from ..declarations import ReaderOptions
+from ..errors import CorruptDataError, RbtoolError, UsageError
 from ..format.checks import SoundSteps
 from ..format.column_map import normal_map
 from ..format.contracts import StepReader
@@ -183,15 +183,11 @@ def final_step_arguments(final_step: str) -> dict[str, Any]:
     return {} if final_step == "auto" else {"final_step": final_step}
 
 
-def given_options(verb: str, options: ReaderOptions) -> dict[str, Any]:
-    """Return the options of a reader that are given; {} for none. TypeError for one that `verb` does not have.
+def given_options(options: ReaderOptions) -> dict[str, Any]:
+    """Return the options of a reader that are given; {} for none.
 
     A map of columns is in its normal form, with what its files have: UsageError for one that makes no sense.
     """
-    known = [one.key for one in READER_OPTIONS]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     texts = options.get("map")
     if texts is not None:

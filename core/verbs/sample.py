@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..storages.base import Storage
 
 
+@suggests_keywords()
 def sample(
     dataset: str | os.PathLike[str],
     n: int | None = None,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import RbtoolError, UsageError
+from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json, float_from_json, load_json, plain
@@ -87,6 +87,7 @@ class SplitResult(Result):
     seconds: float = 0.0
 
 
+@suggests_keywords()
 def split(
     dataset: PathLike,
     dest: PathLike | None = None,

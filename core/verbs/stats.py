@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..encodings.save import VerifyingReader
-from ..errors import UsageError
+from ..errors import UsageError, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.locate import find_dataset, known_root
 from ..format.ted.reader import TedReader
@@ -46,6 +46,7 @@ class StatsResult(Result):
     seconds: float
 
 
+@suggests_keywords()
 def stats(
     dataset: str | os.PathLike[str],
     *,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError
+from ..errors import CheckFailed, CorruptDataError, FormatError, NetworkError, UsageError, suggests_keywords
 from ..format.checks import FOLDER_RULES
 from ..format.digest import read_regular
 from ..format.documents import written_time
@@ -73,6 +73,7 @@ class UploadResult(Result):
     seconds: float
 
 
+@suggests_keywords()
 def upload(
     dataset: str | os.PathLike[str],
     address: str,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDictBase
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, suggests_keywords
 from .metadata import NestedKey
 
 OBSERVATION_KEY = "observation"
@@ -66,6 +66,7 @@ class VLASchemaError(SchemaError, ValueError):
     """A tensordict is not laid out as steps of a vision-language-action dataset."""
 
 
+@suggests_keywords()
 def validate_vla_tensordict(
     tensordict: TensorDictBase,
     *,
