@@ -28,13 +28,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 """Control characters and line ends as a message shows them: names in damaged files may have any of them."""
 
+_CAUGHT, _HINT = "Caught ", "hint: "
+
 
 class RbtoolError(Exception):
-    """Root of every error that rbtool raises on purpose."""
+    """Root of every error that rbtool raises on purpose.
+
+    One that a worker of a `DataLoader` raised has the message and the hint that it had there, and the traceback of the
+    worker as a note.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        if message.startswith(_CAUGHT) and (raised := _raised_in_worker(type(self), message)):
+            message, hint, trace = raised
+            self.add_note(trace)
         message = message.translate(_ESCAPES)
         super().__init__(message)
         self.message = message
@@ -57,13 +66,29 @@ class RbtoolError(Exception):
     @property
     def note(self) -> str:
         """The hint as a traceback shows it."""
-        return f"hint: {self._hint}"
+        return f"{_HINT}{self._hint}"
 
     def __str__(self) -> str:
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint)
+
+
+def _raised_in_worker(kind: type[RbtoolError], text: str) -> tuple[str, str, str] | None:
+    """Return message and hint of an error, and the traceback, from what torch makes of one that a worker raised.
+
+    Torch calls the type of the error with this text: `Caught TYPE in DataLoader worker process 0.`, then `Original `
+    and the traceback, whose end is the message and the notes.
+    """
+    where, _, trace = text.partition(".\nOriginal ")
+    _, found, end = trace.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+    if not found:
+        return None
+    message, *notes = end.splitlines() or [""]
+    hint = next((note.removeprefix(_HINT) for note in notes if note.startswith(_HINT)), "")
+    trace = f"{trace.removesuffix(end)}{message}"
+    return message, hint, f"raised {where.removeprefix(f'{_CAUGHT}{kind.__name__} ')}:\n{trace}"
 
 
 def _rebuild(kind: type[RbtoolError], message: str, hint: str) -> RbtoolError:

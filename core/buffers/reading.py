@@ -91,6 +91,11 @@ class Reading(Batches):
                 draw = self._with_info(index, info, rows=rows)
             return self.batch_of(draw)
 
+    def check_draws(self, batch_size: int) -> None:
+        """Draw the index of a batch and drop it: raises what the first batch would, before rows are read."""
+        with self.drawing_from(torch.Generator()):
+            self._draw(batch_size, with_rows=False)
+
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
 

@@ -327,7 +327,7 @@ def load_dataset(
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
     checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
     FormatError and CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a
-    RuntimeError) for a mixture of datasets with different fields.
+    RuntimeError) for a mixture of datasets with different fields, and for a batch size that slices do not divide.
     """
     require_flags(
         split_trajs=split_trajs, verify=verify, decode_video=decode_video, streaming=streaming, skip_bad=skip_bad
@@ -355,6 +355,8 @@ def load_dataset(
         with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
+    if batch_size is not None:
+        buffer.sampler.check_batch_size(batch_size)  # before workers of a loader find it out
     buffer.unseeded = seed is None
     return buffer
 

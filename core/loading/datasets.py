@@ -287,7 +287,9 @@ def torch_dataset(
     - `transform`, `collate_fn`, `split_trajs`, `verify`, `root`: those of `load_dataset`.
 
     UsageError (a ValueError) for a sampler whose batches depend on those before or on priorities, for several ranks
-    without a seed, and for arguments that make no sense; the errors of `load_dataset` for what cannot be opened.
+    without a seed, and for arguments that make no sense; SchemaError (a RuntimeError) for a batch size that slices do
+    not divide, and where nothing can be added and the elements do not make a batch; the errors of `load_dataset` for
+    what cannot be opened.
 
     >>> import rbtool
     >>> storage = rbtool.TensorStorage(torch.arange(10))

@@ -50,7 +50,8 @@ class NumberedBatches:
     A sampler with epochs is given the elements of its epoch in a `KeyedOrder`, of which each rank of `shard` has its
     part. Any other draws each batch with a generator of its own; an epoch then has `batches` batches, or no end.
 
-    UsageError (a ValueError) for a sampler whose batches depend on those before, or on priorities.
+    UsageError (a ValueError) for a sampler whose batches depend on those before, or on priorities; what a first draw
+    raises for a batch size that the sampler cannot draw, and for elements that are too few and stay so.
     """
 
     def __init__(
@@ -71,6 +72,21 @@ class NumberedBatches:
         self._batches = batches
         self._drop_last = drop_last or (self._epoch_sampler is not None and self._epoch_sampler.drop_last)
         self._forget()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise what batches of any elements would, and if no more elements can come, what those of these would.
+
+        Workers would raise it with their first batch.
+        """
+        buffer = self.buffer
+        buffer.sampler.check_batch_size(self.batch_size)
+        if _writes(buffer.writer):
+            return
+        if self._epoch_sampler is None:
+            buffer.check_draws(self.batch_size)
+        else:
+            self._measured(self._epoch_sampler)
 
     def _forget(self) -> None:
         self._generator: torch.Generator | None = None
@@ -199,6 +215,10 @@ def epoch_sampler_of(sampler: Sampler) -> EpochSampler | None:
             hint="take a SamplerWithoutReplacement, a SliceSamplerWithoutReplacement or a sampler with replacement",
         )
     return None
+
+
+def _writes(writer: Writer) -> bool:
+    return any(map(_writes, writer.members)) if isinstance(writer, WriterEnsemble) else writer.writes
 
 
 def _copied(writer: Writer, storage: Storage) -> bool:

@@ -51,6 +51,7 @@ class StreamDataset(IterableDataset[Any]):
             )
         if buffer.batch_size is None:
             raise UsageError("no batch size is known", hint="load_dataset(…, batch_size=256, streaming=True)")
+        sampler.check_batch_size(buffer.batch_size)
         if buffer.batches_ahead:
             raise UsageError("the stream has prefetch, expected none: workers make batches ahead", hint="leave it out")
         self.buffer = buffer

@@ -57,6 +57,7 @@ class Sampler(metaclass=_Samplers):
     - `on_rotate(row, storage)`: the rows were rotated, so that `row` is row 0;
     - `begin_epoch()`: another process draws the rest of the epoch;
     - `check_storage(storage)`, `capacity_for(storage)`: storages that are refused, or drawn from in part;
+    - `check_batch_size(batch_size)`: batch sizes that are refused, whatever the storage has;
     - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
@@ -178,6 +179,9 @@ class Sampler(metaclass=_Samplers):
 
     def check_storage(self, storage: Storage) -> None:
         """Raise SchemaError (a RuntimeError), with nothing changed, for a storage that this cannot draw from."""
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise SchemaError or UsageError for a batch size that this cannot draw of any storage."""
 
     def capacity_for(self, storage: Storage) -> int | None:
         """Return how many elements of this storage it can draw from; None for any number."""

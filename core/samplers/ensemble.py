@@ -246,6 +246,10 @@ class SamplerEnsemble(Sampler):
         for sampler, member in zip(self.members, storage.members, strict=True):
             sampler.check_storage(member)
 
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise UsageError for a batch size that is no multiple of draws, or of slices in exact batches."""
+        self._check_size(batch_size, self.unit)
+
     def draw(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draw members, and elements of them; return the index, see the class, and the info they have in common."""
         self.check_storage(storage)

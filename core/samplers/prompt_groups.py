@@ -129,6 +129,10 @@ class PromptGroupSampler(Sampler):
             np.concatenate([self._of_group(storage, group, each) for group in numbers.tolist()])
         ), {}
 
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise UsageError for a batch size that is no multiple."""
+        self._counts(batch_size)
+
     def _counts(self, batch_size: int) -> tuple[int, int]:
         """Return how many groups a batch has, and how many elements of each."""
         given, name = self.num_groups, "num_groups"

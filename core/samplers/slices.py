@@ -191,6 +191,10 @@ class SliceSampler(Sampler):
         start, taken = self._placed(first, length, slice_len, chances[count:], place)
         return self._assemble(storage, table, lane, start, taken, slice_len)
 
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise SchemaError for a batch size that is no multiple, UsageError for a `span` of a whole slice or more."""
+        self._overhangs(self._measure(batch_size)[1])
+
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw slices and read their rows, which also gives the flags of the info."""
         with self._marks.reading() as marks:

@@ -297,6 +297,10 @@ class StreamSliceSampler(StreamSampler):
         self._slice_len: int | None = None
         super().__init__(**options)
 
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise SchemaError for a batch size that is no multiple."""
+        self.measure.of(batch_size)
+
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         """Draw slices with `batch_size` steps in total, or the remaining ones."""
         count, slice_len = self.measure.of(batch_size)

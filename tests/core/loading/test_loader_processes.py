@@ -193,6 +193,23 @@ def test_an_error_in_a_worker_keeps_its_type_and_its_words(walks: Walks) -> None
         list(loader(opened(walks("ragged"), transform=broken), 2))
 
 
+def with_an_error(batch: Any) -> Any:
+    raise rbtool.UsageError("no such thing", hint="take another")
+
+
+@pytest.mark.parametrize("make", [loader, lambda dataset, workers: rbtool.TorchLoader(dataset, num_workers=workers)])
+def test_an_error_of_rbtool_in_a_worker_has_its_own_message_and_hint(walks: Walks, make: Any) -> None:
+    with pytest.raises(rbtool.UsageError) as caught:
+        list(make(opened(walks("ragged"), transform=with_an_error), 1))
+    error = caught.value
+    assert (str(error), error.hint) == ("no such thing", "take another")
+    where, hint = error.__notes__
+    assert where.startswith("raised in DataLoader worker process 0:\nTraceback (most recent call last):\n")
+    assert where.endswith("UsageError: no such thing")
+    assert "in with_an_error" in where
+    assert hint == "hint: take another"
+
+
 # What is refused ------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,13 @@ def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
         rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True), rank=0, world_size=2)
 
 
+def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", EPISODES)
+    sampler = rbtool.StreamSliceSampler(slice_len=3)
+    with pytest.raises(rbtool.SchemaError, match="5 is not divisible by slice_len=3"):
+        rbtool.load_dataset(tmp_path / "walks", 5, sampler=sampler, streaming=True)
+
+
 def test_loaders_that_would_batch_again_are_refused(stream: Any) -> None:
     with pytest.raises(rbtool.SchemaError, match="batches of the batches"):
         next(iter(DataLoader(stream(), batch_size=4)))

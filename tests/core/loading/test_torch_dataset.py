@@ -283,6 +283,52 @@ def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
         list(rbtool.torch_dataset(walks("ragged"), 50, sampler=sampler, seed=0))
 
 
+@pytest.mark.parametrize(
+    ("sampler", "size", "message"),
+    [
+        (rbtool.SliceSampler(slice_len=5), 12, "12 is not divisible by slice_len=5"),
+        (rbtool.SliceSampler(num_slices=5), 12, "12 is not divisible by num_slices=5"),
+        (rbtool.SliceSampler(slice_len=4, span=4), 12, "span is 4, expected below 4"),
+        (rbtool.SliceSamplerWithoutReplacement(slice_len=5), 12, "12 is not divisible by slice_len=5"),
+        (rbtool.SliceSampler(slice_len=500), 500, "no trajectory is long enough"),
+        (rbtool.SliceSamplerWithoutReplacement(slice_len=500), 500, "there are 0 trajectories"),
+    ],
+)
+def test_batches_that_cannot_be_drawn_are_refused_before_there_are_workers(
+    walks: Walks, sampler: Any, size: int, message: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError, KeyError), match=message):
+        rbtool.torch_dataset(walks("ragged"), size, sampler=sampler, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (rbtool.SliceSampler(slice_len=5), "12 is not divisible by slice_len=5"),
+        (rbtool.PromptGroupSampler(num_groups=5), "12 elements cannot be divided by num_groups=5"),
+        (rbtool.SamplerEnsemble(rbtool.SliceSampler(slice_len=5), batch="exact"), "expected a multiple of 5"),
+        (rbtool.SamplerEnsemble(*[rbtool.RandomSampler() for _ in range(5)]), "expected a multiple of 5"),
+    ],
+)
+def test_samplers_refuse_a_batch_size_without_a_storage(sampler: Any, message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        sampler.check_batch_size(12)
+
+
+def test_a_dataset_is_not_opened_with_a_batch_size_that_its_sampler_cannot_draw(walks: Walks) -> None:
+    with pytest.raises(rbtool.SchemaError, match="12 is not divisible by slice_len=5"):
+        rbtool.load_dataset(walks("ragged"), 12, sampler=rbtool.SliceSampler(slice_len=5))
+
+
+def test_a_ring_that_is_filled_later_has_batches_then() -> None:
+    buffer = rbtool.TensorDictReplayBuffer(
+        storage=rbtool.LazyTensorStorage(20), sampler=rbtool.SliceSampler(slice_len=4), batch_size=8
+    )
+    batches = rbtool.torch_dataset(buffer, seed=0, batches=2)
+    buffer.extend(TensorDict({"episode": torch.zeros(10, dtype=torch.int64)}, [10]))
+    assert [len(batch) for batch in batches] == [8, 8]
+
+
 @pytest.mark.parametrize("style", ["iterable", "map"])
 def test_a_loader_that_batches_batches_is_refused(walks: Walks, style: str) -> None:
     loader: Any = DataLoader(opened(walks("ragged"), style=style), batch_size=2)
