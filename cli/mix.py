@@ -75,8 +75,9 @@ def mix(
     """
     from ..core.errors import UsageError
     from ..core.verbs.mix import mix as run
-    from ..core.verbs.mix import weighted_names
+    from ..core.verbs.mix import mixture_file, weighted_names
 
+    mixture_file(dest, datasets)  # first: with the destination in front, a dataset seems to lack its weight
     names, weights = weighted_names(datasets, root)
     if by_size and weights:
         raise UsageError("--by-size and explicit weights exclude each other", hint="leave one out")

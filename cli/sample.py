@@ -101,7 +101,10 @@ def add(app: typer.Typer) -> None:
 def sample(
     dataset: Dataset,
     n: Annotated[
-        int | None, typer.Option("--number", "-n", metavar="N", help="How many steps. Default: 256 or close to it.")
+        int | None,
+        typer.Option(
+            "--number", "-n", "--batch-size", metavar="N", help="How many steps. Default: 256 or close to it."
+        ),
     ] = None,
     *,
     out: Output,

@@ -158,12 +158,20 @@ def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
     if dataset_id:
         return source, dataset_id
     known = source_names()
+    name, _, rest = source.partition("/")
+    if rest and name in known:
+        whole = _example(name).startswith(f"{name}/")  # an id of a hub begins with its owner
+        line = shlex.join(["rbtool", "download", name, source if whole else rest])
+        raise UsageError(f"{source!r} is one word, expected the source and the dataset", hint=f"write: {line}")
     if source not in known and not nearest(source, known):
         line = f"rbtool download {known[0]} {shlex.quote(source)}"
         raise UsageError(f"{source!r}: no source named", hint=f"name it, like: {line}")
     source_class(source)
-    example = next((one for one in declared() if one.name == source), example_source()).example[0]
-    raise UsageError("no dataset named", hint=f"name one, like: rbtool download {source} {example}")
+    raise UsageError("no dataset named", hint=f"name one, like: rbtool download {source} {_example(source)}")
+
+
+def _example(source: str) -> str:
+    return next((one for one in declared() if one.name == source), example_source()).example[0]
 
 
 def _refuse_remote_options(**given: object) -> None:

@@ -97,8 +97,11 @@ def _format_of(dest: str) -> str:
     found = format_for(dest)
     if not found:
         suffixes = [suffix for one in declared() for suffix in one.suffixes]
+        suffix = Path(dest).suffix
+        known = suffix[1:].isalpha()
+        unclear = f"{suffix} files are not written" if known else "the format to export is unclear"
         raise UsageError(
-            f"{dest}: the format to export is unclear; expected one of the suffixes {', '.join(suffixes)}, or --to",
+            f"{dest}: {unclear}; expected one of the suffixes {', '.join(suffixes)}, or --to",
             hint=f"add --to {', '.join(sink_names()[:-1])} or {sink_names()[-1]}",
         )
     return found

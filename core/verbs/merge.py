@@ -17,7 +17,7 @@ from ..format import fs
 from ..format.checks import damage_explained
 from ..format.contracts import Array, StepReader
 from ..format.locate import find_dataset, require_apart
-from ..format.manifest import Layout, Manifest, Provenance, Request
+from ..format.manifest import Layout, Manifest, Provenance, Request, has_manifest
 from ..format.merge_schema import Policy, merged_schema, require_policy
 from ..format.merged import MergedSchema, MergedSteps, joined_table, numbers_of_runs, runs_text
 from ..format.packed.builder import write_dataset
@@ -106,7 +106,7 @@ def merge(
     asked = [os.fspath(dataset) for dataset in datasets]
     destination = fs.expanded(dest).absolute()
     with contextlib.ExitStack() as stack:
-        paths = [find_dataset(name, root) for name in datasets]
+        paths = [_found(name, destination, root) for name in datasets]
         for path in paths:
             require_apart(path, destination)
         readers = [stack.enter_context(opened_steps(path)) for path in paths]
@@ -116,6 +116,15 @@ def merge(
             compress=methods, force=force, dry_run=dry_run, progress=progress or Silent(),
         )  # fmt: skip
         return merging.run(started)
+
+
+def _found(name: PathLike, destination: Path, root: PathLike | None) -> Path:
+    try:
+        return find_dataset(name, root)
+    except DatasetNotFoundError as error:
+        if has_manifest(destination):  # named first, where a dataset was expected
+            error.hint = "the destination comes last: rbtool merge A B DEST"
+        raise
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +66,8 @@ class MixResult(Result):
     seconds: float = 0.0
 
 
-def mix(
 @suggests_keywords()
+def mix(
     datasets: Sequence[PathLike],
     dest: PathLike,
     *,
@@ -93,7 +94,7 @@ def mix(
     OutOfSpaceError; `dest` is unchanged in every case.
     """
     started, policy = time.perf_counter(), require_policy(schema)
-    destination = _destination(dest)
+    destination = mixture_file(dest, datasets)
     if isinstance(datasets, str | os.PathLike) or len(datasets) < 2:
         one = "one dataset" if isinstance(datasets, str | os.PathLike) or datasets else "no dataset"
         raise UsageError(f"{one} to mix, expected two or more", hint="write: rbtool mix A:0.5 B:0.5 DEST.toml")
@@ -119,12 +120,16 @@ def _nothing(reader: TedReader | PackedReader) -> None:
     return None
 
 
-def _destination(dest: PathLike) -> Path:
+def mixture_file(dest: PathLike, datasets: Sequence[PathLike] | PathLike = ()) -> Path:
+    """Return the path of the file to write; UsageError for one of another kind, as where it was named first."""
     path = fs.expanded(dest).absolute()
     if path.suffix != SUFFIX:
+        words = [] if isinstance(datasets, str | os.PathLike) else [os.fspath(one) for one in datasets]
+        turned = len(words) > 1 and words[0].endswith(SUFFIX)
+        line = shlex.join([*words[1:], os.fspath(dest), words[0]]) if turned else "A:0.5 B:0.5 DEST.toml"
         raise UsageError(
-            f"the destination {os.fspath(dest)} is no name of a mixture file, which ends in {SUFFIX}",
-            hint="the file to write comes last: rbtool mix A:0.5 B:0.5 DEST.toml",
+            f"the destination comes last, and {os.fspath(dest)} does not end in {SUFFIX} like a mixture file",
+            hint=f"write: rbtool mix {line}",
         )
     return path
 

@@ -38,6 +38,12 @@ def test_steps_are_shown_with_their_episodes(shell):
     assert lines[1] == "drawn    episode:step 0:0 0:1 0:2"
 
 
+def test_the_number_of_steps_has_the_name_that_it_has_in_python_too(shell):
+    numbers = [shell(f"rbtool sample ./cartpole {option} 5 --seed 5 -q").stdout for option in ("-n", "--batch-size")]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0].splitlines()) == 5
+
+
 def test_slices_are_shown_with_their_ends(shell):
     lines = shell("rbtool sample ./cartpole --sampler slice --slice-len 8 -n 64 --seed 5").stdout.split("\n")
     assert lines[0] == "64 steps in 8 slices of cartpole   seed 5   slice"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -263,9 +264,18 @@ def test_the_suffix_of_the_destination_names_the_format(name: str, form: str, wa
     assert (result.layout, (tmp_path / name).is_file()) == (form, True)
 
 
-@pytest.mark.parametrize("name", ["out", "out.csv", "out.h5/x", "h5"])
-def test_without_a_suffix_the_format_has_to_be_named(name: str, walks: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the format to export is unclear") as raised:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("out", "the format to export is unclear"),
+        ("out.v2", "the format to export is unclear"),
+        ("out.h5/x", "the format to export is unclear"),
+        ("h5", "the format to export is unclear"),
+        ("out.csv", ".csv files are not written; expected one of the suffixes .h5, .hdf5, .npz, .parquet, or --to"),
+    ],
+)
+def test_without_a_suffix_of_a_format_it_has_to_be_named(name: str, said: str, walks: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
         export(walks, tmp_path / name)
     assert raised.value.hint == "add --to minari, h5, npz, parquet, rlds or lerobot"
     assert [path.name for path in tmp_path.iterdir()] == ["walks"]

@@ -94,7 +94,12 @@ def test_a_dry_run_writes_nothing(work):
         ((["data/a"], "m.toml"), {}, UsageError, "one dataset to mix, expected two or more"),
         (([], "m.toml"), {}, UsageError, "no dataset to mix, expected two or more"),
         (("data/a", "m.toml"), {}, UsageError, "one dataset to mix"),
-        ((["data/a", "data/b"], "data/b"), {}, UsageError, "no name of a mixture file, which ends in .toml"),
+        (
+            (["data/a", "data/b"], "data/b"),
+            {},
+            UsageError,
+            "the destination comes last, and data/b does not end in .toml",
+        ),
         ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
         ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "there is nothing at data/c"),
         ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
