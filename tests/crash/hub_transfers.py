@@ -17,7 +17,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,7 +132,7 @@ def strike(work: Path, verb: str, where: str, number: int, hub: UploadHub) -> bo
     trial = Trial(hub, work, verb)
     struck: Callable[[int], bool] = trial.struck_at_request if where == "requests" else trial.struck_at_operation
     came = struck(number)
-    time.sleep(0.02)  # for the answers that nobody takes any more
+    hub.settle()  # with the requests of the process that was killed
     trial.require_whole_or_nothing()
     trial.complete()
     shutil.rmtree(trial.out)

@@ -10,16 +10,16 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forked_commands import folder_of_commands
+from waiting import HANG
 
 __all__ = ["Failed", "ask", "ask_one", "failed"]
 
-IMPATIENT = {"RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": "5"}
+_VARIABLES = {"RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": str(HANG)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ def ask(environment: Mapping[str, str], made: str, *calls: list[Any], arguments:
     """
     order = json.dumps({"made": made, "arguments": arguments, "calls": calls})
     ran = subprocess.run(
-        [folder_of_commands() / "ask"], env={**IMPATIENT, **environment}, input=order, capture_output=True, text=True,
-        timeout=180, check=False,
+        [folder_of_commands() / "ask"], env={**_VARIABLES, **environment}, input=order, capture_output=True, text=True,
+        timeout=HANG, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr, ran.stderr
@@ -157,18 +157,6 @@ def _catalogue_twice(source: Any) -> dict[str, Any]:
     return {"first": first, "second": source.catalogue(first), "heard": heard}
 
 
-def _timed(made: Any, name: str, *arguments: Any) -> float:
-    """Seconds until a call fails for want of the network."""
-    from rbtool.core.errors import NetworkError
-
-    begun = time.monotonic()
-    try:
-        _call(made, name, list(arguments))
-    except NetworkError:
-        return time.monotonic() - begun
-    raise AssertionError("it did not fail")
-
-
 _OWN = {
     "describe": _describe,
     "read": _read,
@@ -176,5 +164,4 @@ _OWN = {
     "fetch_dataset": _fetch,
     "fetch_listed": _fetch_again,
     "catalogue_twice": _catalogue_twice,
-    "timed": _timed,
 }

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from waiting import HANG
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
@@ -51,7 +52,7 @@ class Page:
 
     def wait_until(self, condition: str) -> None:
         """Wait until a condition holds, and take note of what happened before."""
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + HANG
         while not self.evaluate(condition):
             if time.monotonic() > end:
                 raise BrowserError(f"{condition} did not come true")
@@ -127,7 +128,7 @@ class Browser:
         while data:
             data = data[os.write(self._write, data) :]
         while True:
-            answer = self._receive(_SECONDS)
+            answer = self._receive(HANG)
             if answer.get("id") == number:
                 if "error" in answer:
                     raise BrowserError(f"{method}: {answer['error']}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from forked_commands import folder_of_commands
 from hub import Hub
+from waiting import HANG
 
 __all__ = ["ARROW", "DATA", "DOOR", "INFO", "MAIN", "SMALL", "Machine"]
 
@@ -23,7 +24,10 @@ INFO = r"GET .*/resolve/.*scripted-v0/data/metadata\.json"
 
 
 class Machine:
-    """Runs `rbtool` with a store of its own, below `folder`, and the hub as its network."""
+    """Runs `rbtool` with a store of its own, below `folder`, and the hub as its network.
+
+    Commands wait 2 s for a hub that a fault silences, and for any other as long as a slow machine may need.
+    """
 
     def __init__(self, hub: Hub, folder: Path) -> None:
         self.hub = hub
@@ -34,22 +38,22 @@ class Machine:
             "RBTOOL_HOME": str(self.store),
             "MINARI_DATASETS_PATH": str(folder / "minari"),
             "RBTOOL_RETRIES": "3:0.01",
-            "RBTOOL_TIMEOUT": "2",
             "OMP_NUM_THREADS": "1",
         }
 
     def start(self, *words: str, forked: bool = False, **variables: str) -> subprocess.Popen[str]:
         """Start a command: a fresh process, which can be sent signals, unless it may be forked."""
+        patience = {"RBTOOL_TIMEOUT": "2" if any(fault.is_silence for fault in self.hub.faults) else str(HANG)}
         command = [folder_of_commands() / "rbtool"] if forked else [sys.executable, "-m", "rbtool"]
         return subprocess.Popen(
-            [*command, *words], text=True, cwd=self.folder, env={**self.variables, **variables},
+            [*command, *words], text=True, cwd=self.folder, env={**self.variables, **patience, **variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *words: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         process = self.start(*words, forked=True, **variables)
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=HANG)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def json(self, *words: str, **variables: str) -> dict[str, Any]:

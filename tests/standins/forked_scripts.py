@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from waiting import HANG
+
 __all__ = ["Forked", "Interpreter", "run_forked"]
 
 
@@ -45,15 +47,15 @@ class Forked:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self) -> int:
         """Wait for the process to end, and return its exit code, or minus the number of the signal that ended it."""
-        ends = time.monotonic() + timeout
+        ends = time.monotonic() + HANG
         while self.returncode is None:
             found, status = os.waitpid(self.pid, os.WNOHANG)
             if found:
                 self.returncode = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > ends:
-                raise TimeoutError(f"the script did not end in {timeout} s")
+                raise TimeoutError(f"the script did not end in {HANG:g} s")
             else:
                 time.sleep(0.002)
         return self.returncode

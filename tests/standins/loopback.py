@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, NamedTuple, Self
 
+from waiting import wait_until
+
 __all__ = ["Asked", "Fault", "Handler", "Loopback"]
 
 
@@ -36,6 +38,7 @@ class Fault:
     `cut:100`      promise the whole body, send its first 100 bytes, close the connection
     `stall:100`    the same, but keep the connection open and silent
     `slow:0.1`     wait so many seconds before the answer
+    `held`         wait before the answer until `released` is set
     `corrupt`      change the middle byte of the body
     `norange`      ignore the Range header: 200 and the whole body
     `length:-7`    state a length that is so many bytes off, and close the connection
@@ -53,6 +56,11 @@ class Fault:
         kind, _, argument = self.kind.partition(":")
         return argument if kind == name else None
 
+    @property
+    def is_silence(self) -> bool:
+        """Whether a client has to stop waiting by itself."""
+        return self.argument("stall") is not None or float(self.argument("slow") or 0) > 10
+
 
 class Loopback:
     """Serves on a free port of 127.0.0.1 while it is entered; `faults` and `requests` may be touched at any time."""
@@ -63,6 +71,7 @@ class Loopback:
         self.faults: list[Fault] = []
         self.requests: list[Asked] = []
         self.stopping = threading.Event()
+        self.released = threading.Event()
         self._lock = threading.Lock()
         served = type("Served", (self.handler,), {"server_state": self})
         self._server = _Server(("127.0.0.1", 0), served)
@@ -100,18 +109,42 @@ class Loopback:
         with self._lock:
             self.requests.clear()
 
+    def settle(self) -> None:
+        """Wait until all requests that were sent are dealt with, also those whose client is gone."""
+        address = self._server.server_address
+        with socket.create_connection((str(address[0]), int(address[1]))) as last:
+            last.sendall(b"GET /last HTTP/1.0\r\n\r\n")
+            last.recv(1)  # connections are accepted in order: all that were made before have a thread now
+        wait_until(lambda: not self._server.served, "the end of all connections")
+
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.stopping.set()
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.served: set[socket.socket] = set()
+        """The connections that have a thread."""
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.served.add(request)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.served.discard(request)
 
     def handle_error(self, *where: object) -> None:
         """Clients that go away are part of the play."""
@@ -134,6 +167,8 @@ class Handler(BaseHTTPRequestHandler, ABC):
             self._reset()
             return
         self.server_state.stopping.wait(float(self.fault.argument("slow") or 0))
+        if self.fault.kind == "held":
+            self.server_state.released.wait()
         status = self.fault.argument("status")
         if status is not None:
             self.send(int(status), self.fault.body.encode(), self.fault.headers)
@@ -188,7 +223,7 @@ class Handler(BaseHTTPRequestHandler, ABC):
         self.wfile.flush()
         self.close_connection = True
         if stall is not None:
-            self.server_state.stopping.wait(60)
+            self.server_state.stopping.wait()
 
     def _reset(self) -> None:
         self._remember("reset")

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forked_commands import folder_of_commands
+from waiting import HANG
 
 import rbtool
 from rbtool.converters.lerobot import runs
@@ -78,7 +79,7 @@ def _length_key(key: Any) -> Any:
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:
     """Take the batches of several streams in a process with these variables, which is forked from a ready one."""
     command = [str(folder_of_commands() / "stream"), json.dumps(asked)]
-    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout)
     return answers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import h5py
 import pytest
 from download_machine import DATA, DOOR, INFO, MAIN, SMALL, Machine
 from hub import Fault, Hub
+from waiting import HANG
 
 from rbtool.core.format.ted.reader import TedReader
 
@@ -136,16 +138,16 @@ def test_a_remote_that_changes_between_listing_and_fetching(hub_root, tmp_path):
     root = Path(shutil.copytree(hub_root, tmp_path / "hub"))
     with Hub(root) as server:
         machine = Machine(server, tmp_path)
-        server.faults.append(Fault(MAIN, "slow:3", 1))
-        process = machine.start("download", "minari", SMALL, "--json", RBTOOL_TIMEOUT="20")
-        while not server.paths("main_data"):
+        server.faults.append(Fault(MAIN, "held", 1))
+        process = machine.start("download", "minari", SMALL, "--json")
+        while server.faults[0].times:
             assert process.poll() is None, process.communicate()
-            if not any(fault.times for fault in server.faults):
-                break
+            time.sleep(0.01)
         with h5py.File(root / "farama-minari" / SMALL / "data/main_data.hdf5", "r+") as file:
             file["episode_0/rewards"][0] = 12345
         server.rescan()
-        out, err = process.communicate(timeout=60)
+        server.released.set()
+        out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
         assert "changed while it was fetched" in err
         path = Path(json.loads(out)["path"])
@@ -157,7 +159,7 @@ def test_a_remote_that_changes_between_listing_and_fetching(hub_root, tmp_path):
 def test_two_processes_at_once_download_once(machine, hub, expected):
     hub.faults.append(Fault(MAIN, "slow:1", 1))
     both = [machine.start("download", "minari", SMALL, "--json") for _ in range(2)]
-    answers = [process.communicate(timeout=60) for process in both]
+    answers = [process.communicate(timeout=HANG) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     documents = [json.loads(out) for out, _ in answers]
     assert {document["content_digest"] for document in documents} == {expected(SMALL)}
@@ -168,12 +170,13 @@ def test_two_processes_at_once_download_once(machine, hub, expected):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_download_that_is_stopped_goes_on_later(machine, hub, expected, number):
     hub.faults.append(Fault(MAIN, "stall:20000", 1))
-    process = machine.start("download", "minari", SMALL, RBTOOL_TIMEOUT="30")
+    process = machine.start("download", "minari", SMALL, RBTOOL_TIMEOUT=str(2 * HANG))
     part = machine.store / "minari/.originals/cartpole%2Fscripted-v0/files/data/main_data.hdf5.part"
     while not hub.paths("main_data") or not part.exists():
         assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=HANG)  # less than it would wait for the rest
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], err
     assert machine.json("download", "minari", SMALL)["content_digest"] == expected(SMALL)
     assert machine.leftovers() == []
@@ -182,7 +185,7 @@ def test_a_download_that_is_stopped_goes_on_later(machine, hub, expected, number
 @pytest.mark.parametrize("variable", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE"])
 def test_without_the_network_what_needs_it_says_so_at_once(machine, hub, variable):
     for words in ("download minari cartpole/scripted-v0", "download minari door-human-v1", "list --remote minari"):
-        done = machine.run(*words.split(), **{variable: "1"}, timeout=10)
+        done = machine.run(*words.split(), **{variable: "1"})
         assert (done.returncode, variable in done.stderr) == (5, True), done.stderr
     assert hub.requests == []
 

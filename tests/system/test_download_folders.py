@@ -11,6 +11,7 @@ import pytest
 from download_machine import Machine
 from hub import Fault, Hub
 from hub_folders import DOOR, LIFT, ROBOMIMIC_IDS, lay_out_folders
+from waiting import HANG
 
 import rbtool
 
@@ -78,11 +79,11 @@ def test_a_split_of_robomimic_and_the_whole_are_two_datasets(machine: Machine, e
 
 def test_a_download_that_is_killed_continues_later(machine: Machine, expected: dict[str, str]) -> None:
     machine.hub.faults.append(Fault(FILE, "stall:20000", 99))
-    process = machine.start("download", "robomimic", LIFT, RBTOOL_TIMEOUT="30")
+    process = machine.start("download", "robomimic", LIFT, RBTOOL_TIMEOUT=str(HANG))
     while not machine.hub.paths("/resolve/"):
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG)
     machine.hub.faults.clear()
     assert machine.json("download", "robomimic", LIFT)["content_digest"] == expected["robomimic"]
     assert machine.leftovers() == []

@@ -7,6 +7,7 @@ import json
 import pytest
 from hub_uploads import WRITER, Fault, UploadHub
 from upload_machine import Uploader, files_of
+from waiting import HANG
 
 import rbtool
 from rbtool.core.format.hub_address import transfers_of
@@ -240,7 +241,7 @@ def test_a_private_repository_is_fetched_with_its_token(machine, hub, stored, wa
 
 def test_two_at_once_fetch_once(machine, hub, stored, walks):
     processes = [machine.start("download", WHERE, "-q", forked=True) for _ in range(2)]
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ends
     assert files_of(stored) == files_of(walks)
     assert len([path for path in hub.paths("/resolve/") if "memmap" in path]) == len(list(walks.rglob("*.memmap")))

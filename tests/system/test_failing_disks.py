@@ -22,6 +22,7 @@ from hub_uploads import WRITER, UploadHub
 from minari_hub import lay_out_hub
 from struck_work import DATA, prepare
 from upload_machine import files_of
+from waiting import HANG
 
 from rbtool.core.testing.datasets import write_walks
 
@@ -89,7 +90,8 @@ class Machine:
         words = line.format(sources=self.sources, work=self.work).split()
         return subprocess.run(
             [commands_with_failing_calls() / "rbtool", *words], cwd=self.work, capture_output=True, text=True,
-            env=self.variables | (fault.variables if fault else {}), stdin=subprocess.DEVNULL, timeout=120, check=False,
+            env=self.variables | (fault.variables if fault else {}), stdin=subprocess.DEVNULL, timeout=HANG,
+            check=False,
         )  # fmt: skip
 
     def result(self, place: str) -> Any:

@@ -14,6 +14,7 @@ from hub import Fault, Hub
 from hub_uploads import UploadHub
 from streaming import batches_of, in_process
 from upload_machine import Uploader, files_of
+from waiting import HANG
 
 from rbtool.core.testing.datasets import write_walks
 
@@ -51,7 +52,7 @@ def hub(repositories: Path) -> Iterator[Hub]:
 def test_a_stream_has_the_same_batches_now_or_in_the_next_run(
     repositories: Path, hub: Hub, tmp_path: Path, fault: Fault, code: int, error: str
 ) -> None:
-    places = {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": "5"}
+    places = {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01", "RBTOOL_TIMEOUT": str(HANG)}
     environment, expected = hub.environment(tmp_path / "home") | places, batches_of(str(repositories / "org" / "ted"))
     hub.faults.append(dataclasses.replace(fault))
     first = in_process(environment, {"dataset": STREAMED})[0]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 import rbtool
 from rbtool.core.testing.datasets import write_walks
@@ -43,7 +44,7 @@ def _interrupt(number: signal.Signals, stop_at: int | str, *words: object) -> su
         os.close(reading)
         process.send_signal(number)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=HANG)
         finally:
             process.kill()  # without effect but where it failed to end
     return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
 from hub_uploads import Fault, UploadHub
 from upload_machine import Uploader, files_of
+from waiting import HANG, wait_until
 
 from rbtool.core.testing.datasets import write_walks
 
@@ -146,7 +146,7 @@ def test_a_change_by_somebody_else_is_never_overwritten(hub, machine):
 
 def test_two_uploads_of_one_dataset_at_once(hub, machine):
     processes = [machine.start("upload", "walks", WHERE, "-q", forked=True) for _ in range(2)]
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ends
     assert hub.tree("me/walks").keys() > files_of(machine.folder / "walks").keys()
     assert len({out for out, _ in ends}) == len(hub.histories["me/walks"].commits) - 1
@@ -156,7 +156,7 @@ def test_two_uploads_of_different_datasets_at_once(hub, machine):
     write_walks(machine.folder / "other", [(500, "truncated")], seed=3)
     names = ("walks", "other")
     processes = [machine.start("upload", name, WHERE, "-q", forked=True) for name in names]
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate(timeout=HANG) for process in processes]
     assert 0 in {process.returncode for process in processes} <= {0, 2, 5}, ends
     winner = names[[process.returncode for process in processes].index(0)]
     assert files_of(machine.folder / winner).keys() <= hub.tree("me/walks").keys()
@@ -165,16 +165,12 @@ def test_two_uploads_of_different_datasets_at_once(hub, machine):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_soon_and_the_next_run_completes(hub, machine, number):
-    hub.faults.append(Fault(OBJECT, "slow:60", 99))
-    process = machine.start("upload", "walks", WHERE, RBTOOL_TIMEOUT="60")
-    deadline = time.monotonic() + 60
-    while not hub.paths("/batch") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
+    hub.faults.append(Fault(OBJECT, "held", 99))
+    process = machine.start("upload", "walks", WHERE, RBTOOL_TIMEOUT=str(2 * HANG))
+    wait_until(lambda: hub.faults[0].times < 99 or process.poll() is not None, "the arrival of an object")
     process.send_signal(number)
-    started = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, time.monotonic() - started < 20) == (130 if number == signal.SIGINT else 143, True), err
+    _, err = process.communicate(timeout=HANG)  # less than it would wait for the answer
+    assert process.returncode == (130 if number == signal.SIGINT else 143), err
     assert "run it again: what was sent is not sent again" in err
     hub.faults.clear()
     machine.json("upload", "walks", WHERE)

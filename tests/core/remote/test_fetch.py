@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from static_server import SOUND, Fault, StaticServer
+from waiting import HANG
 
 from rbtool.core.errors import (
     AuthorisationError,
@@ -33,7 +34,7 @@ TENTHS = [SIZE * tenth // 10 for tenth in range(1, 10)]
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
-    monkeypatch.setenv("RBTOOL_TIMEOUT", "20")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", str(HANG))
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_a_server_that_asks_for_too_long_a_wait_is_asked_once(fetch: Fetch) -> N
 
 
 def test_a_stalled_server_is_left_and_asked_for_the_rest(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RBTOOL_TIMEOUT", "0.2")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", "1")  # the rest, too, has to come within that
     fetch.server.faults["data.bin"] = [Fault(stall=1_000), SOUND]
     fetch()
     assert fetch.done

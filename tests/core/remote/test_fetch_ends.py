@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from forked_scripts import run_forked
 from static_server import SOUND, Fault, StaticServer
+from waiting import HANG
 
 from rbtool.core.errors import DatasetNotFoundError, NetworkError
 from rbtool.core.format.sources import RemoteFile
@@ -29,7 +29,7 @@ DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
-    monkeypatch.setenv("RBTOOL_TIMEOUT", "60")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", str(HANG))
 
 
 @pytest.fixture
@@ -58,21 +58,19 @@ def working() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rbtool-fetch"]
 
 
-@pytest.fixture
-def quickly() -> Iterator[None]:
-    """Hold that the test ends long before the server's silence would end it."""
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < 20
+def end() -> None:
+    """Require that the transfers have been broken off, which ends their threads long before the silence of a server."""
+    for thread in working():
+        thread.join(HANG / 2)
+    assert working() == []
 
 
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("stalled_at", [0, 300_000])
 def test_the_first_failure_ends_the_others(stalled_at: int, server: StaticServer, tmp_path: Path) -> None:
     server.faults = {"one": [Fault(stall=stalled_at), SOUND], "absent": [Fault(404, wait_for_stall=True)]}
     with pytest.raises(DatasetNotFoundError, match="absent"):
         fetch(server, tmp_path, "one", "absent", "two")
-    assert working() == []  # the transfer that waited was broken off
+    end()  # the transfer that waited was broken off
     part = kept(tmp_path).get("one.part", b"")  # what came before the end may not all have been read
     assert part == DATA[: len(part)]
     assert server.starts("two") == []
@@ -91,7 +89,6 @@ def interrupt_when_stalled(server: StaticServer) -> threading.Thread:
     return thread
 
 
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("names", [("one",), ("one", "two")])
 def test_an_interruption_ends_it_at_once(names: tuple[str, ...], server: StaticServer, tmp_path: Path) -> None:
     server.faults = {name: [Fault(stall=300_000), SOUND] for name in names}
@@ -99,7 +96,7 @@ def test_an_interruption_ends_it_at_once(names: tuple[str, ...], server: StaticS
     with pytest.raises(KeyboardInterrupt):
         fetch(server, tmp_path, *names)
     helper.join()
-    assert working() == []
+    end()
     assert kept(tmp_path)["one.part"] == DATA[: len(kept(tmp_path)["one.part"])]
     server.faults = {}  # the second file may not have been asked for yet, and would stall now
     fetch(server, tmp_path, *names)
@@ -145,7 +142,6 @@ class Deaf(Transport):
         yield DATA[1_000:]
 
 
-@pytest.mark.usefixtures("quickly")
 def test_a_transfer_that_cannot_be_broken_off_is_left_and_changes_no_file_later(tmp_path: Path) -> None:
     files = [RemoteFile(name, len(DATA), DIGEST, (name,)) for name in ("slow", "absent")]
     transport = Deaf()

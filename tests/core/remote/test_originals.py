@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from waiting import HANG
 
 from rbtool.core.errors import FormatError
 from rbtool.core.format.sources import RemoteDataset, RemoteFile
@@ -151,7 +152,7 @@ def test_one_process_at_a_time(originals, other):
     with originals.lock(lambda: None):
         process = other()
         assert process.stdout.readline() == "waiting\n"
-    assert process.communicate(timeout=20)[0] == "True\n"
+    assert process.communicate(timeout=HANG)[0] == "True\n"
 
 
 def test_whoever_waited_for_a_folder_that_is_gone_has_a_new_one(originals, other):
@@ -159,7 +160,7 @@ def test_whoever_waited_for_a_folder_that_is_gone_has_a_new_one(originals, other
         process = other()
         assert process.stdout.readline() == "waiting\n"
         originals.remove()
-    assert process.communicate(timeout=20)[0] == "True\n"
+    assert process.communicate(timeout=HANG)[0] == "True\n"
 
 
 def test_what_has_come_is_more_than_the_record_of_it(originals):

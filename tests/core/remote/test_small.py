@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from waiting import HANG
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError, RbtoolError
 from rbtool.core.remote.threads import ask_all
@@ -85,7 +86,7 @@ def test_any_other_error_ends_it_all() -> None:
             held.set()
 
     def wait() -> None:
-        held.wait(30)
+        held.wait(HANG)
 
     def fail() -> None:
         raise KeyError("a fault of ours")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from static_server import SOUND, Fault, StaticServer
+from waiting import HANG
 
 from rbtool.core.errors import CorruptDataError, FormatError, NetworkError
 from rbtool.core.format import fs
@@ -27,7 +28,7 @@ LATER = {"Last-Modified": "Tue, 03 Jan 2023 03:04:05 GMT"}
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("RBTOOL_RETRIES", "3:0.001")
-    monkeypatch.setenv("RBTOOL_TIMEOUT", "20")
+    monkeypatch.setenv("RBTOOL_TIMEOUT", str(HANG))
 
 
 @pytest.fixture
