@@ -91,8 +91,8 @@ def surroundings(first: int) -> dict[str, Any]:
     }
 
 
-def die(how: str) -> None:
-    """End this process, or not, in a way that nobody awaits."""
+def die(how: str, hung: Path | None = None) -> None:
+    """End this process, or not, in a way that nobody awaits; one that hangs first makes the file `hung`."""
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":
@@ -101,6 +101,8 @@ def die(how: str) -> None:
         faulthandler.disable()  # pytest's: a trace of this one would look like a defect
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hang":
+        if hung is not None:
+            hung.touch()
         while True:
             signal.pause()
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from acting_work import TASKS, Acting, count_set_up, counted_set_ups, die, job_of, once
+from waiting import HANG
 
 from rbtool.core.errors import UsageError
 from rbtool.core.format.ted.reader import TedReader
@@ -25,6 +26,7 @@ from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFa
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits
 from rbtool.core.preprocess.workers.processes import WorkerPool
+from rbtool.core.preprocess.workers.scheduler import WorkerHandle
 from rbtool.core.testing.datasets import write_walks
 
 LOST = {
@@ -36,8 +38,24 @@ LOST = {
 
 
 def limits(how: str, retries: int = 1) -> Limits:
-    """A time limit for a worker that hangs only: the report of a crash takes longer on a busy machine."""
+    """A time limit for a worker that hangs only."""
     return Limits(timeout=0.3 if how == "hang" else None, retries=retries)
+
+
+@pytest.fixture(autouse=True)
+def patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no worker exceed a time limit before it hangs: on a busy machine the others take longer than that, too."""
+    own = WorkerHandle.left
+
+    def left(worker: Any, timeout: float | None) -> float:
+        seconds = own(worker, timeout)
+        return seconds if mark_of(tmp_path, worker.process._pid).exists() else max(seconds, 0.02)
+
+    monkeypatch.setattr(WorkerHandle, "left", left)
+
+
+def mark_of(folder: Path, pid: int) -> Path:
+    return folder / f"hung-{pid}"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +67,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(walks: Path) -> Iterator[Callable[..., WorkerPool]]:
-    """Forked workers that act; a parametrised limit of 0.3 s is for `hang`."""
+    """Forked workers that act."""
     made: list[WorkerPool] = []
 
     def start(act: Callable[[int], Any], workers: int = 2, limits: Limits | None = None, **more: Any) -> WorkerPool:
@@ -83,7 +101,7 @@ def test_a_task_that_costs_its_worker_is_tried_by_another(
 ) -> None:
     def act(first: int) -> int:
         if first == 30 and once(tmp_path / "died"):
-            die(how)
+            die(how, mark_of(tmp_path, os.getpid()))
         return first
 
     assert answers(pool(act, limits=limits(how))) == {task.index: task.start for task in TASKS}
@@ -97,7 +115,7 @@ def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPoo
         with open(tries, "a") as file:
             file.write(f"{first}\n")
         if first == 30:
-            die(how)
+            die(how, mark_of(tmp_path, os.getpid()))
         return first
 
     found = answers(pool(act, limits=limits(how, retries=2)))
@@ -169,10 +187,10 @@ def test_the_worker_that_is_called_gets_the_first_task(pool: Callable[..., Worke
 def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: Path, how: str) -> None:
     def act(first: int) -> int:
         if once(tmp_path / f"{first}-1") or (first == 10 and once(tmp_path / f"{first}-2")):
-            die(how)
+            die(how, mark_of(tmp_path, os.getpid()))
         return first
 
-    executor = pool(act, limits=Limits(timeout=0.3, retries=1))
+    executor = pool(act, limits=limits(how))
     assert executor.call("measure", TASKS[0]) == 0
     with pytest.raises(WorkerFailed) as caught:
         executor.call("measure", TASKS[1])
@@ -246,26 +264,31 @@ def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
 
     started = time.monotonic()
     assert answers(pool(act, limits=Limits(retries=0))).pop(2).cause.text == LOST["kill"]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < HANG
     os.set_blocking(held, True)
     with open(held, "rb") as file:
         assert file.read() == b"here", "at the end of the file nobody has it open"
 
 
+def linger(tell: int) -> None:
+    os.write(tell, b"x")
+    time.sleep(HANG)
+    os._exit(0)
+
+
 def hold(fifo: Path, how: str) -> None:
-    """Let another process keep a file and all else open for ever."""
+    """Let another process keep a file and all else open for longer than the test may take."""
     write = os.open(fifo, os.O_WRONLY)
     ready, tell = os.pipe()
     if how == "forked" and os.fork() == 0:
-        os.write(tell, b"x")
-        signal.pause()
+        linger(tell)
     if how == "multiprocessing":
-        multiprocessing.get_context("fork").Process(target=lambda: (os.write(tell, b"x"), signal.pause())).start()
+        multiprocessing.get_context("fork").Process(target=linger, args=(tell,)).start()
     if how == "spawned":
         for descriptor in open_descriptors():
             with contextlib.suppress(OSError):
                 os.set_inheritable(descriptor, True)
-        subprocess.Popen(["sh", "-c", f"echo x >/proc/self/fd/{tell}; sleep 1000"], close_fds=False)
+        subprocess.Popen(["sh", "-c", f"echo x >/proc/self/fd/{tell}; sleep {HANG:g}"], close_fds=False)
     os.read(ready, 1)
     os.write(write, b"here")
 

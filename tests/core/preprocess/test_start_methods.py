@@ -13,6 +13,7 @@ import pytest
 import torch
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, server_and_self, surroundings
 from forked_scripts import Forked
+from waiting import HANG
 
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import WorkerFailed
@@ -116,8 +117,8 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
         with open(fifo, "rb", buffering=0) as waiting:  # opens when the first worker calls the function
             assert waiting.read(1) + waiting.read(1) == b"xx"
             process.send_signal(number)
-            process.wait(60)
-            ended, _, _ = select.select([waiting], [], [], 10)
+            process.wait()
+            ended, _, _ = select.select([waiting], [], [], HANG)
             assert ended
             assert waiting.read(1) == b"", "a worker still holds its end"
     finally:
@@ -156,7 +157,7 @@ def test_a_fork_computes_after_its_parent_has_on_all_cores(walks: Path) -> None:
     def act(first: int) -> float:
         return float((matrix @ matrix).exp().clamp(max=2).sum())
 
-    with WorkerPool(job_of(walks, Acting(act)), 2, Limits(timeout=30), "fork") as pool:
+    with WorkerPool(job_of(walks, Acting(act)), 2, Limits(timeout=HANG), "fork") as pool:
         found = [answer for _, answer in pool.run("measure", TASKS)]
     assert found == pytest.approx(len(TASKS) * [expected])
 
