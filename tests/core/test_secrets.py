@@ -113,6 +113,6 @@ def test_a_proxy_that_is_no_address_is_not_shown_either(monkeypatch: pytest.Monk
     "text", ["a line of log, nothing in it\n" * 40_000, "a.b-" * 250_000 + "://", "x" * 10**6 + "="]
 )
 def test_long_texts_take_no_long_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert redact(text) == text
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5

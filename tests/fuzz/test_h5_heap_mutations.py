@@ -15,8 +15,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 from group_files import robomimic_demo, roboset_trial
+from mutations import LONGEST
+from waiting import HANG
 
 from rbtool.converters.d3rlpy.reader import D3rlpyReader
 from rbtool.converters.d4rl.reader import D4rlReader
@@ -30,7 +33,6 @@ from rbtool.core.format.reader import Reader
 from rbtool.core.format.understood import understood
 
 DATA = Path(__file__).parents[1] / "data"
-LONGEST = 10.0
 MOST_MEMORY = 600 << 20
 TEXT = {f"note{number}": f"text {number} " * number for number in range(1, 13)}
 TABLE = {"map": ["observation=x", "action=x", "reward=r"], "ends": "last", "episode_key": "said"}
@@ -156,11 +158,14 @@ def in_a_process(task: Callable[[mmap.mmap], None]) -> None:
         except BaseException as error:
             os.write(2, f"{error!r}\n".encode())
             os._exit(1)
-    last, since = b"", time.monotonic()
+    last, since, had = b"", time.monotonic(), 0.0
+    process = psutil.Process(child)
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        times = process.cpu_times()  # an ended process has them until it is waited for
+        used = times.user + times.system
         if reached[:] != last:
-            last, since = reached[:], time.monotonic()
-        elif time.monotonic() - since > LONGEST:
+            last, since, had = reached[:], time.monotonic(), used
+        elif used - had > LONGEST or time.monotonic() - since > HANG:
             os.kill(child, 9)
             os.waitpid(child, 0)
             raise AssertionError(f"mutation {struct.unpack('<q', last)} does not end")

@@ -81,9 +81,12 @@ def test_edge_03_4_states_are_saved_as_a_whole(tmp_path: Path) -> None:
     sampler, other = (PrioritizedSampler(count, 1, 1) for _ in range(2))
     sampler.update_priority(torch.arange(count), torch.rand(count))
     started = time.process_time()
+    torch.rand(count).tolist()
+    one_by_one, started = time.process_time() - started, time.process_time()
     sampler.dumps(tmp_path)
     other.loads(tmp_path)
-    assert time.process_time() - started < 2.5  # element by element, TorchRL takes 1.6 and 1.1 seconds
+    # One call for each element takes twenty times as long as a list of them, and as a whole they take less than that.
+    assert time.process_time() - started < 10 * one_by_one
     assert torch.equal(other.state_dict()["_sum_tree"], sampler.state_dict()["_sum_tree"])
 
 
