@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from forked_scripts import Interpreter
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # On a loaded machine, one case may wait for seconds: Hypothesis measures no times. It draws the same examples in each
 # run, so that no test fails by chance; with `--hypothesis-profile=random`, as in `make test-all`, it draws others.
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("random", deadline=None, derandomize=False)  # whatever CI says
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", **_UNTIMED, derandomize=True)
+settings.register_profile("random", **_UNTIMED, derandomize=False)  # whatever CI says
 settings.load_profile("same")
 
 
