@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from forked_scripts import Forked, run_forked
+from waiting import HANG
 
 import rbtool
 from rbtool.core.format.ted.reader import TedReader
@@ -122,6 +123,7 @@ def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(
     script = f"""
 import resource, sys
 import rbtool
+sys.dont_write_bytecode = True  # under the limit, Python would cut a compiled module, and read it ever after
 imported = "torch" in sys.modules
 def function(td):
     resource.setrlimit(resource.{limit}, (8, resource.getrlimit(resource.{limit})[1]))
@@ -167,8 +169,8 @@ def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: sign
         with open(fifo, "rb", buffering=0) as waiting:  # opens when the worker calls the function
             assert waiting.read(4) == b"here"
             process.send_signal(number)
-            process.wait(60)
-            ended, _, _ = select.select([waiting], [], [], 60)
+            process.wait()
+            ended, _, _ = select.select([waiting], [], [], HANG)
             assert ended
             assert waiting.read(1) == b"", "the worker still holds its end"
     finally:

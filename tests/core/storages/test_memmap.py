@@ -178,6 +178,7 @@ import resource, sys, torch
 from tensordict import TensorDict
 from rbtool.core.errors import OutOfSpaceError
 from rbtool import LazyMemmapStorage
+sys.dont_write_bytecode = True  # under the limit, Python would cut a compiled module, and read it ever after
 storage = LazyMemmapStorage(1 << 16, scratch_dir=sys.argv[1])
 rows = TensorDict({"x": torch.ones(2, 64)}, [2])
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -218,6 +218,7 @@ from pathlib import Path
 import rbtool
 from rbtool.core.verbs.export import export
 
+sys.dont_write_bytecode = True  # under the limit, Python would cut a compiled module, and read it ever after
 work, to = Path(sys.argv[1]), sys.argv[2]
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 for limit in (0, 100, 5000, 100_000):
