@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from forked_scripts import Interpreter
 from source_tree import ROOT
+from waiting import HANG
 
 EXAMPLES = {example.stem: example for example in (ROOT / "examples").glob("*.py")}
 
@@ -40,7 +41,7 @@ def figures(printed: str) -> tuple[float, float]:
 def run(name: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run an example as from a shell."""
     command = [sys.executable, "-W", "error", str(EXAMPLES[name]), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG, check=False)
 
 
 def test_the_examples_are_short() -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from rbtool.cli.complete import complete
 
@@ -171,7 +172,7 @@ def _echoed(command: list[str], typed: str, folder: Path, environment: dict[str,
     if process == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, environment)
-    shown, until, waiting = "", time.monotonic() + 60, f"{typed}\x01echo \rexit\r"
+    shown, until, waiting = "", time.monotonic() + HANG, f"{typed}\x01echo \rexit\r"
     while time.monotonic() < until:
         if select.select([screen], [], [], 0.2)[0]:
             try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scripted_envs import Recorded
+from waiting import HANG, wait_until
 
 ENV = """
 import time
@@ -30,7 +30,7 @@ class Counter(gymnasium.Env):
         if self.fails and seed == 12:
             if self.fails == "waits":
                 open("started", "w").close()
-                time.sleep(600)
+                time.sleep(3600)
             raise ZeroDivisionError("the simulator failed")
         return np.zeros(1, np.float32), {}
 
@@ -179,11 +179,10 @@ def test_a_signal_keeps_the_episodes_before_it(place, environment, number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     variables = environment | {"PYTHONPATH": str(place.path)}
     with subprocess.Popen(words, cwd=place.path, env=variables, text=True, **pipes) as process:
-        while process.poll() is None and not (place.path / "started").exists():
-            time.sleep(0.02)
+        wait_until(lambda: process.poll() is not None or (place.path / "started").exists(), "the start of episode 2")
         process.send_signal(number)
         try:
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=HANG)
         finally:
             process.kill()  # without effect but where it failed to end
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]

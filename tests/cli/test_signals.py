@@ -7,6 +7,7 @@ import signal
 import subprocess
 
 import pytest
+from waiting import HANG
 
 WAITING = """
 def wait(rows):
@@ -47,7 +48,7 @@ def test_a_signal_ends_it_cleanly(number, workers, folder, environment):
         assert (folder / "started").read_text().startswith("!")
         process.send_signal(number)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=HANG)
         finally:
             process.kill()  # without effect but where it failed to end
     assert (process.returncode, out, err) == (code, "", said)

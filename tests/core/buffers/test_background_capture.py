@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool import BackgroundDump, LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 from rbtool.core.checkpointers import segment_layout, segment_plan, segment_reader
@@ -50,7 +51,7 @@ class Gate:
     def read(self, own: Callable[..., Iterator[memoryview]], *arguments: Any) -> Iterator[memoryview]:
         for data in own(*arguments):
             yield data
-            end = time.monotonic() + 10
+            end = time.monotonic() + HANG
             while not self.open and not self.steps.acquire(timeout=0.01):
                 if time.monotonic() > end:
                     self.open = self.late = True  # something waits that should not
@@ -193,7 +194,7 @@ def test_it_is_the_state_as_of_the_call(kind: str, seed: int, lends: bool, tmp_p
             for _ in range(story.draw.randint(0, 5)):
                 gate.steps.release()
         gate.open = True
-        handle.result(30)
+        handle.result(HANG)
         again = story.loaded(tmp_path / "saved")
         assert same(again.state(), expected)
         assert not story.buffer.storage.log.snapshots
@@ -225,7 +226,7 @@ def test_the_call_returns_before_rows_are_read(begun: Begun, tmp_path: Path, gat
     story.extend()
     assert not handle.done()
     gate.open = True
-    handle.result(30)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), expected)
 
 
@@ -239,8 +240,8 @@ def test_what_is_kept_is_bounded(begun: Begun, tmp_path: Path, gate: Gate, monke
     (snapshot,) = story.buffer.storage.log.snapshots
     assert snapshot._bytes <= 100
     gate.open = True
-    writer.join(30)
-    handle.result(30)
+    writer.join(HANG)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), expected)
 
 
@@ -267,8 +268,8 @@ def test_what_cannot_be_followed_waits(way: str, begun: Begun, tmp_path: Path, g
     other.join(0.2)
     assert other.is_alive() or way == "share"  # a memory map is shared already
     gate.open = True
-    other.join(30)
-    handle.result(30)
+    other.join(HANG)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), expected)
 
 
@@ -286,7 +287,7 @@ def test_rows_that_others_may_change_are_read_at_the_call(kind: str, tmp_path: P
     assert not story.buffer.storage.log.snapshots
     story.edit_view()
     story.extend()
-    handle.result(30)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), expected)
 
 
@@ -295,14 +296,14 @@ def test_a_failure_frees_writers_and_leaves_the_older_one(
 ) -> None:
     story, expected, handle = begun
     gate.open = True
-    handle.result(30)
+    handle.result(HANG)
     story.extend()
     gate.open = False
     broken = story.buffer.dumps(tmp_path / "saved", background=True)
     monkeypatch.setattr(Snapshot, "read", lambda *arguments: 1 / 0)
     gate.open = True
     with pytest.raises(ZeroDivisionError):
-        broken.result(30)
+        broken.result(HANG)
     assert not story.buffer.storage.log.snapshots
     story.replace()
     assert same(story.loaded(tmp_path / "saved").state(), expected)
@@ -317,7 +318,7 @@ def test_two_dumps_at_once(begun: Begun, tmp_path: Path, gate: Gate) -> None:
     story.replace()
     story.extend()
     gate.open = True
-    handle.result(30)
-    other.result(30)
+    handle.result(HANG)
+    other.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), first)
     assert same(story.loaded(tmp_path / "other").state(), second)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 import rbtool
 from rbtool import BackgroundDump, LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
@@ -62,7 +63,7 @@ class Disk:
 
     def fsync(self, descriptor: int) -> None:
         if threading.current_thread().name.startswith("rbtool"):
-            assert self.ready.wait(30)
+            assert self.ready.wait(HANG)
             if self.error is not None:
                 raise self.error
         self._sync(descriptor)
@@ -221,7 +222,7 @@ def test_checkpoints_next_to_writers_are_of_one_instant(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 from tensordict import TensorDict
 import rbtool
@@ -237,7 +238,8 @@ def slow(descriptor):
 os.fsync = slow
 own = rbtool.core.storages.snapshots.Snapshot.parts
 def late(snapshot):
-    time.sleep(0.3)  # the program ends before rows are written
+    while threading.main_thread().is_alive():  # the program ends before rows are written
+        time.sleep(0.01)
     yield from own(snapshot)
 rbtool.core.storages.snapshots.Snapshot.parts = late
 handle = buffer.dumps(sys.argv[1], background=True)
@@ -263,7 +265,7 @@ def test_a_forked_process_has_no_part_in_it(tmp_path: Path, disk: Disk) -> None:
         code = 1
         try:
             with pytest.raises(UsageError, match="runs in the process"):
-                handle.result(1)
+                handle.result(HANG)
             disk.ready.set()
             buffer.dumps(tmp_path / "child", durable="none")
             code = 0

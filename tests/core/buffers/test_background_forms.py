@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool import (
     FlatStorageCheckpointer,
@@ -91,7 +92,7 @@ def test_it_is_the_state_as_of_the_call(
             for _ in range(story.draw.randint(0, 5)):
                 gate.steps.release()
         gate.open = True
-        handle.result(60)
+        handle.result(HANG)
         again = story.loaded(tmp_path / "saved")
         assert same(again.state(), expected)
         assert not story.buffer.storage.log.snapshots
@@ -121,7 +122,7 @@ def test_the_call_returns_before_rows_are_read(
     story.extend()
     assert not handle.done()
     gate.open = True
-    handle.result(60)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state(), expected)
 
 
@@ -131,7 +132,7 @@ def test_data_that_a_form_cannot_hold_is_reported_by_result(form: str, tmp_path:
     buffer.extend(TensorDict({"a": torch.zeros(3)}, [3]))
     handle = buffer.dumps(tmp_path / "saved", background=True)
     with pytest.raises(RuntimeError, match="done"):
-        handle.result(60)
+        handle.result(HANG)
     assert not list(tmp_path.iterdir())
     assert not buffer.storage.log.snapshots
 
@@ -145,7 +146,7 @@ def test_save_hooks_look_at_the_rows_at_the_call(form: str, tmp_path: Path, gate
     handle = story.buffer.dumps(tmp_path / "saved", background=True)
     assert len(seen) == 1
     story.extend()
-    handle.result(60)
+    handle.result(HANG)
     assert same(story.loaded(tmp_path / "saved").state()["rows"], expected["rows"])
 
 
@@ -180,7 +181,7 @@ def test_an_ensemble_captures_its_members(tmp_path: Path, gate: Gate) -> None:
             buffer.extend(rows(10.0 * number + repeat))
         assert not handle.done()
         gate.open = True
-        handle.result(60)
+        handle.result(HANG)
         ReplayBufferEnsemble(*other, batch_size=8, p=[0.4, 0.3, 0.3, 0.0]).loads(tmp_path / "saved")
         assert held(other) == expected
         assert all(not buffer.storage.log.snapshots for buffer in story[:2])

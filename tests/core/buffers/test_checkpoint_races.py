@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.checkpoint import BufferFolder
@@ -17,7 +17,7 @@ from rbtool.core.errors import CorruptDataError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 ROWS = 50
-SECONDS = 2.0
+LOADS = 30
 
 
 def ring() -> ReplayBuffer:
@@ -28,10 +28,10 @@ def steps(count: int, first: int) -> TensorDict:
     return TensorDict({"a": torch.arange(first, first + count)}, [count])
 
 
-def save_again_and_again(path: Path, errors: Any) -> None:
-    """Save rings whose rows are consecutive numbers in the order of writes."""
-    buffer, first, end = ring(), 0, time.monotonic() + SECONDS
-    while time.monotonic() < end:
+def save_again_and_again(path: Path, saves: Any, ended: Any, errors: Any) -> None:
+    """Save rings whose rows are consecutive numbers in the order of writes, and count the saves."""
+    buffer, first = ring(), 0
+    while not ended.is_set():
         buffer.extend(steps(7, first))
         first += 7
         try:
@@ -39,6 +39,7 @@ def save_again_and_again(path: Path, errors: Any) -> None:
         except Exception as error:
             errors.put(repr(error))
             return
+        saves.value += 1
     errors.put("")
 
 
@@ -56,18 +57,21 @@ def test_a_checkpoint_that_is_replaced_is_loaded_whole(tmp_path: Path, writers: 
     first = ring()
     first.extend(steps(5, 0))
     first.dumps(path)
-    errors = context.Queue()
-    processes = [context.Process(target=save_again_and_again, args=(path, errors)) for _ in range(writers)]
+    ended, errors = context.Event(), context.Queue()
+    saves = [context.RawValue("q") for _ in range(writers)]
+    processes = [context.Process(target=save_again_and_again, args=(path, one, ended, errors)) for one in saves]
     for process in processes:
         process.start()
-    loads = 0
-    while any(process.is_alive() for process in processes):
-        loaded = ring()
-        loaded.loads(path)
-        require_one_state(loaded)
-        loads += 1
-    assert [errors.get(timeout=60) for _ in processes] == [""] * writers
-    assert loads > 10
+    try:
+        loads = 0
+        while (loads < LOADS or any(one.value < LOADS for one in saves)) and errors.empty():
+            loaded = ring()
+            loaded.loads(path)
+            require_one_state(loaded)
+            loads += 1
+    finally:
+        ended.set()
+    assert [errors.get(timeout=HANG) for _ in processes] == [""] * writers
     for process in processes:
         process.join()
 

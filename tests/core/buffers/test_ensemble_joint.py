@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool import (
     LazyTensorStorage,
@@ -270,6 +271,6 @@ def test_ensembles_of_the_same_members_in_another_order_do_not_wait_for_each_oth
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG)
     assert not any(thread.is_alive() for thread in threads)
     assert not failures

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.locks import Guard, SharedGuard
@@ -116,7 +117,7 @@ def test_a_process_killed_in_the_middle_of_a_write_holds_up_nobody() -> None:
     buffer, begun = ring(LazyMemmapStorage, shared=True), context.Event()
     process = context.Process(target=hold_in_the_middle, args=(buffer, begun))
     process.start()
-    assert begun.wait(30)
+    assert begun.wait(HANG)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert is_whole(buffer.sample())
@@ -125,7 +126,7 @@ def test_a_process_killed_in_the_middle_of_a_write_holds_up_nobody() -> None:
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
-    guard, both = Guard(), threading.Barrier(2, timeout=30)
+    guard, both = Guard(), threading.Barrier(2, timeout=HANG)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: guard.read(lambda _: both.wait(), None), range(2)))
 
@@ -137,7 +138,7 @@ def test_a_reader_does_not_hold_up_a_writer() -> None:
         reads.append(1)
         if len(reads) == 1:
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(write_once, guard).result(30)
+                pool.submit(write_once, guard).result(HANG)
         return "read"
 
     assert guard.read(get, None) == "read"
@@ -201,8 +202,8 @@ def test_a_fork_in_the_middle_of_a_write_leaves_the_child_free() -> None:
         process = multiprocessing.get_context("fork").Process(target=extend_and_check, args=(buffer,))
         forking = threading.Thread(target=process.start)  # a thread that does not hold the lock
         forking.start()
-        forking.join(30)
-        process.join(30)
+        forking.join(HANG)
+        process.join(HANG)
     assert process.exitcode == 0
 
 
@@ -288,5 +289,5 @@ def test_draws_and_writes_of_a_sampler_that_follows_both_end(prefetch: int | Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG)
     assert not any(thread.is_alive() for thread in threads)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -99,7 +100,7 @@ def test_batches_are_snapshots_of_when_they_were_made() -> None:
     buffer = numbers(prefetch=2)
     buffer.sample()
     for _, future in list(buffer._prefetcher._queue):
-        future.result(30)
+        future.result(HANG)
     buffer[:] = torch.full((100,), -1)
     assert [bool((buffer.sample() == -1).all()) for _ in range(4)] == [False, False, True, True]
 
@@ -184,7 +185,7 @@ class Waits(Transform):
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         self.reached.set()
-        self.open.wait(30)
+        self.open.wait(HANG)
         return data
 
 
@@ -208,13 +209,13 @@ def test_shutdown_stops_waiting_after_a_timeout() -> None:
     buffer = numbers(prefetch=2, transform=waits)
     reader = threading.Thread(target=buffer.sample)
     reader.start()
-    assert waits.reached.wait(30)
+    assert waits.reached.wait(HANG)
     with pytest.raises(TimeoutError, match=r"still being made after 0.05 seconds"):
         buffer.shutdown(timeout=0.05)
     assert buffer.is_alive
     waits.open.set()
     reader.join()
-    buffer.shutdown(timeout=30)
+    buffer.shutdown(timeout=HANG)
     assert not buffer.is_alive
 
 

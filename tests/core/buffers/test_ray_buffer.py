@@ -19,6 +19,7 @@ import pytest
 import torch
 from source_tree import ROOT
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
@@ -70,7 +71,7 @@ def remote(kind: type, capacity: int = 1_000, **arguments: Any) -> RayReplayBuff
 
 
 def sample_on(buffer: RayReplayBuffer) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
         buffer.sample()
 
@@ -130,7 +131,7 @@ ray.shutdown()
 def test_a_buffer_is_written_sampled_saved_lost_and_restored(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]  # Ray may report the death before, on stdout too
     assert last.startswith("the actor with the buffer is gone, and its elements with it: ")
@@ -337,7 +338,7 @@ finally:
 @pytest.mark.slow
 def test_tasks_on_two_nodes_write_to_one_buffer() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
-    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "2"
 
@@ -360,7 +361,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     examples = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (example,) = (found for found in examples if "RayReplayBuffer" in found)
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "checkpoint/storage").is_dir()

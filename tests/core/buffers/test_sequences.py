@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from waiting import HANG
 
 import rbtool
 from rbtool import (
@@ -166,26 +167,33 @@ def test_rows_are_written_meanwhile(prefetch: int | None) -> None:
     unit = Sequence(4, burn_in=2)
     buffer = ring(unit, sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5), prefetch=prefetch)
     batches: list[TensorDict] = []
+    seen: set[int] = set()
+    ended = threading.Event()
 
     def write_on() -> None:
-        while len(batches) < 200:
+        while not ended.is_set():
             write(buffer, rows(400))
 
     def read_on() -> None:
-        batches.extend(buffer.sample() for _ in range(200))
+        try:
+            while len(batches) < 200 or len(seen) <= 2 * CAPACITY:
+                batches.append(buffer.sample())
+                seen.update(batches[-1]["number"].tolist())
+        finally:
+            ended.set()
 
     threads = [threading.Thread(target=target, daemon=True) for target in (write_on, read_on)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
-    assert len(batches) == 200  # neither waits for the other
+        thread.join(HANG)
+    assert not any(thread.is_alive() for thread in threads)  # neither waits for the other
+    assert len(seen) > 2 * CAPACITY
     for batch in batches:
         windows = batch.reshape(-1, unit.width)
         for number, episode, valid in zip(windows["number"], windows["episode"], windows["validity_mask"], strict=True):
             assert number[valid].diff().eq(1).all()
             assert len(episode.unique()) == 1
-    assert len({number for batch in batches for number in batch["number"].tolist()}) > 2 * CAPACITY
 
 
 def test_equal_generators_draw_equal_batches() -> None:

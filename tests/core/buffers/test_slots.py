@@ -16,6 +16,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from torch.utils.data import DataLoader, IterableDataset
+from waiting import HANG
 
 import rbtool
 from rbtool.core.buffers.slots import CAPACITY, Sent, SharedSlots
@@ -247,7 +248,7 @@ UNSENT: dict[str, Callable[[Any], Any]] = {
 def test_a_batch_that_cannot_be_sent_is_an_error(kind: str) -> None:
     found = ""
     try:
-        next(iter(rbtool.TorchLoader(dataset(UNSENT[kind]), num_workers=1, timeout=60)))
+        next(iter(rbtool.TorchLoader(dataset(UNSENT[kind]), num_workers=1, timeout=HANG)))
     except AttributeError as error:
         found, error.__traceback__ = str(error), None  # torch takes 5 s to end the workers that a traceback refers to
     assert "pickle" in found

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import HANG
 
 from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
@@ -118,7 +119,7 @@ def test_a_child_draws_the_same_and_keeps_its_edits(walks: Path, method: str, ac
     child.start()
     told.close()  # so that a child which fails is heard of
     index, total = answers.recv()
-    child.join(60)
+    child.join(HANG)
     expected = buffer[:]["observation"].sum().item()
     assert child.exitcode == 0
     assert (total == expected) is (act == "sample")

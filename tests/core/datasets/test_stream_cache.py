@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from waiting import HANG
 
 import rbtool
 from rbtool.core.datasets.streams.cache import CachedShards, ShardFiles
@@ -135,7 +136,7 @@ def test_a_shard_that_another_process_fetched_and_has_open_is_not_waited_for(tmp
         files.fetch(0, tmp_path / "coming")
         (tmp_path / "coming").rename(tmp_path / "0")
         try:
-            assert taken.result(timeout=10).storage.get(0) == 0
+            assert taken.result(timeout=HANG).storage.get(0) == 0
         finally:
             fcntl.flock(other, fcntl.LOCK_UN)
 
@@ -209,7 +210,7 @@ if sys.argv[2] == "interrupted":
 )
 def test_a_process_that_ends_does_not_wait_for_what_is_on_its_way(tmp_path: Path, how: str, code: int) -> None:
     command = [sys.executable, "-c", _LEAVING, str(tmp_path / "shards"), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("Traceback") == (how == "interrupted")
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import streaming
 from hub import Fault, Hub
 from streaming import batches_of, in_process
+from waiting import HANG, wait_until
 
 import rbtool
 from rbtool.core.format import shards
@@ -198,7 +198,7 @@ def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]
     asked = '[{"dataset": "hf://org/ted", "cache_size": "400kB", "window": 2}]'
     command = [sys.executable, streaming.__file__, asked]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate(timeout=120)[0] for process in running]
+    answers = [process.communicate(timeout=HANG)[0] for process in running]
     assert answers[0] == answers[1]
     assert "error" not in answers[0]
 
@@ -211,9 +211,7 @@ def test_a_process_that_is_killed_leaves_nothing_half(
     for _ in range(times):
         hub.faults.append(Fault("GET .*reward.memmap", "stall:60"))
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while hub.faults[-1].times and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not hub.faults[-1].times, "a request for the rewards")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         hub.faults.clear()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.format.episodes import EpisodeTable
@@ -96,11 +96,8 @@ def test_rows_that_are_written_are_not_kept() -> None:
     with OverlappedBuilder(inner) as builder:
         builder.append_fresh(given, np.ones(1, bool))
         del given
-        until = time.monotonic() + 20
-        while left() is not None and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: left() is None, "the release of rows that are written")
         assert inner.seen == [0]
-        assert left() is None
 
 
 def test_without_a_thread_rows_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 import source_tree
 from gymnasium import spaces
 from minari_oracle import make_episode, write_minari
+from waiting import HANG
 
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
@@ -28,7 +29,7 @@ from rbtool.core.testing.datasets import write_walks
 
 @pytest.fixture(autouse=True)
 def no_wait() -> Iterator[None]:
-    signal.alarm(60)
+    signal.alarm(int(HANG))
     yield
     signal.alarm(0)
 

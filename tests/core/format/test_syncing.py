@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG
 
 import rbtool
 from rbtool.core.errors import OutOfSpaceError
@@ -167,11 +168,14 @@ def test_an_interrupted_sync_leaves_no_thread_and_publishes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
+    interrupted = threading.Event()
 
     def slow(descriptor: int, path: Path) -> None:
         asked.append(path)
         if threading.current_thread() is threading.main_thread():
+            interrupted.set()
             raise KeyboardInterrupt
+        interrupted.wait(HANG)
         time.sleep(0.1)
 
     with Staging(tmp_path / "made") as staging:

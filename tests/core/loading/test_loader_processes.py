@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from forked_scripts import run_forked
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torch_streams import BATCH, SAMPLERS, contents, opened, rows
+from waiting import wait_until
 
 import rbtool
 
@@ -163,25 +163,23 @@ print(found)
 """
 
 
-def gone(pids: list[int]) -> bool:
-    """Whether processes end within some time."""
-    deadline = time.monotonic() + 30
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(psutil.pid_exists, pids))
+def wait_for_the_end(workers: str) -> None:
+    """Wait until processes, whose numbers these are, have ended."""
+    pids = [int(pid) for pid in workers.split()]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
 
 
 def test_a_worker_that_dies_is_an_error(walks: Walks) -> None:
     done = run_forked(ENDED, walks("ragged"), "kill")
     workers, error = done.stdout.splitlines()[:2]
     assert "worker" in error
-    assert gone([int(pid) for pid in workers.split()])
+    wait_for_the_end(workers)
 
 
 def test_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
     done = run_forked(ENDED, walks("ragged"), "ctrl-c")
     assert done.returncode == -signal.SIGINT
-    assert gone([int(pid) for pid in done.stdout.split()])
+    wait_for_the_end(done.stdout)
 
 
 @pytest.mark.slow

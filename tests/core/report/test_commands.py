@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from forked_commands import folder_of_commands
+from waiting import HANG
 
 import rbtool
 from rbtool.core.format.manifest import Manifest, Provenance
@@ -49,7 +50,7 @@ def test_commands_make_the_dataset_again(tmp_path: Path, kind: str) -> None:
     (tmp_path / "again").mkdir()
     path = f"{folder_of_commands()}:/usr/bin:/bin"
     subprocess.run(
-        ["bash", "-ec", "\n".join(commands)], cwd=tmp_path / "again", check=True, capture_output=True, timeout=120,
+        ["bash", "-ec", "\n".join(commands)], cwd=tmp_path / "again", check=True, capture_output=True, timeout=HANG,
         env={"PATH": path, "HOME": str(tmp_path)},
     )  # fmt: skip
     place = "DEST/train" if kind == "split" else "DEST"

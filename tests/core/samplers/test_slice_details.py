@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -319,14 +320,14 @@ def test_buffers_on_one_storage_may_begin_at_the_same_time() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(HANG)
         table = samplers[0].trajectories(where)
         assert table.count == -(-len(number) // 7)
         assert all(sampler.trajectories(where) is table for sampler in samplers)
 
 
 def begin(sampler: SliceSampler, where: TensorStorage, barrier: threading.Barrier) -> None:
-    barrier.wait(20)
+    barrier.wait(HANG)
     sampler.sample(where, 8)
 
 
@@ -343,8 +344,8 @@ def test_other_processes_sample_and_what_they_write_is_seen(method: str) -> None
     buffer.sample()
     process = context.Process(target=sample_and_write, args=(buffer, queue))
     process.start()
-    found = torch.tensor(queue.get(timeout=60)).view(2, 3)
-    process.join(60)
+    found = torch.tensor(queue.get(timeout=HANG)).view(2, 3)
+    process.join(HANG)
     assert process.exitcode == 0
     assert (found // 10 == found[:, :1] // 10).all()
     assert (found.diff(dim=1) == 1).all()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.storages.base import Storage
@@ -197,7 +198,7 @@ def test_what_another_process_writes_is_counted(method: str, make: Callable[[int
     buffer.storage.mark_changed()
     process = multiprocessing.get_context(method).Process(target=extend_once, args=(buffer,))
     process.start()
-    process.join(60)
+    process.join(HANG)
     assert process.exitcode == 0
     assert buffer.storage.log.now == (10, 2, 2)
     assert buffer.storage.log.since(1) is None  # which rows, only the other one knows

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from d4rl_files import flat, random_episodes, write
 from local_ray import two_cores
+from waiting import HANG
 
 import rbtool
 
@@ -113,5 +114,5 @@ def test_the_task_of_a_killed_worker_is_run_again(source: Path, layout: str, tmp
             child for child in psutil.Process(process.pid).children(recursive=True) if "_Actor" in child.cmdline()[0]
         ]
         actors[0].kill()
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=HANG)
     assert (process.returncode, printed.split()[-1]) == (0, expected)  # after what Ray prints about the worker

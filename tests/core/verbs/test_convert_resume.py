@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from d4rl_files import flat, random_episodes, write
 from dataset_bytes import bytes_below
+from waiting import wait_until
 
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
@@ -59,13 +60,18 @@ class Reads:
 
         def block(reader: D4rlReader, numbers: Any) -> Any:
             if episode in numbers:
-                time.sleep(0.3)  # the others finish something
+                wait_until(lambda: self.finished() > 0, "the end of another chunk")
                 os.kill(os.getpid(), signal.SIGKILL)
             with open(self._log, "a") as file:
                 file.write("".join(f"{number}\n" for number in numbers))
             return self._plain(reader, numbers)
 
         self._monkeypatch.setattr(D4rlReader, "_block", block)
+
+    def finished(self) -> int:
+        """How many chunks the journal has, behind its first line."""
+        journals = self._log.parent.glob(".out.*/work/journal.jsonl")
+        return sum(len(path.read_bytes().splitlines()) - 1 for path in journals)
 
     def episodes(self) -> list[int]:
         return sorted(map(int, self._log.read_text().split()))
@@ -274,9 +280,8 @@ def test_a_killed_driver_continues(tmp_path: Path, layout: str, kills: int) -> N
     for _ in range(kills):
         workers = str(draw.integers(1, 4))
         with subprocess.Popen([sys.executable, "-c", _SLOW, source, out, workers, layout]) as process:
-            before, deadline = progress_of(tmp_path), time.monotonic() + 60
-            while process.poll() is None and progress_of(tmp_path) <= before and time.monotonic() < deadline:
-                time.sleep(0.01)
+            more = progress_of(tmp_path) + 1
+            wait_until(lambda more=more: process.poll() is not None or progress_of(tmp_path) >= more, "progress")
             time.sleep(draw.uniform(0, 0.1))
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from d4rl_files import flat, random_episodes, write
 from dataset_bytes import bytes_below
+from waiting import HANG
 
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
@@ -243,7 +244,7 @@ from rbtool.converters.d4rl.reader import D4rlReader
 
 def wait(self, numbers):
     print("at work", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 D4rlReader._block = wait
 rbtool.convert(sys.argv[1], sys.argv[2], num_workers=2)
@@ -258,7 +259,7 @@ def test_an_interrupt_ends_the_workers_and_leaves_nothing(source: Path, tmp_path
         assert process.stderr.readline() == "at work\n"  # workers print there
         workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=30)
+        _, printed = process.communicate(timeout=HANG)
     assert "KeyboardInterrupt" in printed
     assert len(workers) == 2
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

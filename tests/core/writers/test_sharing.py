@@ -8,6 +8,7 @@ from multiprocessing.context import BaseContext
 import pytest
 import torch
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
@@ -16,7 +17,6 @@ from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 FORK, SPAWN = (multiprocessing.get_context(method) for method in ("fork", "spawn"))
-WAIT = 60
 
 
 def rows(value: int, count: int = 3) -> TensorDict:
@@ -30,7 +30,7 @@ def extend_once(writer: Writer, value: int) -> None:
 def extended_elsewhere(context: BaseContext, writer: Writer, value: int) -> int | None:
     process = context.Process(target=extend_once, args=(writer, value))
     process.start()
-    process.join(WAIT)
+    process.join(HANG)
     return process.exitcode
 
 
@@ -84,6 +84,6 @@ def test_a_ranking_refuses_to_write_in_a_forked_process() -> None:
     answers = context.Queue()
     process = context.Process(target=attempt, args=(answers,))
     process.start()
-    assert "cannot be shared between processes" in answers.get(timeout=WAIT)
-    process.join(WAIT)
+    assert "cannot be shared between processes" in answers.get(timeout=HANG)
+    process.join(HANG)
     assert writer._write_count == 3
