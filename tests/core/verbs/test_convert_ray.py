@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from d4rl_files import flat, random_episodes, write
 from local_ray import two_cores
-from waiting import HANG
+from waiting import HANG, wait_until
 
 import rbtool
 
@@ -60,15 +59,19 @@ def test_the_bytes_are_those_of_one_process(ray: Any, source: Path, layout: str,
         assert not rbtool.check(made.path).findings
 
 
-_SLOW = """
+_HELD = """
 import sys, time
+from pathlib import Path
 import rbtool
 from rbtool.core.preprocess.journal import Journal
-plain = Journal.append
-def slow(self, document):
+plain, go, count = Journal.append, Path(sys.argv[1]).parent / "go", 0
+def held(self, document):
+    global count
     plain(self, document)
-    time.sleep(0.3)
-Journal.append = slow
+    count += 1
+    while count == 3 and not go.exists():
+        time.sleep(0.01)
+Journal.append = held
 made = rbtool.convert(sys.argv[1], sys.argv[2], num_workers=2, engine="ray", layout=sys.argv[3], resume=True)
 print(made.content_digest, flush=True)
 """
@@ -76,15 +79,17 @@ print(made.content_digest, flush=True)
 
 @contextlib.contextmanager
 def under_way(source: Path, layout: str) -> Iterator[subprocess.Popen[str]]:
-    """A conversion with a Ray of its own, of which something is finished."""
+    """A conversion with a Ray of its own that has finished something, and waits for the file `go`."""
     with subprocess.Popen(
-        [sys.executable, "-c", _SLOW, source, source.parent / "made", layout], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", _HELD, source, source.parent / "made", layout], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
     ) as process:  # fmt: skip
-        while process.poll() is None and lines_of_journal(source.parent) < 3:
-            time.sleep(0.02)
-        assert process.poll() is None
-        yield process
+        try:
+            wait_until(lambda: process.poll() is not None or lines_of_journal(source.parent) >= 3, "progress")
+            assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
 
 
 def lines_of_journal(folder: Path) -> int:
@@ -114,5 +119,6 @@ def test_the_task_of_a_killed_worker_is_run_again(source: Path, layout: str, tmp
             child for child in psutil.Process(process.pid).children(recursive=True) if "_Actor" in child.cmdline()[0]
         ]
         actors[0].kill()
+        (tmp_path / "go").touch()
         printed, _ = process.communicate(timeout=HANG)
     assert (process.returncode, printed.split()[-1]) == (0, expected)  # after what Ray prints about the worker
