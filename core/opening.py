@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .declarations import title_of
+from .encodings.digests import DIGESTS, require_digests
 from .encodings.flat import CutFlatReader, FlatReader
 from .encodings.h5_layout import H5Reader
 from .encodings.layout import STORAGE
@@ -23,6 +24,7 @@ from .errors import (
     UsageError,
 )
 from .format.contracts import Array, PassedSteps, StepReader
+from .format.documents import load_json
 from .format.episodes import EpisodeTable
 from .format.locate import reader_class, reader_names, refuse_empty
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
@@ -36,7 +38,7 @@ from .format.ted.reader import FolderReader, PlainReader, TedReader
 from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .torchrl.layout import TorchrlKeys
-from .torchrl.reader import BUFFER, TorchrlReader, find_torchrl
+from .torchrl.reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
@@ -262,6 +264,47 @@ def open_dataset(path: Path) -> TedReader | PackedReader:
             f"{path} is a checkpoint in the layout {reader.manifest.layout}, expected a dataset",
             hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
         )
+
+
+WRITER_FOLDER = "writer"
+"""The folder of a saved buffer for its writer, there for a writer without state, too."""
+DIGESTS_NOTED = "digests"
+"""The entry of a saved buffer's metadata by which its digests are required: TorchRL notes none."""
+PICKLED = "prefetch.pkl"
+"""A file of TorchRL's that is never read."""
+
+
+def require_whole_buffer(folder: Path) -> bool:
+    """Check that a saved buffer is complete: compare its files with their digests, those of the storage excepted.
+
+    Returns whether digests were recorded. CorruptDataError for files that are missing, cut, changed, or were not saved
+    with the rest; also where the digests themselves are missing although the metadata requires them.
+    """
+    noted, metadata = require_digests(folder), load_json(folder / BUFFER)
+    if noted is not None:
+        _refuse_unnoted(folder, noted)
+    elif isinstance(metadata, dict) and metadata.get(DIGESTS_NOTED) is True:
+        raise CorruptDataError(
+            f"{folder / DIGESTS} is missing: the digests of the checkpoint",
+            hint="save the buffer again, or restore the file from a copy",
+        )
+    if not (folder / WRITER_FOLDER).is_dir():
+        raise CorruptDataError(f"{folder} has no {WRITER_FOLDER}/: it was cut")
+    return noted is not None
+
+
+def _refuse_unnoted(folder: Path, noted: frozenset[str]) -> None:
+    """Raise CorruptDataError for files without a digest; the storage lists its own files."""
+    parts = {name.partition("/")[0] for name in noted} | {WRITER_FOLDER}
+    for entry in folder.iterdir():
+        files = [entry] if entry.name not in parts else []
+        if entry.is_dir() and entry.name != STORAGE_FOLDER:
+            files += [file for file in entry.rglob("*") if file.is_file()]
+        strange = [file for file in files if file.relative_to(folder).as_posix() not in noted]
+        if strange and entry.name != PICKLED and not entry.name.startswith("."):
+            raise CorruptDataError(
+                f"{strange[0]} was not saved with the rest of {folder}", hint="move it away to load the rest"
+            )
 
 
 def finished_manifest(path: str | os.PathLike[str]) -> Manifest | None:

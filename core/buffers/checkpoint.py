@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from ..checkpointers.base import Captured, captured
-from ..encodings.digests import DIGESTS, require_digests, write_digests
+from ..encodings.digests import write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import open_folder
@@ -37,6 +37,7 @@ from ..format.open_files import OpenFiles
 from ..format.staging import Staging, mend
 from ..format.syncing import Durable, write_file
 from ..format.ted.tree import read_tree
+from ..opening import DIGESTS_NOTED, PICKLED, WRITER_FOLDER, require_whole_buffer
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.codec import dtype_named, tensor_bytes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER
@@ -46,10 +47,7 @@ if TYPE_CHECKING:
     from .parts import BufferParts
 
 _TRANSFORMS, _AHEAD, _GENERATOR = "transform.t", "prefetch.json", "rng_state"
-_WRITER = "writer"
-_DIGESTS = "digests"
-_PICKLED = "prefetch.pkl"  # TorchRL's; never read
-_KNOWN = frozenset({HIDDEN, "storage", "writer", "sampler", _PICKLED, BUFFER, _TRANSFORMS, _AHEAD, _GENERATOR})
+_KNOWN = frozenset({HIDDEN, "storage", WRITER_FOLDER, "sampler", PICKLED, BUFFER, _TRANSFORMS, _AHEAD, _GENERATOR})
 
 
 class _BufferStaging(Staging):
@@ -119,14 +117,14 @@ def staged_buffer(
     """
     staging = stack.enter_context(_BufferStaging(path, durable))
     folder = staging.path
-    fs.make_folder(folder / "writer")  # also for a writer without state: it shows that the checkpoint is complete
-    buffer.writer.dumps(folder / "writer")
+    fs.make_folder(folder / WRITER_FOLDER)  # also for a writer without state: it shows that the checkpoint is complete
+    buffer.writer.dumps(folder / WRITER_FOLDER)
     buffer.sampler.dumps(folder / "sampler")
-    metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, _DIGESTS: True}
+    metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, DIGESTS_NOTED: True}
     metadata["consume_after_n_samples"] = getattr(buffer.sampler, "max_sample_count", None)
     metadata |= buffer.folder_notes()
-    if not any((folder / "writer").iterdir()):
-        metadata[_WRITER] = False
+    if not any((folder / WRITER_FOLDER).iterdir()):
+        metadata[WRITER_FOLDER] = False
     if generator is not None:
         metadata["generator_device"] = str(generator.device)
         _write_generator(folder / _GENERATOR, generator.get_state())
@@ -224,37 +222,15 @@ class BufferFolder:
     def _open(self) -> None:
         if not (self.path / BUFFER).is_file():
             raise FormatError(f"{self.path} has no {BUFFER}: it is not the folder of a saved buffer")
-        noted = require_digests(self.path)
+        require_whole_buffer(self.path)
         metadata = load_json(self.path / BUFFER)
-        if noted is not None:
-            self._require_nothing_else(noted)
-        elif isinstance(metadata, dict) and metadata.get(_DIGESTS) is True:
-            raise CorruptDataError(
-                f"{self.path / DIGESTS} is missing: the digests of the checkpoint",
-                hint="save the buffer again, or restore the file from a copy",
-            )
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, expected a number")
-        if not (self.path / "writer").is_dir():
-            raise CorruptDataError(f"{self.path} has no writer/: it was cut")
         self.batch_size: int | None = size
-        self.has_writer = metadata.get(_WRITER) is not False or any((self.path / "writer").iterdir())
+        self.has_writer = metadata.get(WRITER_FOLDER) is not False or any((self.path / WRITER_FOLDER).iterdir())
         self._device = str(metadata.get("generator_device", "cpu"))
         self.metadata: dict[str, Any] = metadata
-
-    def _require_nothing_else(self, noted: frozenset[str]) -> None:
-        """Raise CorruptDataError for files without a digest; the storage lists its own files."""
-        parts = {name.partition("/")[0] for name in noted} | {_WRITER}
-        for entry in self.path.iterdir():
-            files = [entry] if entry.name not in parts else []
-            if entry.is_dir() and entry.name != STORAGE_FOLDER:
-                files += [file for file in entry.rglob("*") if file.is_file()]
-            strange = [file for file in files if file.relative_to(self.path).as_posix() not in noted]
-            if strange and entry.name != _PICKLED and not entry.name.startswith("."):
-                raise CorruptDataError(
-                    f"{strange[0]} was not saved with the rest of {self.path}", hint="move it away to load the rest"
-                )
 
     def saved(self) -> SavedParts:
         """Return what the folder holds."""
@@ -262,7 +238,7 @@ class BufferFolder:
         return SavedParts(
             storage=found["storage"],
             sampler=found["sampler"],
-            writer=self.path / _WRITER if self.has_writer else None,
+            writer=self.path / WRITER_FOLDER if self.has_writer else None,
             transforms=load_module_state(self.path / _TRANSFORMS),
             generator=self.generator(),
             batch_size=self.batch_size,

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from ..checkpointers.ensemble import saved_members, transform_file
+from ..encodings.digests import require_digests
 from ..errors import FormatError, RbtoolError, SchemaError
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.ensemble_index import compose
@@ -189,6 +190,7 @@ class EnsembleState(ReplayBuffer):
         notes = saved.notes.get("members")
         if not isinstance(notes, list) or saved.storage is None:
             raise FormatError("a checkpoint of a single buffer was found, expected one of an ensemble")
+        require_digests(saved.storage)  # the folders of members are those that were saved, each in its place
         with_rows = saved_members(saved.storage, len(self._members))
         if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
             raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")

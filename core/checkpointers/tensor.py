@@ -284,6 +284,11 @@ class SavedTensorRows(StorageRows):
         self.path = folder
         self.manifest = replace(self.manifest, content_digest=digest_of_stats(folder))
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether the files have digests, with which they were compared when this was opened."""
+        return is_segmented(self.path) or (self.path / DIGESTS).is_file()
+
 
 def _dimensions(folder: Path) -> int:
     """How many dimensions count elements."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..encodings.digests import DIGESTS, noted_files, require_digests
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
@@ -183,9 +184,9 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
 class TorchrlReader(OpenedReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
-    `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. No digest
-    verifies the bytes; opening checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form
-    whose files are open already, which this closes: what is put at `path` later is never read.
+    `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. Opening
+    checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form whose files are open
+    already, which this closes: what is put at `path` later is never read.
     """
 
     def __init__(
@@ -247,8 +248,24 @@ class TorchrlReader(OpenedReader):
         """TorchRL keeps none."""
         return {}
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether rbtool wrote the checkpoint and recorded digests next to it: TorchRL records none."""
+        return self._noted is not None
+
     def verify_files(self) -> None:
-        """There are no digests to compare with."""
+        """Compare the files with the digests, if there are any."""
+        if self._noted is not None:
+            require_digests(self._noted)
+
+    @cached_property
+    def _noted(self) -> Path | None:
+        """The folder with the digests of these files."""
+        folder = self.path.parent if self._form == "h5" else self.path
+        if not (folder / DIGESTS).is_file():
+            return None
+        of_others = self._form == "h5" and self.path.name not in (noted_files(folder) or {self.path.name})
+        return None if of_others else folder
 
     def close(self) -> None:
         self._stored.close()

@@ -120,7 +120,7 @@ def inspect_several(
 def _inspect_ensemble(path: Path, members: Sequence[SavedFolders]) -> EnsembleResult:
     found = tuple(view for weight, member in zip(_weights(path / "sampler", len(members)), members, strict=True)
                   for view in _member_views(member, weight))  # fmt: skip
-    document = load_json(path / BUFFER)
+    document = decode(dict[str, Any], load_json(path / BUFFER), str(path / BUFFER), CorruptDataError)
     return EnsembleResult(
         path=path, batch_size=document.get("batch_size"), elements=sum(one.elements for one in found), members=found
     )

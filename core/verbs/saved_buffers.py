@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from ..encodings.h5_layout import H5Reader
 from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..errors import CorruptDataError, RbtoolError
 from ..format.contracts import Array, StepReader
-from ..format.documents import load_json
+from ..format.documents import Count, decode, load_json
 from ..format.open_files import OpenFiles
 from ..format.staging import is_ours
 from ..format.ted.tree import batch_of, read_tree
-from ..opening import open_steps
+from ..opening import open_steps, require_whole_buffer
 from ..ted.findings import Finding
 from ..ted.rule_table import RULE_BY_ID, RULES
 from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
@@ -71,6 +71,7 @@ NO_DIGESTS = (
     "were saved cannot be verified"
 )
 _LISTS = ("items.json", "metadata.json")
+Entries = TypeVar("Entries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,11 @@ class Extent:
 
 
 def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
-    """Return the inconsistencies in the folder of a saved buffer, and whether digests cover all of it."""
+    """Return the inconsistencies in the folder of a saved buffer, and whether digests were recorded of it."""
     findings: list[Finding] = []
-    verified = False
+    noted = True
     try:
-        verified = _verified(path)
+        noted = _verified(path)
     except RbtoolError as error:
         findings.append(_finding("BUF001", str(error)))
     try:
@@ -107,7 +108,7 @@ def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
         findings.append(_finding("BUF002", str(error)))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         findings.append(_finding("BUF002", f"{path} has a part that cannot be read: {error!r}"))
-    return findings, verified
+    return findings, noted
 
 
 def _finding(rule: str, message: str) -> Finding:
@@ -116,18 +117,18 @@ def _finding(rule: str, message: str) -> Finding:
 
 def _verified(path: Path) -> bool:
     """Compare all digests; return whether they cover every part."""
-    noted, whole = require_digests(path), saved_folders(path)
-    if noted is not None and whole.members:
+    noted, whole = require_whole_buffer(path), saved_folders(path)
+    if noted and whole.members:
         require_digests(whole.storage)
     for parts in whole.leaves:
         own = _own(parts.storage)
         if own is not None:
             with own as reader:
                 reader.verify_files()
-        elif noted is not None and parts.storage.is_dir():
+        elif noted and parts.storage.is_dir():
             require_digests(parts.storage)
             _verify_tensors(parts.storage)
-    return noted is not None
+    return noted
 
 
 def _verify_tensors(storage: Path) -> None:
@@ -165,31 +166,62 @@ def extent_of(storage: Path) -> Extent:
     if (storage / STORAGE_METADATA).is_file():
         return _tensor_extent(storage)
     if (storage / "packed.json").is_file():
-        return Extent(int(load_json(storage / "packed.json")["len"]))
+        return Extent(_read(_LengthEntry, storage / "packed.json").len)
     for name in _LISTS:
         if (storage / name).is_file():
             found = load_json(storage / name)
-            return Extent(len(found["items"] if isinstance(found, dict) else found))
+            items = found.get("items") if isinstance(found, dict) else found
+            return Extent(len(decode(tuple[Any, ...], items, str(storage / name), CorruptDataError)))
     raise CorruptDataError(f"{storage} holds no storage: none of the files that describe one is there")
 
 
+@dataclass(frozen=True, slots=True)
+class _LengthEntry:
+    len: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _LeafEntry:
+    shape: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentsEntry:
+    """What is looked at of `SEGMENTS_FILE`."""
+
+    length: Count
+    capacity: Count
+    ndim: Count
+    leaves: tuple[_LeafEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorsEntry:
+    """What is looked at of `STORAGE_METADATA`, which TorchRL writes, too."""
+
+    len: Count
+    is_pytree: bool = False
+    metadata: Mapping[str, _LeafEntry] = field(default_factory=dict)
+
+
+def _read(kind: type[Entries], path: Path) -> Entries:
+    """Read a document; CorruptDataError for anything else than a `kind`."""
+    return decode(kind, load_json(path), str(path), CorruptDataError)
+
+
 def _segments_extent(storage: Path) -> Extent:
-    document = load_json(storage / SEGMENTS_FILE)
-    length, rows, ndim = document["length"], document["capacity"], document["ndim"]
-    if not document["leaves"]:
-        return Extent(length)
-    lanes = math.prod(document["leaves"][0]["shape"][: ndim - 1])
-    return Extent(length, rows, lanes, rows * lanes)
+    found = _read(_SegmentsEntry, storage / SEGMENTS_FILE)
+    if not found.leaves:
+        return Extent(found.length)
+    lanes = math.prod(found.leaves[0].shape[: max(found.ndim - 1, 0)])
+    return Extent(found.length, found.capacity, lanes, found.capacity * lanes)
 
 
 def _tensor_extent(storage: Path) -> Extent:
-    document = load_json(storage / STORAGE_METADATA)
-    length = document["len"]
-    if type(length) is not int or length < 0:
-        raise CorruptDataError(f"{storage / STORAGE_METADATA} counts {length!r} elements, expected a number from 0")
-    if document.get("is_pytree"):
-        shapes = [tuple(entry["shape"]) for entry in document["metadata"].values()]
-        common = _common(shapes)
+    found = _read(_TensorsEntry, storage / STORAGE_METADATA)
+    length = found.len
+    if found.is_pytree:
+        common = _common([entry.shape for entry in found.metadata.values()])
         return Extent(length, common[0] if common else None, None, math.prod(common) if common else None)
     if not (storage / "meta.json").is_file():
         return Extent(length)
@@ -220,7 +252,7 @@ def _writer_problems(folder: Path, extent: Extent) -> Iterator[str]:
     file = folder / "metadata.json"
     if not file.is_file():
         return
-    document = load_json(file)
+    document = _read(dict[str, Any], file)
     cursor, count = document.get("cursor"), document.get("write_count", 0)
     if any(type(number) is not int or number < 0 for number in (cursor, count)):
         yield f"{file} has the cursor {cursor!r} and the write count {count!r}, expected numbers from 0"
@@ -265,9 +297,17 @@ def _number(folder: Path, leaves: Any, name: str) -> int | None:
     return int(np.fromfile(folder / f"{name}.memmap", np.int64)[0])
 
 
+@dataclass(frozen=True, slots=True)
+class _PrioritiesEntry:
+    """What is looked at of the state of a prioritized sampler; the names are those of TorchRL."""
+
+    _max_capacity: float
+    _max_priority: tuple[float | None, float | None] | None = None
+
+
 def _priority_problems(folder: Path, extent: Extent) -> Iterator[str]:
-    document = load_json(folder / "sampler_metadata.json")
-    capacity = int(document["_max_capacity"])
+    found = _read(_PrioritiesEntry, folder / "sampler_metadata.json")
+    capacity = int(found._max_capacity)
     if capacity < extent.length:
         yield f"{folder} has room for {capacity:,} priorities, the storage holds {extent.length:,} elements"
     sums, least = (_leaves(folder / name, capacity) for name in ("sumtree.memmap", "mintree.memmap"))
@@ -276,7 +316,7 @@ def _priority_problems(folder: Path, extent: Extent) -> Iterator[str]:
     elif ((sums != least) & (sums > 0)).any():
         which = int(((sums != least) & (sums > 0)).argmax())
         yield f"{folder} gives element {which:,} the priority {sums[which]:g} to draw it, {least[which]:g} to weigh it"
-    most, number = document.get("_max_priority") or (None, None)
+    most, number = found._max_priority or (None, None)
     if number is not None and number >= capacity:
         yield f"{folder} has its largest priority {most!r} at element {int(number):,} of {capacity:,}"
 

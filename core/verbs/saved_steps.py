@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declarations import title_of
-from ..encodings.digests import DIGESTS, require_digests
+from ..encodings.digests import DIGESTS
 from ..encodings.flat import STORAGE_METADATA
 from ..encodings.h5_layout import read_block
 from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
@@ -28,7 +28,7 @@ from ..format.open_files import one_generation
 from ..format.overview import conversion_hint
 from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
-from ..opening import BufferSteps, is_steps, open_steps, refuse_several, whole_episodes
+from ..opening import BufferSteps, is_steps, open_steps, refuse_several, require_whole_buffer, whole_episodes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER, find_torchrl
 
 _DEEPEST = 4
@@ -182,7 +182,7 @@ def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
 def _open(path: Path, damaged: bool) -> StepReader:
     mend(path)
     if (path / BUFFER).is_file():
-        require_digests(path)
+        require_whole_buffer(path)
     _refuse_ensemble(path)
     tensors, own = _tensors(path), _own_steps(path)
     if tensors is not None:

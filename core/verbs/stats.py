@@ -79,7 +79,7 @@ def stats(
         found, remembered = _cached_or_computed(reader, wanted, fractions, known_root(root), progress or Silent())
         return StatsResult(
             path=reader.path,
-            content_digest=manifest.content_digest if reader.has_digests else None,
+            content_digest=manifest.content_digest if manifest.files else None,
             steps=manifest.steps,
             episodes=len(reader.episodes),
             fractions=fractions,
@@ -122,7 +122,7 @@ def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> Usage
 def _cached_or_computed(
     reader: StepReader, wanted: set[str], fractions: tuple[float, ...], root: Path | None, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
-    store = StatsStore(root) if root is not None and reader.has_digests else None
+    store = StatsStore(root) if root is not None and reader.manifest.files else None
     known = store.load(reader.manifest, fractions) if store else None
     if known is not None and wanted <= {key_name(field.key) for field in known}:
         return tuple(field for field in known if key_name(field.key) in wanted), True

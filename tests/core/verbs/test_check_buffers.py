@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from damage import flip, without_digests
@@ -15,7 +16,11 @@ from torch import arange, zeros
 
 import rbtool
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.checkpointers.episodes import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    NestedStorageCheckpointer,
+)
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.base import Storage
@@ -149,6 +154,82 @@ def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: s
     assert rbtool.check(without_digests(path)).notes
 
 
+def add_file(folder: Path) -> None:
+    (folder / "sampler/more.json").write_text("{}")
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder / ".rbtool"), "digests.json is missing: the digests of the checkpoint"),
+        (lambda folder: shutil.rmtree(folder / "writer"), "is missing"),
+        (add_file, "more.json was not saved with the rest"),
+    ],
+)
+def test_check_and_load_refuse_what_a_buffer_refuses(
+    tmp_path: Path, kind: str, damage: Callable[[Path], None], message: str
+) -> None:
+    path = saved(kind, tmp_path / "saved")
+    damage(path)
+    buffer = ReplayBuffer(storage=STORAGES[kind](), batch_size=2)
+    with pytest.raises(rbtool.CorruptDataError, match=message):
+        buffer.loads(path)
+    with pytest.raises(rbtool.CorruptDataError, match=message):
+        rbtool.checkpoint.load(path, tmp_path / "made")
+    result = rbtool.check(path)
+    assert message in next(one.message for one in result.findings if one.rule == "BUF001")
+    assert result.notes == (), "digests were recorded: no note may say that there are none"
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "h5"])
+@pytest.mark.parametrize("whole", [True, False], ids=["buffer", "storage"])
+def test_digests_of_our_checkpoints_for_torchrl_are_compared(tmp_path: Path, form: str, whole: bool) -> None:
+    kinds = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer}
+    done = zeros(6, 1).bool()
+    done[2::3] = True
+    flags = {"done": done, "terminated": done, "truncated": zeros(6, 1).bool(), "reward": zeros(6, 1)}
+    ring = ReplayBuffer(storage=LazyTensorStorage(8, checkpointer=kinds[form](compatible=True)), batch_size=2)
+    ring.extend(TensorDict({"action": arange(6.0), "next": flags}, [6]))
+    (ring if whole else ring.storage).dumps(tmp_path / "saved")
+    assert rbtool.check(tmp_path / "saved").notes == ()
+    folder = tmp_path / "saved/storage" if whole else tmp_path / "saved"
+    if form == "h5":
+        with h5py.File(folder / "checkpoint.h5", "r+") as file:
+            names: list[str] = []
+            file.visit(lambda name: names.append(name) if name.endswith("action") else None)
+            file[names[0]][0] = 9
+    else:
+        flip(folder / "action.memmap", 2)
+    assert rbtool.check(tmp_path / "saved").failed()
+    with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
+        rbtool.checkpoint.load(tmp_path / "saved", tmp_path / "made")
+    with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
+        rbtool.convert(tmp_path / "saved", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("document", ["{}", "[]", "null", "3", '{"length": "x"}', '{"length": 6, "leaves": [{}]}'])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("storage/segments.json", None), ("storage/storage_metadata.json", "td_memmap_partly_7of16"),
+        ("storage/metadata.json", "compressed_td_partly"), ("writer/metadata.json", "td_memmap_partly_7of16"),
+        ("sampler/sampler_metadata.json", "sampler_prioritized_slice"),
+    ],
+)  # fmt: skip
+def test_documents_of_another_form_are_described(tmp_path: Path, name: str, case: str | None, document: str) -> None:
+    path = tmp_path / "saved"
+    if case is None:
+        without_digests(saved("tensor", path))
+    else:
+        shutil.copytree(THEIRS / case / "checkpoint", path)
+    (path / name).write_text(document)
+    found = [one.message for one in buffer_findings(path)[0]]
+    assert found
+    assert not [text for text in found if re.search("Error|cannot be read", text)], "no exceptions of Python"
+
+
 def save_ensemble(folder: Path) -> list[ReplayBuffer]:
     """Save an ensemble of a ring that has wrapped, an empty ring, and an ensemble of two."""
     rings = [rbtool.TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(4)]
@@ -196,6 +277,26 @@ def test_a_member_of_an_ensemble_is_loaded_in_the_order_of_time(tmp_path: Path) 
         rbtool.checkpoint.load(tmp_path / "saved/storage" / name, tmp_path / "made" / name)
         made = rbtool.load_dataset(tmp_path / "made" / name)[:]["action"]
         assert made.tolist() == sorted(ring[:]["action"].tolist())
+
+
+@pytest.mark.parametrize("document", ["{}", "[]", "null"])
+def test_inspect_refuses_the_damaged_member_of_an_ensemble(tmp_path: Path, document: str) -> None:
+    save_ensemble(tmp_path / "saved")
+    (tmp_path / "saved/storage/2/0/segments.json").write_text(document)
+    with pytest.raises(rbtool.CorruptDataError, match=r"2/0/segments.json has .*, expected an object"):
+        rbtool.inspect(tmp_path / "saved")
+
+
+def test_an_ensemble_refuses_members_that_changed_places(tmp_path: Path) -> None:
+    rings = save_ensemble(tmp_path / "saved")
+    inner = tmp_path / "saved/storage/2"
+    (inner / "0").rename(inner / "aside")
+    (inner / "1").rename(inner / "0")
+    (inner / "aside").rename(inner / "1")
+    ensemble = rbtool.ReplayBufferEnsemble(*rings[:2], rbtool.ReplayBufferEnsemble(*rings[2:]))
+    with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
+        ensemble.loads(tmp_path / "saved")
+    assert rbtool.check(tmp_path / "saved").failed()
 
 
 def test_inspect_lists_the_members_of_an_ensemble(tmp_path: Path) -> None:
