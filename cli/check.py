@@ -58,6 +58,7 @@ def check(
     out: Output,
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules, and check nothing.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not some.")] = False,
     root: Root = None,
     source_format: FromFormat = None,
     raw: RawOptions,
@@ -74,7 +75,7 @@ def check(
 
     def check_one(dataset: str, out: Output) -> int:
         with out.progress() as progress:
-            result = run(dataset, format=source_format, root=root, progress=progress, **raw)
+            result = run(dataset, format=source_format, full=full, root=root, progress=progress, **raw)
         failed = result.failed("warn" if fail_on is FailOn.WARN else "error")
         names = [dataset] * failed if out.is_part else dict.fromkeys(finding.rule for finding in result.findings)
         out.show(result, names, lambda width: lines(result, width))

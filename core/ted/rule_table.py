@@ -71,6 +71,10 @@ RULES: tuple[RuleEntry, ...] = (
         "Observations and actions are inside the spaces that the source records.",
     ),
     RuleEntry("TED016", "truth values", "rows", _ERROR, "Every byte of a bool field is 0 or 1."),
+    RuleEntry(
+        "TED017", "kept videos", "folder", _ERROR,
+        "Rows refer to frames of kept videos that are there and can be decoded: some of long videos, all with --full.",
+    ),
     RuleEntry("BUF001", "buffer digests", "saved buffers", _ERROR, "The files of the checkpoint match their digests."),
     RuleEntry(
         "BUF002", "buffer counts", "saved buffers", _ERROR,

@@ -28,7 +28,7 @@ from ..format.checks import FOLDER_RULES, UNVERIFIED, EpisodeTableRule, readable
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, open_source
-from ..format.manifest import Manifest
+from ..format.manifest import VIDEOS, Manifest
 from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
 from ..format.packed.commits import COMMITS
@@ -44,6 +44,7 @@ from ..ted.rule_table import RULE_BY_ID
 from ..ted.rules import DATA_RULES, data_rules
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
+from .check_videos import VideoRule
 from .mixtures import open_mixture
 from .results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
@@ -90,6 +91,7 @@ def check(
     dataset: str | os.PathLike[str],
     *,
     format: str | None = None,
+    full: bool = False,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Unpack[ReaderOptions],
@@ -100,7 +102,8 @@ def check(
     consistency between its parts; its contents need not be steps, and its last episodes may be unfinished. All files
     are read once for the digests and once for the rows, in bounded memory. Of a raw dataset of another library, the
     rules about rows run on what a conversion would make of it; `format` and `options` are those of `convert`. Of a
-    mixture every dataset is checked once, and that it has not changed since it was mixed.
+    mixture every dataset is checked once, and that it has not changed since it was mixed. Of kept videos about 1,000
+    frames are decoded, evenly spread, or all that rows refer to if `full`; a note says how many.
 
     Problems are returned as findings, not raised; so is a file that this version cannot read below a valid manifest.
     Raises DatasetNotFoundError and FormatError if there is nothing to check.
@@ -108,14 +111,14 @@ def check(
     started, path, given = time.perf_counter(), find_dataset(dataset, root), given_options(options)
     if is_mixture(path):
         refuse_raw_options(path, {"format": format, **given})
-        return _check_mixture(path, root, progress or Silent(), started)
+        return _check_mixture(path, root, progress or Silent(), started, full=full)
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
     if given and format is None and is_unknown(path):
         refuse_map_alone(path, given)
     if not has_steps(path, raw=True, format=format):
-        return _check_raw(path, format, given, progress or Silent(), started)
+        return _check_raw(path, format, given, progress or Silent(), started, full=full)
     refuse_raw_options(path, {"format": format, **given})
     try:
         reader = open_steps(path, damaged=True)
@@ -126,18 +129,22 @@ def check(
         suspect = any(finding.rule in {"TED012", "TED013"} for finding in findings)
         proven = reader.proven_episodes() if suspect else None
         damaged = any(finding.rule == "TED011" or finding.episodes for finding in findings)
-        data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), damaged=damaged)
+        videos = VideoRule(reader.fields, _videos(reader), path / VIDEOS, progress or Silent(), full=full)
+        data_findings, episodes, skipped = _data_findings(reader, progress or Silent(), videos, damaged=damaged)
         if proven is not None:
             findings += _episodes_found(reader.episodes, ~proven, "do not match their digests", _DIGESTS)
         result = _result(path, [*data_findings, *findings], reader.manifest.steps, episodes, skipped, started)
         notes = [] if reader.has_digests else [NO_DIGESTS]
         notes += [_IN_ANY] if suspect and proven is None else []
         notes += _without_final(reader)
+        notes += videos.notes
         notes += [_TAKEN] if UNVERIFIED in reader.manifest.notes else []
         return replace(result, unfinished=0 if skipped else _unfinished(reader), notes=tuple(notes))
 
 
-def _check_mixture(path: Path, root: str | os.PathLike[str] | None, progress: Progress, started: float) -> CheckResult:
+def _check_mixture(
+    path: Path, root: str | os.PathLike[str] | None, progress: Progress, started: float, *, full: bool
+) -> CheckResult:
     """Check the datasets of a mixture, whose names their findings and notes start with, and that they can be mixed."""
     mixture, findings, places = read_mixture(path), list[Finding](), dict[Path, str]()
     try:
@@ -152,7 +159,7 @@ def _check_mixture(path: Path, root: str | os.PathLike[str] | None, progress: Pr
     results = []
     for place, name in places.items():
         try:
-            results.append((name, check(place, root=root, progress=progress)))
+            results.append((name, check(place, full=full, root=root, progress=progress)))
         except (RbtoolError, OSError) as error:
             findings.append(Finding(*_OPENS, "error", f"{name}: {error}"))
     findings += [replace(one, message=f"{name}: {one.message}") for name, result in results for one in result.findings]
@@ -163,12 +170,12 @@ def _check_mixture(path: Path, root: str | os.PathLike[str] | None, progress: Pr
 
 
 def _check_raw(
-    path: Path, format: str | None, options: Mapping[str, Any], progress: Progress, started: float
+    path: Path, format: str | None, options: Mapping[str, Any], progress: Progress, started: float, *, full: bool
 ) -> CheckResult:
     with open_source(path, format=format, options=options) as reader:
-        report = check_source(reader, progress)
+        report = check_source(reader, progress, full=full)
     result = _result(path, list(report.findings), report.steps, report.episodes, [], started)
-    return replace(result, rules=len(DATA_RULES) + 1, notes=report.notes, boundary=report.boundary.to_dict())
+    return replace(result, rules=len(DATA_RULES) + 2, notes=report.notes, boundary=report.boundary.to_dict())
 
 
 def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult:
@@ -186,7 +193,7 @@ def _check_buffer(path: Path, progress: Progress, started: float) -> CheckResult
     if reader is None:
         return replace(_result(path, findings, 0, 0, names, started), rules=len(BUFFER_RULES), notes=notes)
     with reader:
-        found, episodes, skipped = _data_findings(reader, progress, damaged=False)
+        found, episodes, skipped = _data_findings(reader, progress, None, damaged=False)
         result = _result(path, found, reader.manifest.steps, episodes, skipped, started)
         return replace(
             result, rules=total - len(skipped), notes=notes, unfinished=0 if skipped else _unfinished(reader)
@@ -236,6 +243,7 @@ def _all_rules() -> list[str]:
     """Return the stable ids of all rules that run on an open dataset."""
     return [
         *(rule.rule_id for rule in DATA_RULES),
+        VideoRule.rule_id,
         EpisodeTableRule.rule_id,
         *(rule.rule_id for rule in FOLDER_RULES),
     ]
@@ -258,18 +266,21 @@ def _result(
     )
 
 
-def _data_findings(reader: StepReader, progress: Progress, *, damaged: bool) -> tuple[list[Finding], int, list[str]]:
+def _data_findings(
+    reader: StepReader, progress: Progress, videos: VideoRule | None, *, damaged: bool
+) -> tuple[list[Finding], int, list[str]]:
     """Run the rules that read rows; return their findings, the number of episodes, and the ids of the rules not run.
 
     None runs on damaged files or if the episode table cannot be read.
     """
-    names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
+    names = [*(rule.rule_id for rule in DATA_RULES), *([VideoRule.rule_id] if videos else []), EpisodeTableRule.rule_id]
     if damaged:
         return [], reader.manifest.episodes, names
     steps = reader.manifest.steps
     try:
         rules = [
             *data_rules(reader.fields, steps, _spaces(reader), unfinished=_is_of_buffer(reader)),
+            *([videos] if videos else []),
             EpisodeTableRule(
                 reader.fields, steps, reader.episodes, return_field_of(reader.manifest), repeated=_as_converted(reader)
             ),
@@ -300,6 +311,12 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
         text = f"{int(lost.sum()):,} of {counted(len(lost), 'episode')} {what}"
         steps = np.column_stack((table.start[lost], (table.start + table.length)[lost]))
         yield Finding(*rule, "error", text, Places(steps), Places(table.episode[lost]))
+
+
+def _videos(reader: StepReader) -> dict[str, Path]:
+    """Return where a buffer looks for the files of kept videos and their indexes, by name."""
+    names = (file.path for file in reader.manifest.files if file.path.startswith(VIDEOS))
+    return {name.removeprefix(VIDEOS): reader.path / name for name in names}
 
 
 def _as_converted(reader: StepReader) -> bool:

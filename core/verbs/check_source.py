@@ -19,6 +19,7 @@ from ..ted.findings import Finding, Rows, Rule
 from ..ted.rule_table import RULE_BY_ID
 from ..ted.rules import data_rules
 from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
+from .check_videos import VideoRule
 
 _READS = RULE_BY_ID["TED014"].named
 _MOST_ROWS = 1 << 14
@@ -37,13 +38,18 @@ class SourceReport:
     notes: tuple[str, ...]
 
 
-def check_source(reader: Reader, progress: Progress) -> SourceReport:
+def check_source(reader: Reader, progress: Progress, *, full: bool = False) -> SourceReport:
     """Read all episodes, and run the rules on the rows of those that can be read; a finding names each other one.
+
+    `full` decodes all frames of kept videos that rows refer to.
 
     Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
     """
     try:
-        run = _Pass(reader, None, progress)
+        stated = reader.stated()
+        contents = reader.videos_of(stated.episode_numbers)
+        videos = VideoRule(ted_fields(stated.fields), contents, reader.folder, progress, full=full)
+        run = _Pass(reader, None, progress, videos)
     except FormatError as error:
         return SourceReport((Finding(*_READS, "error", _said(str(error), error.hint)),), 0, 0, BoundaryCounts(), ())
     findings = [finding for rule in run.rules for finding in rule.findings()]
@@ -56,7 +62,7 @@ def check_source(reader: Reader, progress: Progress) -> SourceReport:
         notes = reader.facts().notes
     except FormatError as error:  # of the source as a whole, or of an episode that is named already
         findings += [] if run.unread else [Finding(*_READS, "error", _said(str(error), error.hint))]
-    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), tuple(notes))
+    return SourceReport(tuple(findings), table.steps, len(table), table.counts(), (*notes, *videos.notes))
 
 
 def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -> tuple[list[int], list[str]]:
@@ -101,10 +107,10 @@ class _Pass:
     `unread` has, by the number of the episode, the message and the hint.
     """
 
-    def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress) -> None:
+    def __init__(self, reader: Reader, numbers: Sequence[int] | None, progress: Progress, *more: Rule) -> None:
         self.facts = reader.stated()
         fields = ted_fields(self.facts.fields)
-        self.rules: list[Rule] = data_rules(fields, self.facts.steps, self.facts.spaces)
+        self.rules: list[Rule] = [*data_rules(fields, self.facts.steps, self.facts.spaces), *more]
         self.unread: dict[int, tuple[str, str]] = {}
         self.feeder = feeder = _Feeder(self.rules, row_bytes(fields))
         ingest = Ingest(feeder, self.facts.fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.videos import reference_keys, video_name
 from rbtool.core.opening import open_steps
+from rbtool.core.verbs import check_videos
 
 DATA = Path(__file__).parents[2] / "data" / "lerobot"
 IMAGE = ("observation", "image", "top")
@@ -157,6 +159,16 @@ def test_padded_trajectories_have_black_frames_after_their_ends(source: Path, ke
     assert not batch[IMAGE][~batch["mask"]].any()
 
 
+@pytest.mark.parametrize("av", [True, False], ids=["with PyAV", "without"])
+def test_sample_takes_no_statistics_of_references(kept: Path, monkeypatch: pytest.MonkeyPatch, av: bool) -> None:
+    if not av:
+        monkeypatch.setitem(sys.modules, "av", None)
+    found = {one.key: one for one in rbtool.sample(kept, 8, seed=0).fields}
+    for one in (found["video.observation.image.top"], found["next.video.observation.image.top"]):
+        assert (one.dtype, one.shape, one.min, one.mean, one.max) == ("int64", (8, 2), None, None, None)
+    assert found["observation.state"].mean is not None
+
+
 def test_a_changed_video_is_found_by_its_digest(own: Path) -> None:
     assert rbtool.load_dataset(own, verify=True)[:][IMAGE].any()
     video = next((own / ".rbtool/videos").glob("*.mp4"))
@@ -166,6 +178,73 @@ def test_a_changed_video_is_found_by_its_digest(own: Path) -> None:
     with pytest.raises(CorruptDataError, match=video.name):
         rbtool.load_dataset(own, verify=True)
     assert rbtool.check(own).errors
+
+
+def damage_last_group(video: Path) -> None:
+    """Overwrite the data of the last frames, in a video of several groups of four."""
+    data = video.read_bytes()
+    stop = data.index(b"moov") - 4
+    video.write_bytes(data[: stop - 60] + b"\x55" * 60 + data[stop:])
+
+
+def errors_of(result: Any) -> list[tuple[str, list[int]]]:
+    return [(one.rule, list(one.episodes)) for one in result.findings if one.severity == "error"]
+
+
+@pytest.mark.parametrize("layout", ["ted", "packed"])
+def test_check_finds_frames_that_no_batch_can_decode(layout: str, tmp_path: Path) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((3, 9)))
+    damage_last_group(source / f"videos/chunk-000/{CAMERA}/episode_000001.mp4")
+    made = rbtool.convert(source, tmp_path / "out", layout=layout).path
+    buffer = rbtool.load_dataset(made, verify=True)
+    assert buffer[:3][IMAGE].any()
+    with pytest.raises(CorruptDataError, match="damaged"):
+        buffer[:]
+    other = rbtool.convert(write_dataset(tmp_path / "e", random_takes((3,), seed=1)), tmp_path / "other").path
+    mixed = rbtool.mix([made, other], tmp_path / "mix.toml").path
+    for dataset in (source, made, mixed):
+        result = rbtool.check(dataset)
+        assert errors_of(result) == [("TED017", [1])], result.findings
+        assert "damaged" in next(one.message for one in result.findings if one.rule == "TED017")
+    assert str(made / ".rbtool/videos") in rbtool.check(made).findings[0].message
+
+
+def test_check_decodes_some_groups_and_with_full_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_dataset(tmp_path / "d", random_takes((12, 12, 12)))
+    damage_last_group(source / f"videos/chunk-000/{CAMERA}/episode_000001.mp4")
+    made = rbtool.convert(source, tmp_path / "out").path
+    assert not [note for note in rbtool.check(made).notes if "decoded" in note]
+    monkeypatch.setattr(check_videos, "_SAMPLED_FRAMES", 8)
+    result = rbtool.check(made)
+    assert errors_of(result) == []
+    assert "8 of 36 frames of kept videos were decoded; --full decodes all of them" in result.notes
+    result = rbtool.check(made, full=True)
+    assert errors_of(result) == [("TED017", [1])]
+    assert not [note for note in result.notes if "--full" in note]
+
+
+def test_check_says_that_nothing_was_decoded_without_pyav(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    result = rbtool.check(kept)
+    assert result.errors == 0
+    assert [note for note in result.notes if "frames of kept videos were not decoded: video needs PyAV" in note]
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"), [((5, 0), "is missing: rows refer to its frames"), ((0, 99), "rows refer to frame 99")]
+)
+def test_check_finds_references_to_frames_that_are_not_there(
+    own: Path, tmp_path: Path, reference: tuple[int, int], message: str
+) -> None:
+    def refer(rows: Any) -> Any:
+        video, frame = reference
+        references, last = rows["video", *IMAGE], rows["episode"] == 2
+        references[last] = torch.tensor([video or int(references[last][0, 0]), frame])
+        return rows
+
+    made = rbtool.preprocess(own, refer, tmp_path / "made", unit="step", chunk_size=20).path
+    found = [one for one in rbtool.check(made).findings if one.rule == "TED017"]
+    assert [(list(one.episodes), message in one.message) for one in found] == [([2], True)]
 
 
 def test_a_missing_video_is_named(own: Path) -> None:

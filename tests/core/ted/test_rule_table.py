@@ -15,11 +15,12 @@ from rbtool.core.ted.rule_table import RULE_BY_ID, RULES
 from rbtool.core.ted.rules import DATA_RULES
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import saved_buffers
+from rbtool.core.verbs.check_videos import VideoRule
 
 
 def test_every_rule_has_one_entry_and_every_entry_a_rule() -> None:
     assert {one.rule for one in RULES if one.about == "rows"} == {rule.rule_id for rule in DATA_RULES}
-    folder = {EpisodeTableRule.rule_id, *(rule.rule_id for rule in FOLDER_RULES), "TED014"}
+    folder = {EpisodeTableRule.rule_id, VideoRule.rule_id, *(rule.rule_id for rule in FOLDER_RULES), "TED014"}
     assert {one.rule for one in RULES if one.about == "folder"} == folder
     used = set(re.findall(r"BUF\d{3}", inspect.getsource(saved_buffers)))
     assert {one.rule for one in RULES if one.about == "saved buffers"} == used
@@ -31,7 +32,7 @@ def test_the_order_is_that_of_the_ids() -> None:
     assert numbers == sorted(numbers)
 
 
-@pytest.mark.parametrize("rule", [*DATA_RULES, EpisodeTableRule], ids=lambda rule: rule.rule_id)
+@pytest.mark.parametrize("rule", [*DATA_RULES, EpisodeTableRule, VideoRule], ids=lambda rule: rule.rule_id)
 def test_a_rule_reports_the_severities_of_its_entry(rule: Any) -> None:
     named = re.findall(r'"(error|warning)"', inspect.getsource(rule))
     assert tuple(sorted(set(named))) == RULE_BY_ID[rule.rule_id].severities

@@ -78,7 +78,7 @@ def walks(tmp_path: Path) -> Path:
 def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
     result = rbtool.check(walks)
     assert result.findings == ()
-    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 16, ())
+    assert (result.steps, result.episodes, result.rules, result.skipped) == (31, 4, 17, ())
     assert not result.failed("warn")
 
 
@@ -216,7 +216,7 @@ def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     result = rbtool.check(walks)
     assert {finding.rule for finding in result.findings} == {"TED011", "TED012"}
-    assert len(result.skipped) == 12
+    assert len(result.skipped) == 13
     assert result.failed()
 
 
@@ -237,7 +237,7 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     result = rbtool.check(tmp_path / "saved")
     whole = [("TED014", ())] if form == "h5" else [("TED012", ()), ("TED014", (3,))]
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
-    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 15) if form == "h5" else (2, 16, 0))
+    assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 17, 0))
     assert result.failed()
 
 
