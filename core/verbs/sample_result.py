@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import UsageError
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
+from ..format.videos import reference_keys
 from ..stats.moments import mean_of
 from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 from .results import Result
@@ -96,8 +97,8 @@ _MASK = ("collector", "mask")
 class SampledField:
     """One leaf of the batch: its full shape, its bytes, and a summary of its values.
 
-    `min`, `mean` and `max` leave NaN out; they are None for flags, text and complex numbers. `true_fraction` is the
-    share of True in a flag, None for anything else.
+    `min`, `mean` and `max` leave NaN out; they are None for flags, text, complex numbers and references to frames of
+    kept videos. `true_fraction` is the share of True in a flag, None for anything else.
     """
 
     key: str
@@ -213,8 +214,10 @@ def _slice(run: Array, padding: int, drawn: DrawnRows) -> SampledSlice:
 
 def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
     """Describe the leaves of a batch: those of the dataset in order, then those that the sampler added."""
+    references = reference_keys(fields)  # ids of videos: a mean of them says nothing
     for field in fields:
-        yield _sampled(field.name, field.dtype, batch.get(field.key), is_text=field.role == "text")
+        described = field.role != "text" and field.key not in references
+        yield _sampled(field.name, field.dtype, batch.get(field.key), described=described)
     known = {_INDEX, _SOURCE_ID, *(field.name for field in fields)}
     keys: Iterable[str | Key] = batch.keys(include_nested=True, leaves_only=True)
     for key in keys:
@@ -224,14 +227,14 @@ def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator
             yield _sampled(name, str(values.dtype).removeprefix("torch."), values)
 
 
-def _sampled(name: str, dtype: str, values: torch.Tensor, *, is_text: bool = False) -> SampledField:
+def _sampled(name: str, dtype: str, values: torch.Tensor, *, described: bool = True) -> SampledField:
     import torch
 
     shape, size = tuple(values.shape), values.numel() * values.element_size()
     known: dict[str, Any] = {"key": name, "dtype": dtype, "shape": shape, "bytes": size}
     bits = values.view(torch.uint16) if dtype == "bfloat16" else values
     numbers = as_numbers(bits.numpy(force=True), dtype)
-    if not numbers.size or "complex" in dtype or is_text:
+    if not numbers.size or "complex" in dtype or not described:
         return SampledField(**known)
     if dtype == "bool":
         return SampledField(**known, true_fraction=float(numbers.mean()))
