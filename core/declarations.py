@@ -18,16 +18,16 @@ _CONVERTERS = "rbtool.converters"
 
 @dataclass(frozen=True, slots=True)
 class FormatDeclaration:
-    """A format: `reader`, `source` and `sink` are `module:Class` inside `package`, None where there is none.
+    """A format: `reader`, `source`, `sink` and `steps` are `module:Class` inside `package`, None where there is none.
 
-    `order` is its position in lists. `written` describes an export, `suffixes` are those of files that it is for;
-    `opened` has what follows its path, and a line of Python that opens it, with `{}` for the path. `title` is its name
-    in sentences; `example` the id of a dataset of the source, and words that name it; `variable` the environment
-    variable of the source's local cache. `demo` is a `DemoRecorder`, like `reader`; `overview`, for a format that is
-    never detected, a function from a path, and a pattern of files or None, to an `Overview` or None; `layout` that of a
-    dataset for which none is asked for. The rest is what `rbtool list --formats` prints of a reader: `found` is how
-    files are recognised, `ends` what ends an episode, `final` whether files have an observation after the last step,
-    `extra` the extra of this package that has to be installed.
+    `steps` reads files whose rows are those of TED already. `order` is its position in lists. `written` describes an
+    export, `suffixes` are those of files that it is for; `opened` has what follows its path, and a line of Python that
+    opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the source, and
+    words that name it; `variable` the environment variable of the source's local cache. `demo` is a `DemoRecorder`,
+    like `reader`; `overview`, for a format that is never detected, a function from a path, and a pattern of files or
+    None, to an `Overview` or None; `layout` that of a dataset for which none is asked for. The rest is what
+    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode, `final`
+    whether files have an observation after the last step, `extra` the extra of this package that has to be installed.
     """
 
     name: str
@@ -36,6 +36,7 @@ class FormatDeclaration:
     reader: str | None = None
     source: str | None = None
     sink: str | None = None
+    steps: str | None = None
     written: str = ""
     suffixes: tuple[str, ...] = ()
     opened: tuple[str, str] = ("", "")
@@ -50,9 +51,9 @@ class FormatDeclaration:
     final: Literal["", "yes", "no", "where stored"] = ""
     extra: str = ""
 
-    def target(self, kind: Literal["reader", "source", "sink", "demo"]) -> str | None:
+    def target(self, kind: Literal["reader", "source", "sink", "steps", "demo"]) -> str | None:
         """The class of that kind as `module:Class` with the full name of the module; None where there is none."""
-        found = {"reader": self.reader, "source": self.source, "sink": self.sink, "demo": self.demo}[kind]
+        found: str | None = getattr(self, kind)
         return None if found is None else f"{self.package}.{found}"
 
 

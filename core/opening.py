@@ -26,7 +26,7 @@ from .errors import (
 from .format.contracts import Array, PassedSteps, StepReader
 from .format.documents import load_json
 from .format.episodes import EpisodeTable
-from .format.locate import reader_class, reader_names, refuse_empty
+from .format.locate import find_steps, reader_class, reader_names, refuse_empty
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
 from .format.mixture import refuse_mixture
 from .format.open_files import ListedFiles, one_generation
@@ -182,15 +182,20 @@ class TorchrlSteps(BufferSteps):
 _TREE = "meta.json"
 
 
-def is_steps(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a dataset, recording, checkpoint, one of TorchRL's, or tensordict folder, whole or not."""
+def is_steps(path: str | os.PathLike[str], format: str | None = None) -> bool:
+    """Whether `path` is a dataset, a recording, a checkpoint, ours or TorchRL's, an export, or a tensordict folder.
+
+    It need not be whole. An export for which a user names a `format`, such as `table`, is to be read in that.
+    """
     path = Path(path)
     mend(path)
-    return is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None
+    if is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None:
+        return True
+    return format is None and not (path / HIDDEN).is_dir() and find_steps(path) is not None
 
 
 def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepReader:
-    """Open a dataset or a checkpoint in any layout, or a tensordict folder of one row a step that has no manifest.
+    """Open a dataset, a checkpoint or an export, or a tensordict folder of one row a step that has no manifest.
 
     TorchRL's flat, nested and H5 layouts are opened, too, by the folder or file of a storage or the folder of a buffer.
     Raises DatasetNotFoundError where nothing is, FormatError for what others wrote and for newer versions, and
@@ -207,6 +212,8 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if place is not None:
         return TorchrlSteps.at(place)
     refuse_several(path)
+    if not is_ours(path) and not (path / _TREE).is_file() and (found := find_steps(path)) is not None:
+        return found(path)
     if path.is_file():
         return H5Reader(path)
     if not path.exists():
@@ -240,10 +247,29 @@ def refuse_several(path: Path) -> None:
 
 def open_dataset(path: Path) -> TedReader | PackedReader:
     """Open a dataset; UsageError states what to do with anything that is no dataset of ours."""
+    reader = open_episodes(path)
+    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
+        return reader
+    with reader:
+        quoted, layout = shlex.quote(str(path)), reader.manifest.layout
+        if reader.manifest.kind == "checkpoint":
+            what, verb = f"a checkpoint in the layout {layout}", "checkpoint load"
+        else:
+            what, verb = f"an export in the format {layout}", "convert"
+        raise UsageError(
+            f"{path} is {what}, expected a dataset", hint=f"make a dataset of it first: rbtool {verb} {quoted} DEST"
+        )
+
+
+def open_episodes(path: Path) -> StepReader:
+    """Open a dataset, a checkpoint of steps or an export; UsageError states what to do with anything else."""
     quoted = shlex.quote(str(path))
     refuse_several(path)
     if (path / BUFFER).is_file():
         raise UsageError(f"{path} is the checkpoint of a buffer", hint="make the buffer and have it load: loads(path)")
+    if is_storage(path):
+        hint = "make the storage and have it load: storage.loads(path)"
+        raise UsageError(f"{path} is the checkpoint of a storage", hint=hint)
     if not is_steps(path):
         form = next((name for name in reader_names() if reader_class(name).recognises(path)), None)
         if form is not None:
@@ -251,19 +277,24 @@ def open_dataset(path: Path) -> TedReader | PackedReader:
                 f"a TED dataset is needed; {path} is {title_of(form)}",
                 hint=f"convert it first: rbtool convert {quoted} DEST",
             )
-    elif not is_ours(path) and not (path / HIDDEN).is_dir():
+    elif _is_plain_tree(path):
         raise UsageError(
             f"{path} is a tensordict folder, and no dataset that rbtool made",
             hint="TensorStorage(TensorDict.load_memmap(path)) is a storage of it",
         )
-    reader = open_steps(path)
-    if isinstance(reader, TedReader | PackedReader) and reader.manifest.kind == "dataset":
-        return reader
-    with reader:
-        raise UsageError(
-            f"{path} is a checkpoint in the layout {reader.manifest.layout}, expected a dataset",
-            hint=f"make a dataset of it first: rbtool checkpoint load {quoted} DEST",
-        )
+    return whole_episodes(open_steps(path))
+
+
+def is_storage(path: Path) -> bool:
+    """Whether a folder is the checkpoint of a storage in a form that has rows, but no episodes."""
+    noted = any((path / name).is_file() for name in (f"{HIDDEN}/storage.json", DIGESTS))
+    return noted and not has_manifest(path) and find_torchrl(path) is None
+
+
+def _is_plain_tree(path: Path) -> bool:
+    """Whether a folder is a tensordict folder that neither rbtool nor a checkpointer of TorchRL wrote."""
+    own = is_ours(path) or (path / HIDDEN).is_dir()
+    return (path / _TREE).is_file() and not own and find_torchrl(path) is None
 
 
 WRITER_FOLDER = "writer"

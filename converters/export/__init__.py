@@ -1,4 +1,4 @@
-"""Exports to plain file formats: HDF5, NumPy and Parquet."""
+"""Exports to plain file formats: HDF5, NumPy and Parquet; they are read as the datasets that they were."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ FORMATS = tuple(
         package=__name__,
         order=order,
         sink=sink,
+        steps="reader:ExportedSteps",
         written=written,
         suffixes=suffixes,
         opened=(inside, code),

@@ -1,13 +1,15 @@
-"""Columns of an export, and the document that describes it: shared by all export formats."""
+"""Columns of an export, and the document that describes it: shared by all export formats, and by their reader."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from ...core.errors import CorruptDataError, SchemaError
-from ...core.format.contracts import Array
+from ...core.format.contracts import Array, Closing
 from ...core.format.documents import dump_json
 from ...core.format.sinks import Chosen
 from ...core.format.ted.builder import created_by
@@ -15,6 +17,7 @@ from ...core.ted.schema import Field, Key
 
 FORMAT = "rbtool export"
 """Identifies a file or folder as an export."""
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def require_names(names: list[str], format_name: str) -> None:
 def episode_columns(chosen: Chosen) -> dict[str, Array]:
     """The columns of the episode table that have a meaning outside rbtool."""
     columns = chosen.table.columns()
-    del columns["explicit_start"], columns["explicit_next"]
+    del columns["explicit_start"]
     return columns
 
 
@@ -79,7 +82,7 @@ def about(chosen: Chosen) -> str:
     manifest = chosen.reader.manifest
     document: dict[str, Any] = {
         "format": FORMAT,
-        "version": 1,
+        "version": VERSION,
         "created_by": created_by(),
         "source": manifest.request.source,
         "id": manifest.request.id,
@@ -93,3 +96,55 @@ def about(chosen: Chosen) -> str:
         "renamed_keys": dict(manifest.renamed_keys),
     }
     return dump_json(document)
+
+
+class ExportFile(Closing, ABC):
+    """An open export, as its reader needs it. Raises CorruptDataError for what is damaged.
+
+    `has_strings` states whether text is stored as strings, and not as bytes with their lengths.
+    """
+
+    has_strings: ClassVar[bool] = True
+    path: Path
+
+    @abstractmethod
+    def about(self) -> str:
+        """Return the document that `about` wrote."""
+
+    @abstractmethod
+    def require(self, column: ExportColumn, steps: int) -> None:
+        """Raise CorruptDataError unless a column is there, of its type and shape, with a row for each step."""
+
+    @abstractmethod
+    def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
+        """Read rows of a column of numbers, which there are, in any shape of that size."""
+
+    @abstractmethod
+    def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
+        """Read rows of a column of strings."""
+
+    @abstractmethod
+    def episodes(self) -> dict[str, Array]:
+        """Return the columns of the episode table; {} where the file has none, and `starts` of the episodes."""
+
+    def starts(self) -> Array:
+        """Return the first step of each episode, int64, where there is no episode table."""
+        raise CorruptDataError(f"{self.path} has no episode table")
+
+    @abstractmethod
+    def texts(self) -> list[str] | None:
+        """Return the text of each episode as JSON; None where there is none."""
+
+    def documents(self) -> dict[str, bytes]:
+        """Return the metadata files of the source."""
+        return {}
+
+    def verify(self) -> None:
+        """Compare with checksums, where the format has such."""
+
+    def lacks(self, column: ExportColumn, found: object) -> CorruptDataError:
+        """Make the error for a column that is not there as the description states; `found` describes it."""
+        field = column.field
+        return CorruptDataError(
+            f"{self.path} has {found} for {field.name}, expected rows of {field.dtype} {list(field.shape)}"
+        )

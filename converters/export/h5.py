@@ -1,7 +1,8 @@
 """Exports to one plain HDF5 file.
 
     /steps/<key>/<key>     one dataset a leaf, [steps, *shape]; text is UTF-8 strings of any length
-    /episodes/<column>     episode, start, length, return, terminated, truncated, end_reason, seed, has_seed: [episodes]
+    /episodes/<column>     episode, start, length, return, terminated, truncated, end_reason, explicit_next,
+                           seed, has_seed: [episodes]
     /episodes/text         where there is any: the text of each episode, a JSON object
     /source/<file>         the source's own metadata files, byte for byte
     attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
@@ -19,14 +20,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...core.encodings.hdf5_files import HeapValues, open_h5
+from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5
 from ...core.encodings.streams import LatchedFile
-from ...core.errors import RbtoolError
+from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format import fs
+from ...core.format.contracts import Array
+from ...core.format.episodes import ALL_COLUMNS
+from ...core.format.manifest import is_inside
 from ...core.format.sinks import Sink
 from ...core.ted.schema import file_stem
-from ..files.columns import DAMAGED
-from .columns import FORMAT, ExportColumn, about, columns_of, episode_columns, require_names
+from ..files.columns import DAMAGED, reading
+from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, episode_columns, require_names
 
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 
@@ -89,3 +93,70 @@ class H5Exporter(Sink):
 
 def _name(column: ExportColumn) -> str:
     return "/".join(("steps", *(file_stem(part) for part in column.field.key)))
+
+
+class H5Export(ExportFile):
+    """Reads what `H5Exporter` writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reading("the file", path):
+            self._file = h5py.File(open_h5(path))
+        self._values = HeapValues(self._file.id)
+        self._rows: dict[str, H5Rows] = {}
+
+    def about(self) -> str:
+        with reading("the description", self.path):
+            return str(self._values.attribute(self._file["/"].id, "about"))
+
+    def require(self, column: ExportColumn, steps: int) -> None:
+        dataset = self._dataset(name := _name(column))
+        if dataset is None:
+            raise self.lacks(column, "nothing")
+        shape, text = (steps, *column.field.shape), column.length is not None
+        with reading(name, self.path):
+            fits = bool(h5py.check_string_dtype(dataset.dtype)) if text else dataset.dtype == column.field.numpy
+            if not fits or dataset.shape != (shape[:1] if text else shape):
+                raise self.lacks(column, f"{dataset.dtype} {list(dataset.shape)}")
+
+    def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
+        name = _name(column)
+        with reading(name, self.path):
+            if name not in self._rows:
+                self._rows[name] = H5Rows(self._file[name], self.path)
+            return self._rows[name].read(start, stop)
+
+    def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
+        with reading(_name(column), self.path):
+            return list(self._values.dataset(_name(column), start, stop).asstr()[start:stop])
+
+    def episodes(self) -> dict[str, Array]:
+        with reading("the episode table", self.path):
+            known = [name for name in ALL_COLUMNS if self._dataset(f"episodes/{name}") is not None]
+            return {name: self._file[f"episodes/{name}"][()] for name in known}
+
+    def texts(self) -> list[str] | None:
+        if self._dataset("episodes/text") is None:
+            return None
+        with reading("the text of episodes", self.path):
+            return list(self._values.dataset("episodes/text").asstr()[()])
+
+    def documents(self) -> dict[str, bytes]:
+        with reading("the metadata of the source", self.path):
+            names = [name for name, _ in datasets_in(self._file) if name.startswith("source/")]
+            found = {name.removeprefix("source/"): self._dataset(name) for name in names}
+            return {name: bytes(one[()]) for name, one in found.items() if one is not None and is_inside(name)}
+
+    def _dataset(self, name: str) -> h5py.Dataset | None:
+        """Find a dataset; CorruptDataError for one that states more data than the file can hold."""
+        with reading(name, self.path):
+            found = self._file.get(name)
+            if not isinstance(found, h5py.Dataset):
+                return None
+            if why := absurd_size(found.id):
+                raise CorruptDataError(f"{self.path}: {name} {why}")
+            return found
+
+    def close(self) -> None:
+        self._values.close()
+        self._file.close()

@@ -3,7 +3,7 @@
 observation.position   one array a leaf, [steps, *shape]; parts of nested keys are joined by dots
 instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length are the bytes of each
 episodes.start         the columns of the episode table, [episodes]: episode, start, length, return, terminated,
-                       truncated, end_reason, seed, has_seed
+                       truncated, end_reason, explicit_next, seed, has_seed
 episodes.text          where there is any: the text of each episode, a JSON object
 about                  a JSON document with fields, shapes and spaces, as text
 """
@@ -19,15 +19,20 @@ from typing import Any
 import numpy as np
 
 from ...core.encodings.streams import LatchedFile
+from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.digest import require_regular
 from ...core.format.documents import dump_json
+from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.sinks import Sink
+from ...core.format.unreadable import no_match
 from ...core.ted.schema import Field, file_stem
-from .columns import FORMAT, about, episode_columns, require_names
+from ..files.npz import NpzFile
+from .columns import FORMAT, ExportColumn, ExportFile, about, episode_columns, require_names
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
+_MOST_ABOUT, _MOST_TEXT = 64 << 20, 4 << 30
+"""The most bytes of the description, and of a column of the episode table, that are read."""
 
 
 class NpzExporter(Sink):
@@ -37,11 +42,10 @@ class NpzExporter(Sink):
     def made(cls, path: Path) -> bool:
         """Return whether the member `about` is that of an export."""
         try:
-            require_regular(path)
-            with np.load(path, allow_pickle=False) as file:
-                return FORMAT in str(file["about"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):
-            return False
+            with NpzFile(path) as file:
+                return "about" in file.names and FORMAT in str(file.whole("about", _MOST_ABOUT))
+        except (RbtoolError, OSError) as error:
+            return no_match(error)
 
     def prepare(self) -> None:
         """Refuse bfloat16, which NumPy does not have."""
@@ -89,3 +93,45 @@ def _member(
 
 def _name(field: Field) -> str:
     return ".".join(file_stem(part) for part in field.key)
+
+
+class NpzExport(ExportFile):
+    """Reads what `NpzExporter` writes."""
+
+    has_strings = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = NpzFile(path)
+
+    def about(self) -> str:
+        return str(self._file.whole("about", _MOST_ABOUT))
+
+    def require(self, column: ExportColumn, steps: int) -> None:
+        name = _name(column.field)
+        if name not in self._file.names:
+            raise self.lacks(column, "nothing")
+        dtype, shape = self._file.form(name)
+        if dtype != column.field.numpy or shape != (steps, *column.field.shape):
+            raise self.lacks(column, f"{dtype} {list(shape)}")
+
+    def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
+        return self._file.read(_name(column.field), start, stop)
+
+    def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
+        raise self.lacks(column, "no strings")
+
+    def episodes(self) -> dict[str, Array]:
+        known = [name for name in ALL_COLUMNS if f"episodes.{name}" in self._file.names]
+        return {name: self._file.whole(f"episodes.{name}", _MOST_TEXT) for name in known}
+
+    def texts(self) -> list[str] | None:
+        if "episodes.text" not in self._file.names:
+            return None
+        return [str(text) for text in np.atleast_1d(self._file.whole("episodes.text", _MOST_TEXT)).tolist()]
+
+    def verify(self) -> None:
+        self._file.verify()
+
+    def close(self) -> None:
+        self._file.close()

@@ -3,8 +3,8 @@
     steps.parquet      one row a step: `episode_index` (which row of episodes.parquet) and `step` (from 0 in its
                        episode), then a column a leaf, parts of nested keys joined by dots; vectors are lists, arrays
                        of more dimensions lists of lists, text is strings; reward and flags are single values
-    episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason, seed,
-                       has_seed, and `text`, a JSON object, where episodes have any text
+    episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason,
+                       explicit_next, seed, has_seed, and `text`, a JSON object, where episodes have any text
 
     README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
@@ -24,14 +24,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...core.encodings.streams import LatchedFile
+from ...core.errors import CorruptDataError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.digest import require_regular
 from ...core.format.documents import dump_json
+from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.sinks import Sink
 from ...core.format.ted.builder import created_by
 from ...core.ted.schema import SINGLETONS, Field
-from .columns import FORMAT, ExportColumn, about, columns_of, decoded, episode_columns, require_names
+from ..table.parquet import ParquetFile
+from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, decoded, episode_columns, require_names
 
 _STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"
 _CARD, _FILE = "README.md", ".parquet"
@@ -185,3 +188,78 @@ def nested(rows: Array) -> pa.Array:
         count, size = math.prod(rows.shape[:depth]), rows.shape[depth]
         array = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size)), array)
     return array
+
+
+_CHUNK_ROWS = 1 << 20
+
+
+class ParquetExport(ExportFile):
+    """Reads what `ParquetExporter` writes; the file of the steps alone, too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        steps = path / _STEPS if path.is_dir() else path
+        self._steps, self._table = ParquetFile(steps), None
+        try:
+            self._about: str = (pq.read_schema(steps).metadata or {})[_ABOUT].decode()
+            if path.is_dir():
+                self._table = ParquetFile(path / _EPISODES)
+        except BaseException:
+            self.close()
+            raise
+
+    def about(self) -> str:
+        return self._about
+
+    def require(self, column: ExportColumn, steps: int) -> None:
+        found, field, text = self._steps.columns.get(column.field.name), column.field, column.length is not None
+        if found is None:
+            raise self.lacks(column, "nothing")
+        shape = () if text else _shape(field)
+        if not found.rows == steps or (steps and field.row_bytes and found.why):
+            raise self.lacks(column, found.why or f"{found.rows:,} rows")
+        fits = found.is_text if text else found.dtype == field.dtype and found.shape == shape
+        if steps and field.row_bytes and not fits:
+            raise self.lacks(column, f"{found.dtype} {list(found.shape)}")
+
+    def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
+        name = column.field.name
+        return self._steps.read([name], start, stop)[name]
+
+    def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
+        return self.rows(column, start, stop).tolist()  # type: ignore[no-any-return]
+
+    def episodes(self) -> dict[str, Array]:
+        return {} if self._table is None else {name: self._column(self._table, name) for name in self._listed()}
+
+    def _listed(self) -> list[str]:
+        return [name for name in ALL_COLUMNS if self._table is not None and name in self._table.columns]
+
+    @staticmethod
+    def _column(table: ParquetFile, name: str) -> Array:
+        return table.read([name], 0, table.columns[name].rows)[name]
+
+    def starts(self) -> Array:
+        """Find the steps where `episode_index` changes."""
+        index = self._steps.columns.get("episode_index")
+        if index is None or index.dtype != "int64" or index.shape:
+            raise CorruptDataError(f"{self.path} has no episode_index: its episodes cannot be told apart")
+        found, before = [np.zeros(min(1, index.rows), np.int64)], None
+        for start in range(0, index.rows, _CHUNK_ROWS):
+            part = self._steps.read([index.name], start, min(start + _CHUNK_ROWS, index.rows))[index.name]
+            changes = np.flatnonzero(np.diff(part)) + start + 1
+            if before is not None and part[0] != before:
+                changes = np.append(start, changes)
+            found.append(changes)
+            before = part[-1]
+        return np.concatenate(found)
+
+    def texts(self) -> list[str] | None:
+        if self._table is None or "text" not in self._table.columns:
+            return None
+        return self._column(self._table, "text").tolist()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._steps.close()
+        if self._table is not None:
+            self._table.close()

@@ -208,6 +208,21 @@ class StepReader(Closing, ABC):
         raise SchemaError(f"no field {key_name(key)!r} in {self.path}")
 
 
+class FoundSteps(StepReader):
+    """The steps in a file or folder that is no dataset folder, found by its content; declared as `steps` of a format.
+
+    The constructor takes the path.
+    """
+
+    @abstractmethod
+    def __init__(self, path: Path) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: Path) -> bool:
+        """Return whether this reads what is at a path; of files in other formats only a little is read."""
+
+
 class PassedSteps(StepReader):
     """The steps of another reader, `source`, which this closes; a subclass changes some of what it gives."""
 

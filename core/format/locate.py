@@ -19,6 +19,7 @@ from platformdirs import user_cache_path
 from ..declarations import declared, source_example
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError, did_you_mean, nearest
 from . import fs
+from .contracts import FoundSteps
 from .digest import open_regular, refuse_pointer
 from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
@@ -244,11 +245,11 @@ _SLIP = 0.9
 """The least similarity, from 0 to 1, of the names of one dataset: other tasks of a source have similar names."""
 
 
-def _targets(kind: Literal["reader", "source", "sink"]) -> dict[str, str]:
+def _targets(kind: Literal["reader", "source", "sink", "steps"]) -> dict[str, str]:
     from importlib.metadata import entry_points  # 10 ms that a command which converts nothing need not wait for
 
     built_in = {one.name: target for one in declared() if (target := one.target(kind)) is not None}
-    plugged = _plugged(entry_points, f"rbtool.{kind}s", tuple(sys.path))
+    plugged = _plugged(entry_points, f"rbtool.{kind.removesuffix('s')}s", tuple(sys.path))
     return built_in | {name: target for name, target in plugged if name not in built_in}
 
 
@@ -304,6 +305,12 @@ def sink_class(name: str) -> type[Sink]:
     if name not in targets:
         raise UsageError(f"there is no format {name!r} to export to", hint=f"choose from {', '.join(targets)}")
     return _load(targets[name], Sink)  # type: ignore[type-abstract]
+
+
+def find_steps(path: Path) -> type[FoundSteps] | None:
+    """Return what reads the steps in a file or folder that is no dataset folder, such as an export; None elsewhere."""
+    classes = (_load(target, FoundSteps) for target in dict.fromkeys(_targets("steps").values()))  # type: ignore[type-abstract]
+    return next((one for one in classes if one.recognises(path)), None)
 
 
 _TABLES = frozenset({"csv", "hdf5", "h5", "npz", "npy", "parquet"})

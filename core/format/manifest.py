@@ -139,7 +139,7 @@ ENV_METADATA = "env_metadata.json"
 SHARDS_DOCUMENT = "shards.json"
 """The document with the first episodes of the shards in which a stream reads the source."""
 
-Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5"]
+Layout: TypeAlias = Literal["ted", "packed", "flat", "nested", "h5", "npz", "parquet"]
 Bytes: TypeAlias = bytes  # the property of that name hides the type inside Manifest
 Kind: TypeAlias = Literal["dataset", "checkpoint"]
 _PATH_PARTS = 100

@@ -102,7 +102,7 @@ def convert(
     if pattern and "files" in given:
         raise UsageError(f"{path} is a pattern, and --files another one", hint="leave out --files")
     given |= pattern
-    if is_steps(source) or is_of_buffer(source):
+    if is_steps(source, format) or is_of_buffer(source):
         named = {"format": format, "episodes": episodes, "num_workers": workers or None}
         refuse_raw_options(source, named | final_step_arguments(final_step) | given)
         rewriting = Rewriting(

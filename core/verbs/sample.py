@@ -23,7 +23,7 @@ from .mixtures import open_mixture
 from .sample_request import SampleRequest
 from .sample_result import DrawnRows, SampledDataset, SampleResult
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
-from .saved_steps import has_steps
+from .saved_steps import has_steps, require_verified
 
 if TYPE_CHECKING:
     from ..buffers.base import ReplayBuffer
@@ -154,15 +154,8 @@ class _Drawing:
 
     def _require(self, reader: StepReader) -> None:
         if self.verify:
-            _verify(reader)
+            require_verified(reader)
         self.request.options.check_lengths(reader.episodes.length, self.request.size)
-
-
-def _verify(reader: StepReader) -> None:
-    if not reader.has_digests:
-        hint = "sample it without verifying, or convert it: a dataset has digests"
-        raise UsageError(f"{reader.path} has no digests to compare its files with", hint=hint)
-    reader.verify_files()
 
 
 def _buffer(

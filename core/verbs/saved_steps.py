@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declarations import title_of
-from ..encodings.digests import DIGESTS
 from ..encodings.flat import STORAGE_METADATA
 from ..encodings.h5_layout import read_block
 from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
@@ -28,12 +27,19 @@ from ..format.open_files import one_generation
 from ..format.overview import conversion_hint
 from ..format.staging import is_ours, mend
 from ..format.ted.reader import TedReader
-from ..opening import BufferSteps, is_steps, open_steps, refuse_several, require_whole_buffer, whole_episodes
+from ..opening import (
+    BufferSteps,
+    is_steps,
+    is_storage,
+    open_steps,
+    refuse_several,
+    require_whole_buffer,
+    whole_episodes,
+)
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER, find_torchrl
 
 _DEEPEST = 4
 """How many folders up the folder of a dataset is looked for: the leaves of nested observations are deep."""
-_STORAGE = (f"{HIDDEN}/storage.json", DIGESTS)
 
 
 def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bool:
@@ -46,8 +52,8 @@ def has_steps(path: Path, *, raw: bool = False, format: str | None = None) -> bo
     the checkpoint of a buffer without steps of its own; DatasetNotFoundError for an empty folder; else FormatError.
     """
     _refuse_part_of_ours(path)
-    found = is_steps(path)
-    if not found or _is_storage(path):
+    found = is_steps(path, format)
+    if not found or is_storage(path):
         _refuse_buffer(path)
     if found or (path / HIDDEN).is_dir():
         return True
@@ -76,10 +82,6 @@ def is_unknown(path: Path) -> bool:
     if path.is_file():
         _refuse_part_of_raw(path)
     return True
-
-
-def _is_storage(path: Path) -> bool:
-    return any((path / name).is_file() for name in _STORAGE) and find_torchrl(path) is None
 
 
 def _refuse_part_of_raw(path: Path) -> None:
@@ -132,7 +134,7 @@ def _refuse_buffer(path: Path) -> None:
             hint=f"make the buffer and have it load: rb.loads({str(buffer)!r})"
             + (f"; its steps alone are in {shlex.quote(steps)}" if steps else ""),
         )
-    if _is_storage(path) and not has_manifest(path):
+    if is_storage(path):
         raise UsageError(
             f"{path} is the checkpoint of a storage, expected a dataset or a checkpoint of steps",
             hint=f"make the storage and have it load: storage.loads({str(path)!r})",
@@ -167,7 +169,7 @@ _WRITER, _WRITER_FILE = "writer", "metadata.json"
 
 def is_of_buffer(path: Path) -> bool:
     """Return whether `path` is the checkpoint of a buffer or of a storage of steps."""
-    return (path / BUFFER).is_file() or _own_steps(path) is not None or _tensors(path) is not None
+    return (path / BUFFER).is_file() or own_steps(path) is not None or _tensors(path) is not None
 
 
 def open_saved(path: Path, *, damaged: bool = False) -> StepReader:
@@ -184,7 +186,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     if (path / BUFFER).is_file():
         require_whole_buffer(path)
     _refuse_ensemble(path)
-    tensors, own = _tensors(path), _own_steps(path)
+    tensors, own = _tensors(path), own_steps(path)
     if tensors is not None:
         from ..checkpointers.tensor import SavedTensorRows  # lazy: imports torch
 
@@ -213,6 +215,14 @@ def _refuse_ensemble(path: Path) -> None:
     )
 
 
+def require_verified(reader: StepReader) -> None:
+    """Compare all files with their digests; UsageError where there are none, CorruptDataError where one differs."""
+    if not reader.has_digests:
+        hint = "leave verifying out, or convert it: a dataset has digests"
+        raise UsageError(f"{reader.path} has no digests to compare its files with", hint=hint)
+    reader.verify_files()
+
+
 @contextlib.contextmanager
 def verified_steps(reader: StepReader) -> Iterator[StepReader]:
     """Yield a reader of the same steps with verified digests; CorruptDataError if one does not match.
@@ -228,7 +238,7 @@ def verified_steps(reader: StepReader) -> Iterator[StepReader]:
         yield reader
 
 
-def _own_steps(path: Path) -> Path | None:
+def own_steps(path: Path) -> Path | None:
     """Return the path of whole episodes in one of rbtool's own forms in the folder of a buffer or of a storage."""
     if not path.is_dir() or has_manifest(path):
         return None

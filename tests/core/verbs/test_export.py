@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -19,10 +20,19 @@ import torch
 from forked_scripts import run_forked
 from tensordict import TensorDict
 
-from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, OutOfSpaceError, SchemaError, UsageError
+import rbtool
+from rbtool.core.errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    OutOfSpaceError,
+    SchemaError,
+    UsageError,
+)
 from rbtool.core.format import fs
 from rbtool.core.format.sinks import Chosen
 from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.opening import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
@@ -95,6 +105,142 @@ def test_every_oddity_is_there_or_refused(to: str, tmp_path: Path) -> None:
     for key in [(*(["next"] if leaf.kind == "after" else []), *leaf.key) for leaf in names]:
         found, expected = READ[to](tmp_path / "out", key), rows_of(tmp_path / "most", key, slice(None))
         np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("to", ["h5", "npz", "parquet"])
+def test_an_export_is_opened_like_the_dataset(to: str, tmp_path: Path) -> None:
+    leaves = [leaf for leaf in ODD_LEAVES if leaf.dtype != "bfloat16" and leaf.key[0] != "episodes"]
+    leaves = [leaf for leaf in leaves if to != "parquet" or "complex" not in leaf.dtype]
+    endings = ("terminated", "open", "both", "truncated")
+    plan = DatasetPlan((4, 1, 3, 2), endings, (True, False, False, True), tuple(leaves), text=True, documents=True)
+    write_plan(plan, tmp_path / "odd")
+    path = export(tmp_path / "odd", tmp_path / NAMES[to], to=to).path
+    known = rbtool.inspect(tmp_path / "odd")
+    found = rbtool.inspect(path)
+    assert (found.type, found.layout, found.steps, found.episodes) == ("dataset", to, known.steps, known.episodes)
+    for part in ("ends", "length", "returns", "spaces", "renamed_keys"):
+        assert getattr(found, part) == getattr(known, part), part
+    assert [(one.key, one.dtype, one.shape, one.role) for one in found.fields] == [
+        (one.key, one.dtype, one.shape, one.role) for one in known.fields
+    ]
+    assert repr(rbtool.inspect(path, episode=13).episode) == repr(
+        rbtool.inspect(tmp_path / "odd", episode=13).episode
+    )  # NaN
+    assert rbtool.check(path).findings == rbtool.check(tmp_path / "odd").findings
+    assert convert(path, tmp_path / "again").content_digest == known.content_digest
+    assert rbtool.diff(path, tmp_path / "odd").equal
+    assert repr(rbtool.stats(path).fields) == repr(rbtool.stats(tmp_path / "odd").fields)
+    with open_steps(path) as reader, open_steps(tmp_path / "odd") as steps:
+        assert reader.episode_text == steps.episode_text
+        assert to != "h5" or reader.documents() == steps.documents()
+        copies = pickle.loads(pickle.dumps(reader)), reader.again()
+        for key in [field.key for field in steps.fields]:
+            for one in (reader, *copies):
+                for start, stop in ((0, 10), (3, 7), (9, 10), (2, 2), (0, 1)):
+                    expected = steps.read(key, start, stop)
+                    rows = one.read(key, start, stop)
+                    assert (rows.dtype, rows.shape, rows.tobytes()) == (
+                        expected.dtype,
+                        expected.shape,
+                        expected.tobytes(),
+                    )
+        for one in copies:
+            one.close()
+
+
+def test_one_parquet_file_has_the_steps_of_all_episodes(walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "x.parquet", episodes="0,2,3").path
+    found = rbtool.inspect(path)
+    assert (found.episodes, found.steps, [one.episode for one in [found]]) == (3, 8, [None])
+    assert "the episode table follows from the rows" in found.notes[0]
+    made = convert(path, tmp_path / "made").path
+    with TedReader(made) as reader, TedReader(walks) as whole:
+        rows = np.array([0, 2, 3])
+        for name in ("episode", "length", "total_reward", "terminated", "truncated"):
+            assert getattr(reader.episodes, name).tolist() == getattr(whole.episodes, name)[rows].tolist(), name
+
+
+def test_an_export_is_a_table_on_request(walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "x.h5").path
+    options = {
+        "map": ["observation=steps/observation", "action=steps/action", "reward=steps/next/reward"],
+        "ends": "steps/next/done,-",
+    }
+    for found in (
+        rbtool.check(path, format="table", **options),
+        convert(path, tmp_path / "t", format="table", **options),
+    ):
+        assert found.steps == 10
+    assert rbtool.inspect(path, format="table", **options).type == "source"
+
+
+def test_an_export_of_some_episodes_is_opened(walks: Path, tmp_path: Path) -> None:
+    for to in READ:
+        path = export(walks, tmp_path / NAMES[to], to=to, episodes="1,3").path
+        assert rbtool.check(path).errors == 0
+        assert len(rbtool.load_dataset(path)) == 3
+
+
+def _about(path: Path, **changes: object) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs["about"] = json.dumps(json.loads(file.attrs["about"]) | changes)
+
+
+def _set(name: str, place: int, value: float) -> Any:
+    def change(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            file[name][place] = value
+
+    return change
+
+
+def _drop(name: str) -> Any:
+    def change(path: Path) -> None:
+        with h5py.File(path, "r+") as file:
+            del file[name]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda path: _about(path, version=2), FormatError, "has version 2, this rbtool reads up to 1"),
+        (lambda path: _about(path, steps=11), CorruptDataError, r"float32 \[10, 2\] for action, expected rows"),
+        (lambda path: _about(path, fields=3), CorruptDataError, "has 3 as fields, expected a list"),
+        (lambda path: _about(path, episodes=3), CorruptDataError, "the description states 3 and 10"),
+        (_set("episodes/length", 0, 2), CorruptDataError, "has 4 episodes and 9 steps"),
+        (_set("episodes/start", 1, 2), CorruptDataError, "which have to follow each other"),
+        (_drop("steps/next/reward"), CorruptDataError, "has nothing for next.reward, expected rows of"),
+    ],
+)
+def test_a_damaged_export_is_described(damage: Any, error: Any, message: str, walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "out.h5", to="h5").path
+    damage(path)
+    for opened in (rbtool.inspect, rbtool.load_dataset, lambda path: convert(path, tmp_path / "made")):
+        with pytest.raises(error, match=message):
+            opened(path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("to", ["h5", "npz", "parquet"])
+def test_a_cut_export_is_not_taken_for_a_whole_one(to: str, walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / NAMES[to], to=to).path
+    file = path / "steps.parquet" if to == "parquet" else path
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(FormatError):  # a CorruptDataError is one
+        convert(path, tmp_path / "made")
+
+
+def test_a_changed_npz_export_has_another_checksum(walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "out.npz", to="npz").path
+    data = path.read_bytes()
+    with TedReader(walks) as reader:
+        at = data.index(reader.read(("action",), 0, 10).tobytes())
+    path.write_bytes(data[:at] + b"\x01" + data[at + 1 :])
+    with pytest.raises(CorruptDataError, match="action"):
+        convert(path, tmp_path / "made")
+    assert rbtool.check(path).errors
 
 
 def test_text_is_text(tmp_path: Path) -> None:
