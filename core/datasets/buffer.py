@@ -27,12 +27,12 @@ from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
 from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..format import fs
+from ..format.contracts import StepReader
 from ..format.locate import find_dataset, storage_root
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging
-from ..format.ted.reader import TedReader
-from ..opening import open_dataset, open_steps
+from ..opening import open_episodes, open_steps
 from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler
@@ -42,9 +42,11 @@ from ..specs.composite import Composite
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
+from ..torchrl.reader import BUFFER
 from ..transforms.base import divided
 from ..verbs.mixtures import open_mixture
 from ..verbs.results import given_options
+from ..verbs.saved_steps import own_steps, require_verified
 from ..writers.base import ImmutableDatasetWriter, Writer
 from .registered import or_registered
 from .specs import dataset_specs
@@ -307,6 +309,9 @@ def load_dataset(
 ) -> DatasetReplayBuffer | ReplayBufferEnsemble:
     """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
 
+    The path may also be that of a checkpoint of steps, or of an export in the format `h5`, `npz` or `parquet`. Their
+    rows are read into memory, which they have to fit into; those of a dataset need not.
+
     The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
     `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
     buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
@@ -325,9 +330,10 @@ def load_dataset(
     transforms at the front that look back, like `StoredFrameStack`; the ensemble has the others.
 
     DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
-    checkpoints, raw datasets of other libraries, datasets without steps, and arguments that make no sense;
-    FormatError and CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a
-    RuntimeError) for a mixture of datasets with different fields, and for a batch size that slices do not divide.
+    saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests, rows of a
+    checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
+    CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a RuntimeError) for a
+    mixture of datasets with different fields, and for a batch size that slices do not divide.
     """
     require_flags(
         split_trajs=split_trajs, verify=verify, decode_video=decode_video, streaming=streaming, skip_bad=skip_bad
@@ -352,7 +358,9 @@ def load_dataset(
         _refuse_for_mixtures(path, sampler, split_trajs)
         buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
     else:
-        with open_dataset(path) as reader:  # what is verified is mapped, also if the dataset is replaced meanwhile
+        place = None if (path / BUFFER).is_file() else own_steps(path)
+        # What is verified is mapped, even if the dataset is replaced meanwhile.
+        with open_episodes(place or path) as reader:
             arguments["transform"] = with_frames(reader, transform) if decode_video else transform
             buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
     if batch_size is not None:
@@ -364,7 +372,7 @@ def load_dataset(
 def _mixture(
     path: Path,
     root: str | os.PathLike[str] | None,
-    storage_of: Callable[[TedReader | PackedReader], Storage],
+    storage_of: Callable[[StepReader], Storage],
     parts: dict[str, Any],
     arguments: dict[str, Any],
 ) -> ReplayBufferEnsemble:
@@ -372,7 +380,7 @@ def _mixture(
     sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
     looking_back, others = divided(transform)
 
-    def opened(reader: TedReader | PackedReader) -> DatasetReplayBuffer:
+    def opened(reader: StepReader) -> DatasetReplayBuffer:
         own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
         first = with_frames(reader, looking_back) if decode_video else looking_back
         return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
@@ -392,11 +400,11 @@ def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
         )
 
 
-def _storage(reader: TedReader | PackedReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
+def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
     """Make the storage that the layout asks for; of files that were compared with their digests, if `verify`."""
     if verify:
-        reader.verify_files()
-    if isinstance(reader, TedReader) or split_trajs:
+        require_verified(reader)
+    if not isinstance(reader, PackedReader) or split_trajs:
         return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
     if mode not in get_args(Mode):
         raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")

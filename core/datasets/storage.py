@@ -20,26 +20,30 @@ from ..checkpointers.tensor import TensorStorageCheckpointer
 from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format import fs
-from ..format.manifest import Manifest
+from ..format.contracts import StepReader
+from ..format.manifest import Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
 from ..format.shared_files import may_be_shared
 from ..format.staging import mend
 from ..format.ted.reader import TedReader
 from ..format.ted.tree import leaf_path
+from ..opening import is_steps, open_episodes
+from ..progress import readable_size
 from ..storages.base import Storage, register_checkpointer
 from ..storages.columns import plain_column
-from ..storages.dataset import MappedDataset, tensordict_of
+from ..storages.dataset import MappedDataset, exceeds_memory, tensor_of, tensordict_of
 from ..storages.memory_maps import mapped_tensor
 from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..ted.schema import NEXT_DONE, Field, Key
+from ..ted.schema import NEXT_DONE, Field, Key, row_bytes
 
 Array = np.ndarray[Any, Any]
 
 MASK: Key = ("mask",)
 TRAJECTORY_IDS: Key = ("traj_ids",)
+_PIECE = 16 << 20
 
 
 def trajectory_lengths(episode_lengths: Array, done: Array) -> Array:
@@ -95,8 +99,9 @@ _REOPENED = frozenset({"_leaves", "_dtypes", "_mapped", "_episode_lengths"})
 class DatasetStorage(TensorStorage):
     """The steps of the dataset at `path`, one a row, read from the disk when first touched.
 
-    In mode `c` an edit, of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the
-    files, at once and for all who have them open: the digests in the manifest are then wrong, which `check` reports.
+    Those of a checkpoint or an export are read into memory at once, and cannot be edited in place. In mode `c` an edit,
+    of a batch or of rows in place, stays in this process. In mode `r+` edits of rows go to the files, at once and for
+    all who have them open: the digests in the manifest are then wrong, which `check` reports.
     `larger_than_memory`: whether the files exceed the memory, by default determined from their sizes; if so,
     the system is advised which rows come next. With `split_trajs` each row is a trajectory, as `padded` makes it, in
     memory.
@@ -111,7 +116,7 @@ class DatasetStorage(TensorStorage):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | TedReader | PackedReader,
+        path: str | os.PathLike[str] | StepReader,
         *,
         mode: Mode = "c",
         split_trajs: bool = False,
@@ -121,7 +126,7 @@ class DatasetStorage(TensorStorage):
             raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
         if split_trajs and mode == "r+":
             raise UsageError("mode is 'r+', expected 'c' with split_trajs=True: padded copies cannot be edited on disk")
-        reader = path if isinstance(path, TedReader | PackedReader) else None
+        reader = path if isinstance(path, StepReader) else None
         self.path = (reader.path if reader is not None else Path(path)).absolute()  # type: ignore[arg-type]
         self.mode = mode
         self.split_trajs = split_trajs
@@ -136,13 +141,17 @@ class DatasetStorage(TensorStorage):
         with self._reader() as reader:
             return self._map(reader)
 
-    def _map(self, reader: TedReader | PackedReader) -> tuple[str, TensorDict]:
-        """Map the files of a dataset that is open."""
+    def _map(self, reader: StepReader) -> tuple[str, TensorDict]:
+        """Map the files of a dataset that is open, or read the rows of another form."""
         if not reader.manifest.steps:
             raise UsageError(f"{self.path} has no steps: there is nothing to sample")
+        if self.mode == "r+" and not (isinstance(reader, TedReader) and reader.manifest.kind == "dataset"):
+            raise UsageError(f"{self.path} is no dataset, and cannot be edited in place", hint=_as_dataset(reader))
         self._mapped = None
         if isinstance(reader, PackedReader):
             tensors = PackedStorage(reader)[:]
+        elif not isinstance(reader, TedReader):
+            tensors = _read_into_memory(reader)
         elif self.mode == "c":
             self._mapped = MappedDataset(reader, larger_than_memory=self.larger_than_memory)
             tensors = self._mapped.tensors
@@ -154,9 +163,13 @@ class DatasetStorage(TensorStorage):
         self._episode_lengths = reader.episodes.length
         return reader.manifest.content_digest, tensors
 
-    def _reader(self) -> TedReader | PackedReader:
+    def _reader(self) -> StepReader:
         mend(self.path)
+        if not has_manifest(self.path) and is_steps(self.path):
+            return open_episodes(self.path)
         listed = ListedFiles.at(self.path)
+        if listed.manifest.layout in {"flat", "nested"}:
+            return open_episodes(self.path)
         if listed.manifest.layout == "packed" and self.split_trajs:
             return PackedReader(self.path, listed)
         return TedReader(self.path, listed)
@@ -230,13 +243,36 @@ class SelectedEntries(DatasetStorage):
 
     entries: ClassVar[Mapping[Key, Key]]
 
-    def _map(self, reader: TedReader | PackedReader) -> tuple[str, TensorDict]:
+    def _map(self, reader: StepReader) -> tuple[str, TensorDict]:
         digest, rows = super()._map(reader)
         chosen = {name: cast("torch.Tensor", rows.get(key)) for name, key in self.entries.items()}
         return digest, tensordict_of(chosen, tuple(rows.batch_size))
 
 
-def _trajectories(reader: TedReader | PackedReader, rows: TensorDict) -> TensorDict:
+def _as_dataset(reader: StepReader) -> str:
+    verb = "checkpoint load" if reader.manifest.kind == "checkpoint" else "convert"
+    return f"make a dataset of it: rbtool {verb} {shlex.quote(str(reader.path))} DEST"
+
+
+def _read_into_memory(reader: StepReader) -> TensorDict:
+    """Read all rows, leaf after leaf; UsageError where they are more than fits."""
+    steps, size = reader.manifest.steps, row_bytes(reader.fields) * reader.manifest.steps
+    if exceeds_memory(size):
+        raise UsageError(
+            f"{reader.path} has rows of {readable_size(size)}, which do not fit into memory; a dataset need not",
+            hint=_as_dataset(reader),
+        )
+    tensors: dict[Key, torch.Tensor] = {}
+    for field in reader.fields:
+        rows = np.empty((steps, *field.shape), field.numpy)
+        size = max(1, _PIECE // max(1, field.row_bytes))
+        for start in range(0, steps, size):
+            rows[start : start + size] = reader.read(field.key, start, min(start + size, steps))
+        tensors[field.key] = tensor_of(rows, field)
+    return tensordict_of(tensors, (steps,))
+
+
+def _trajectories(reader: StepReader, rows: TensorDict) -> TensorDict:
     steps = reader.manifest.steps
     has_flag = any(field.key == NEXT_DONE for field in reader.fields)
     done = rows[NEXT_DONE].reshape(steps, -1).any(1) if has_flag else torch.zeros(steps, dtype=torch.bool)
@@ -315,7 +351,7 @@ class DatasetStorageCheckpointer(TensorStorageCheckpointer):
 
 def _require_same_steps(storage: DatasetStorage, note: PackedNote, folder: Path) -> None:
     """Raise SchemaError unless the dataset of a storage has the steps of the one that was noted."""
-    with TedReader(storage.path) as reader:
+    with open_episodes(storage.path) as reader:
         if storage.mode == "r+":  # the files may have been edited since the manifest was written
             reader.verify_files()
         if note.digests & (dataset_digests(reader.manifest) | {reader.manifest.content_digest}):

@@ -135,14 +135,80 @@ def test_what_is_not_there(home: Path, name: str, said: str, hint: str) -> None:
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("form", ["flat", "nested", "h5"])
-def test_a_checkpoint_is_refused_with_what_loads_it(walks: Path, tmp_path: Path, form: Any) -> None:
-    saved = rbtool.checkpoint.save(walks, tmp_path / f"saved.{form}", form=form)
-    with pytest.raises(UsageError, match=f"checkpoint in the layout {form}") as caught:
-        load_dataset(saved.path)
-    assert f"rbtool checkpoint load {saved.path} DEST" in caught.value.hint
-    rbtool.checkpoint.load(saved.path, tmp_path / "again")
-    assert (load_dataset(tmp_path / "again")[:] == load_dataset(walks)[:]).all()
+def save_form(walks: Path, out: Path, form: str) -> Path:
+    """Save a dataset in a form that is none of a dataset."""
+    kind, _, layout = form.rpartition(" ")
+    if kind == "export":
+        return rbtool.export(walks, out / (f"x.{layout}" if layout != "parquet" else "x"), to=layout).path
+    if kind == "storage":
+        checkpointer = {"flat": rbtool.FlatStorageCheckpointer, "h5": rbtool.H5StorageCheckpointer}[layout]()
+        rows = load_dataset(walks)[:]
+        storage = rbtool.LazyTensorStorage(len(rows), checkpointer=checkpointer)
+        storage.set(range(len(rows)), rows)
+        storage.dumps(out / "x")
+        return out / "x"
+    return rbtool.checkpoint.save(walks, out / "x.h5", form=layout, for_library=kind or None).path
+
+
+FORMS = [
+    "ted", "flat", "nested", "h5", "torchrl flat", "torchrl nested", "torchrl h5", "storage flat", "storage h5",
+    "export h5", "export npz", "export parquet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_that_is_written_is_opened(walks: Path, tmp_path: Path, form: str) -> None:
+    path, expected = save_form(walks, tmp_path, form), load_dataset(walks, 4, seed=0)
+    buffer = load_dataset(path, 4, seed=0)
+    whole = (
+        buffer[:].select(*expected[:].keys(True, True)).clone()
+    )  # of TorchRL's layouts, and of storages, with root flags
+    assert (whole == expected[:]).all()
+    drawn = expected.sample()
+    assert (buffer.sample().select(*drawn.keys(True, True)) == drawn).all()
+    again = pickle.loads(pickle.dumps(buffer))
+    assert (again[:] == buffer[:]).all()
+    lengths = buffer.storage.episode_lengths().tolist()
+    assert lengths == expected.storage.episode_lengths().tolist()
+    assert load_dataset(path, split_trajs=True)[:].shape == load_dataset(walks, split_trajs=True)[:].shape
+    with pytest.raises(UsageError, match="is no dataset, and cannot be edited in place"):
+        load_dataset(path, mode="r+")
+    buffer[:].zero_()
+    assert (load_dataset(path)[:] == again[:]).all()
+    made = rbtool.convert(path, tmp_path / "made").path
+    assert (load_dataset(made)[:].select(*whole.keys(True, True)) == whole).all()
+    assert rbtool.check(path).errors == 0
+    assert rbtool.inspect(path).steps == rbtool.inspect(walks).steps
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_verify_needs_digests(walks: Path, tmp_path: Path, form: str) -> None:
+    path = save_form(walks, tmp_path, form)
+    if form.startswith(("torchrl", "export")):
+        with pytest.raises(UsageError, match="has no digests"):
+            load_dataset(path, verify=True)
+    else:
+        assert len(load_dataset(path, verify=True)) == len(load_dataset(walks))
+
+
+def test_rows_of_an_export_that_do_not_fit_into_memory(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_form(walks, tmp_path, "export h5")
+    monkeypatch.setattr("rbtool.core.datasets.storage.exceeds_memory", lambda size: True)
+    with pytest.raises(UsageError, match="do not fit into memory") as caught:
+        load_dataset(path)
+    assert caught.value.hint == f"make a dataset of it: rbtool convert {path} DEST"
+
+
+def test_the_checkpoint_of_a_storage_without_episodes(walks: Path, tmp_path: Path) -> None:
+    rows = load_dataset(walks)[:]
+    storage = rbtool.LazyTensorStorage(len(rows))
+    storage.set(range(len(rows)), rows)
+    storage.dumps(tmp_path / "saved")
+    with pytest.raises(UsageError, match="is the checkpoint of a storage") as caught:
+        load_dataset(tmp_path / "saved")
+    assert "storage.loads(path)" in caught.value.hint
 
 
 def test_the_checkpoint_of_a_buffer(walks: Path, tmp_path: Path) -> None:
