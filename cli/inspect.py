@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..core.format.overview import ColumnView
     from ..core.verbs.inspect import EpisodeView, FieldView, InspectResult, RowView, Spread
     from ..core.verbs.inspect_columns import ColumnsResult
-    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
+    from ..core.verbs.inspect_parts import BufferResult, EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
 _INDENT = "  "
@@ -332,7 +332,7 @@ def inspect(
 
 
 def _show(
-    result: InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult,
+    result: InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult,
     dataset: str,
     out: Output,
     *,
@@ -340,7 +340,7 @@ def _show(
 ) -> None:
     """Show a result; a command to type next is suggested if none but `plain` options are given."""
     from ..core.verbs.inspect_columns import ColumnsResult
-    from ..core.verbs.inspect_parts import EnsembleResult, PartsResult
+    from ..core.verbs.inspect_parts import BufferResult, EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
     if isinstance(result, ColumnsResult):
@@ -351,6 +351,10 @@ def _show(
         return
     if isinstance(result, EnsembleResult):
         out.show(result, [str(one.path) for one in result.members], lambda width: ensemble_lines(result, width))
+        return
+    if isinstance(result, BufferResult):
+        title: Line = [Styled(str(result.path), "bold"), f"   {result.sentence}"]
+        out.show(result, [str(result.path)], lambda width: folded(title, width, len(_INDENT)))
         return
     if isinstance(result, MixResult):
         out.show(result, [str(result.path)], lambda width: mixture_lines(result, width))

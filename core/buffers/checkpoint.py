@@ -34,10 +34,18 @@ from ..format.digest import open_folder
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
 from ..format.open_files import OpenFiles
-from ..format.staging import Staging, mend
+from ..format.staging import Staging, is_ours, mend
 from ..format.syncing import Durable, write_file
 from ..format.ted.tree import read_tree
-from ..opening import DIGESTS_NOTED, PICKLED, WRITER_FOLDER, require_whole_buffer
+from ..opening import (
+    DIGESTS_NOTED,
+    PICKLED,
+    WRITER_FOLDER,
+    BufferSteps,
+    is_storage,
+    open_episodes,
+    require_whole_buffer,
+)
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.codec import dtype_named, tensor_bytes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER
@@ -191,8 +199,10 @@ class BufferFolder:
 
     def __enter__(self) -> BufferFolder:
         mend(self.path)
-        if not self.path.is_dir():
+        if not os.path.lexists(self.path):
             raise DatasetNotFoundError(f"{self.path} is not there, expected the folder of a saved buffer")
+        if not self.path.is_dir():
+            raise _not_a_buffer(self.path)
         self._descriptor = open_folder(self.path)  # open, its number is not given to another folder
         try:
             self._open()
@@ -221,7 +231,7 @@ class BufferFolder:
 
     def _open(self) -> None:
         if not (self.path / BUFFER).is_file():
-            raise FormatError(f"{self.path} has no {BUFFER}: it is not the folder of a saved buffer")
+            raise _not_a_buffer(self.path)
         require_whole_buffer(self.path)
         metadata = load_json(self.path / BUFFER)
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
@@ -271,6 +281,23 @@ class BufferFolder:
         if any(draw.size is None for draw in draws) and ahead.capacity != batches:
             raise SchemaError(f"{self.path} has {ahead.capacity} batches made ahead, this buffer makes {batches}")
         return draws
+
+
+def _not_a_buffer(path: Path) -> FormatError:
+    """Make the error for what is no saved buffer: it says what is there, and what opens it."""
+    wanted = "expected the folder of a saved buffer"
+    of_storage, what = is_storage(path), ""
+    with contextlib.suppress(RbtoolError, OSError), open_episodes(path) as reader:
+        kind, layout = reader.manifest.kind, reader.manifest.layout
+        of_storage = type(reader) is BufferSteps
+        what = f"a {kind} in the layout {layout}" if kind == "checkpoint" or is_ours(path) else f"an export to {layout}"
+    if of_storage:
+        hint = f"load the rows alone: buffer.storage.loads({str(path)!r}), with the checkpointer that saved them"
+        return FormatError(f"{path} is the checkpoint of a storage, {wanted}", hint=hint)
+    if what:
+        return FormatError(f"{path} is {what}, {wanted}", hint=f"rbtool.load_dataset({str(path)!r}) opens it")
+    what = f"has no {BUFFER}: it" if path.is_dir() else "is a file, and"
+    return FormatError(f"{path} {what} is not the folder of a saved buffer")
 
 
 _LOADS = 100

@@ -250,7 +250,8 @@ def _existing(path: str | os.PathLike[str], writer: str) -> Path:
     if not os.path.lexists(folder):
         raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
     if not folder.is_dir():
-        what = "was written by an H5StorageCheckpointer" if _is_h5_of_storage(folder) else "is not a folder"
+        theirs = _is_h5_of_storage(folder) or _manifest_of(folder) is not None
+        what = "is a checkpoint that an H5StorageCheckpointer loads" if theirs else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
     require_digests(folder)  # first: what is damaged may look like another checkpointer's
     return folder

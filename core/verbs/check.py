@@ -48,7 +48,7 @@ from .check_videos import VideoRule
 from .mixtures import open_mixture
 from .results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
-from .saved_steps import has_steps, is_unknown, open_saved
+from .saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
@@ -115,13 +115,14 @@ def check(
     if (path / BUFFER).is_file():
         refuse_raw_options(path, {"format": format, **given})
         return _check_buffer(path, progress or Silent(), started)
-    if given and format is None and is_unknown(path):
+    of_storage = is_of_buffer(path)
+    if given and format is None and not of_storage and is_unknown(path):
         refuse_map_alone(path, given)
-    if not has_steps(path, raw=True, format=format):
+    if not of_storage and not has_steps(path, raw=True, format=format):
         return _check_raw(path, format, given, progress or Silent(), started, full=full)
     refuse_raw_options(path, {"format": format, **given})
     try:
-        reader = open_steps(path, damaged=True)
+        reader = (open_saved if of_storage else open_steps)(path, damaged=True)
     except FormatError as error:
         return _unopened(path, error, started)
     with reader:

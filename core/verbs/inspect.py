@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from ..declarations import ReaderOptions
-from ..errors import UsageError, suggests_keywords
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, suggests_keywords
 from ..format.checks import size_problems
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
@@ -24,15 +24,15 @@ from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
 from ..format.ted.tree import FieldRange
 from ..format.videos import VIDEO, reference_keys
-from ..opening import open_steps
+from ..opening import BufferSteps, is_storage, open_steps
 from ..stats.moments import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .inspect_columns import ColumnsResult
-from .inspect_parts import EnsembleResult, PartsResult, inspect_several
+from .inspect_parts import BufferResult, EnsembleResult, PartsResult, inspect_buffer, inspect_several
 from .mix import MixResult
 from .results import Result, given_options, refuse_map_alone, refuse_raw_options
-from .saved_steps import has_steps, is_unknown, row_of_episode
+from .saved_steps import has_steps, is_of_buffer, is_unknown, open_saved, row_of_episode
 
 _MOST_NUMBERS = 64
 
@@ -254,8 +254,8 @@ def inspect(
     format: str | None = None,
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[ReaderOptions],
-) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult:
-    """Summarise a dataset, a checkpoint, or a raw dataset in a known format.
+) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult:
+    """Summarise a dataset, a checkpoint, an export, a saved buffer, or a raw dataset in a known format.
 
     `dataset` is a path or `source:id`. Of rbtool's own formats only the manifest and the episode table are read, so
     the time does not grow with the data; of n-step data also the reward of every step, for `returns`. `episode` is the
@@ -275,6 +275,9 @@ def inspect(
     if episode is None and (several := inspect_several(path, root)) is not None:
         refuse_raw_options(path, {"format": format, **given})
         return several
+    if is_of_buffer(path) or (is_storage(path) and episode is None):
+        refuse_raw_options(path, {"format": format, **given})
+        return _of_buffer(path, root, episode, head)
     if format is None and given.keys() <= {"files"} and episode is None and is_unknown(path):
         overview = overview_of(path, given.get("files"))
         if overview is not None:
@@ -327,6 +330,26 @@ def _of_steps(
         problems=tuple(size_problems(reader)),
         transfers=tuple(transfers_of(reader.path)),
     )
+
+
+def _of_buffer(
+    path: Path, root: str | os.PathLike[str] | None, episode: int | None, head: int | None
+) -> InspectResult | BufferResult:
+    """Describe the steps of a saved buffer or storage, and the buffer itself where it has no steps of episodes."""
+    if not is_of_buffer(path):
+        return inspect_buffer(path)
+    try:
+        reader = open_saved(path, damaged=True)
+    except CorruptDataError:
+        raise
+    except (FormatError, SchemaError, UsageError):
+        if episode is not None:
+            raise
+        return inspect_buffer(path)
+    with reader:
+        found = _of_steps(reader, root, episode, head)
+        notes = (inspect_buffer(path).sentence,) if isinstance(reader, BufferSteps) else ()
+    return replace(found, name=str(path), path=path, notes=(*notes, *found.notes))
 
 
 def _why_no_returns(manifest: Manifest) -> str:

@@ -1,4 +1,4 @@
-"""What `inspect` returns for several datasets: the parts of a split, those of a mixture, the members of an ensemble."""
+"""What `inspect` returns for several datasets and for buffers: splits, mixtures, ensembles, and rows without steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..format.open_files import OpenFiles
 from ..format.staging import PARTS_FILE
 from ..format.ted.tree import read_tree
 from ..opening import finished_manifest
+from ..progress import counted
 from ..torchrl.reader import BUFFER
 from .mix import MixResult, inspect_mixture
 from .results import Result
@@ -79,6 +80,36 @@ class EnsembleResult(Result):
     batch_size: int | None
     elements: int
     members: tuple[MemberView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferResult(Result):
+    """The checkpoint of a buffer, or of a storage, whose elements are not the steps of episodes.
+
+    `capacity` is None where the storage has no bound, or does not record it, `batch_size` also for a storage.
+    """
+
+    kind: ClassVar[str] = "buffer"
+    path: Path
+    batch_size: int | None
+    elements: int
+    capacity: int | None
+
+    @property
+    def sentence(self) -> str:
+        """What is saved, in words."""
+        room = "" if self.capacity is None else f", room for {self.capacity:,}"
+        batch = "" if self.batch_size is None else f", batches of {self.batch_size:,}"
+        what = "a buffer" if (self.path / BUFFER).is_file() else "a storage"
+        return f"the checkpoint of {what}: {counted(self.elements, 'element')}{room}{batch}"
+
+
+def inspect_buffer(path: Path) -> BufferResult:
+    """Describe the saved buffer or storage at `path`; CorruptDataError for one that is damaged."""
+    whole = (path / BUFFER).is_file()
+    document = decode(dict[str, Any], load_json(path / BUFFER), str(path / BUFFER), CorruptDataError) if whole else {}
+    extent = extent_of(saved_folders(path).storage if whole else path)
+    return BufferResult(path=path, batch_size=document.get("batch_size"), elements=extent.length, capacity=extent.most)
 
 
 @dataclass(frozen=True)

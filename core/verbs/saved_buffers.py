@@ -67,8 +67,8 @@ def saved_folders(path: Path) -> SavedFolders:
 
 BUFFER_RULES = tuple(entry for entry in RULES if entry.about == "saved buffers")
 NO_DIGESTS = (
-    "there are no digests of these files, as TorchRL and tensordict write none: whether their bytes are those that "
-    "were saved cannot be verified"
+    "there are no digests of these files, as TorchRL, tensordict and exports have none: whether their bytes are those "
+    "that were saved cannot be verified"
 )
 _LISTS = ("items.json", "metadata.json")
 Entries = TypeVar("Entries")
@@ -253,6 +253,7 @@ def _writer_problems(folder: Path, extent: Extent) -> Iterator[str]:
     if not file.is_file():
         return
     document = _read(dict[str, Any], file)
+    cursor: Any
     cursor, count = document.get("cursor"), document.get("write_count", 0)
     if any(type(number) is not int or number < 0 for number in (cursor, count)):
         yield f"{file} has the cursor {cursor!r} and the write count {count!r}, expected numbers from 0"

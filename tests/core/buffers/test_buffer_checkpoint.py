@@ -7,18 +7,21 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from damage import without_digests
 from tensordict import TensorDict
 
+import rbtool
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.testing.datasets import write_walks
 from rbtool.core.transforms.base import Transform
 
 
@@ -307,3 +310,37 @@ def test_batches_made_ahead_of_several_dimensions_are_saved(batch_size: int, tmp
         one.dumps(tmp_path / "saved")
         other.loads(tmp_path / "saved")
     assert [one.sample().tolist() for _ in range(5)] == [other.sample().tolist() for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message", "hint"),
+    [
+        (lambda walks, out: rbtool.checkpoint.save(walks, out / "x.h5", form="h5").path, "layout h5", "opens it"),
+        (lambda walks, out: rbtool.checkpoint.save(walks, out / "x", form="flat").path, "layout flat", "opens it"),
+        (lambda walks, out: rbtool.export(walks, out / "x.h5").path, "is an export to h5", "opens it"),
+        (lambda walks, out: walks, "is a dataset in the layout ted", "rbtool.load_dataset("),
+        (lambda walks, out: a_storage(out), "is the checkpoint of a storage", "buffer.storage.loads("),
+        (lambda walks, out: a_text(out), "is a file, and is not the folder of a saved buffer", ""),
+    ],
+)
+def test_what_is_no_saved_buffer_is_named(make: Any, message: str, hint: str, tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(3, "terminated"), (2, "truncated")])
+    (tmp_path / "out").mkdir()
+    path = make(tmp_path / "walks", tmp_path / "out")
+    ring = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    with pytest.raises(FormatError, match=message) as caught:
+        ring.loads(path)
+    assert hint in (caught.value.hint or "")
+    assert str(path) in str(caught.value)
+
+
+def a_storage(out: Path) -> Path:
+    storage = LazyTensorStorage(4)
+    storage.set(range(2), TensorDict({"x": torch.arange(2)}, [2]))
+    storage.dumps(out / "x")
+    return out / "x"
+
+
+def a_text(out: Path) -> Path:
+    (out / "x").write_text("hello")
+    return out / "x"

@@ -154,6 +154,50 @@ def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: s
     assert rbtool.check(without_digests(path)).notes
 
 
+@pytest.mark.parametrize("kind", STORAGES)
+def test_inspect_shows_a_saved_buffer(tmp_path: Path, kind: str) -> None:
+    result = rbtool.inspect(saved(kind, tmp_path / "saved"))
+    assert result.path == tmp_path / "saved"
+    if kind in ("list", "compressed"):
+        assert (result.kind, result.elements, result.batch_size) == ("buffer", 6, 2)
+        assert result.sentence == "the checkpoint of a buffer: 6 elements, batches of 2"
+        with pytest.raises(rbtool.UsageError, match="is the checkpoint of a replay buffer"):
+            rbtool.inspect(tmp_path / "saved", episode=0)
+        return
+    assert (result.kind, result.type, result.steps, result.episodes) == ("inspect", "checkpoint", 6, 2)
+    assert result.notes[0] == "the checkpoint of a buffer: 6 elements, room for 8, batches of 2"
+    assert rbtool.inspect(tmp_path / "saved", episode=1).episode.length == 3
+
+
+@pytest.mark.parametrize("kind", ["tensor", "flat", "h5"])
+def test_check_and_inspect_open_the_checkpoint_of_a_storage(tmp_path: Path, kind: str) -> None:
+    storage = STORAGES[kind]()
+    buffer = ReplayBuffer(storage=STORAGES[kind](), batch_size=2)
+    buffer.loads(saved(kind, tmp_path / "saved"))
+    buffer.storage.dumps(tmp_path / "rows")
+    result = rbtool.check(tmp_path / "rows")
+    assert (result.errors, result.steps, result.episodes, result.notes) == (0, 6, 2, ())
+    notes = rbtool.inspect(tmp_path / "rows").notes
+    assert kind == "flat" or notes[0] == "the checkpoint of a storage: 6 elements, room for 8"
+    storage.loads(tmp_path / "rows")
+    for file in (tmp_path / "rows").rglob("*"):
+        if file.is_file() and file.stat().st_size > 40:
+            flip(file, file.stat().st_size - 30)
+    with pytest.raises(rbtool.CorruptDataError):
+        storage.loads(tmp_path / "rows")
+    try:
+        assert rbtool.check(tmp_path / "rows").failed()
+    except rbtool.CorruptDataError:  # where nothing can be opened
+        assert kind != "h5"
+
+
+def test_inspect_shows_the_checkpoint_of_a_list(tmp_path: Path) -> None:
+    storage = ListStorage(8)
+    storage.set(range(3), ["a", "b", "c"])
+    storage.dumps(tmp_path / "rows")
+    assert rbtool.inspect(tmp_path / "rows").sentence == "the checkpoint of a storage: 3 elements"
+
+
 def add_file(folder: Path) -> None:
     (folder / "sampler/more.json").write_text("{}")
 
