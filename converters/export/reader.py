@@ -198,6 +198,10 @@ def _layout_of(path: Path) -> Layout | None:
     elif not path.is_file():
         return None
     elif begins_as_h5(path):
+        from ..files.hdf5 import names_in  # loads h5py, which is needed for such files alone
+
+        if not {"steps", "episodes"} <= set(names_in(path)):  # to open all of a file may take seconds
+            return None
         from .h5 import H5Exporter
 
         return "h5" if H5Exporter.made(path) else None

@@ -46,7 +46,7 @@ def test_no_buffer_of_torchrl_contradicts_itself() -> None:
 def test_buffers_of_torchrl_cannot_be_verified_and_check_says_so(case: str, steps: int, episodes: int) -> None:
     result = rbtool.check(THEIRS / case / "checkpoint")
     assert (result.findings, result.steps, result.episodes, result.skipped) == ((), steps, episodes, ())
-    assert result.rules == (14 if steps else 3)
+    assert result.rules == (15 if steps else 3)
     assert "no digests of these files, as TorchRL" in result.notes[0]
 
 
