@@ -26,8 +26,8 @@ class FormatDeclaration:
     words that name it; `variable` the environment variable of the source's local cache. `demo` is a `DemoRecorder`,
     like `reader`; `overview`, for a format that is never detected, a function from a path, and a pattern of files or
     None, to an `Overview` or None; `layout` that of a dataset for which none is asked for. The rest is what
-    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode, `final`
-    whether files have an observation after the last step, `extra` the extra of this package that has to be installed.
+    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode,
+    `final` whether files have an observation after the last step, `extra` the extra that has to be installed.
     """
 
     name: str

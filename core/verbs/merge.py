@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ..errors import SchemaError, UsageError, suggests_keywords
+from ..errors import DatasetNotFoundError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import damage_explained
 from ..format.contracts import Array, StepReader
