@@ -34,7 +34,7 @@ from ..opening import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
 from ..samplers.sample_units import SampleUnit
 from ..specs.base import TensorSpec
-from ..specs.spaces import spec_from_space
+from ..specs.interop import spec_from_space
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..verbs.download import DownloadResult, download

@@ -9,11 +9,10 @@ import torch
 from ..errors import SchemaError, UsageError
 from ..format.contracts import StepReader
 from ..specs.base import TensorSpec
-from ..specs.bounded import BoundedContinuous
+from ..specs.bounded import BoundedContinuous, Unbounded
 from ..specs.composite import Composite
+from ..specs.interop import spec_from_space
 from ..specs.non_tensor import NonTensor
-from ..specs.spaces import spec_from_space
-from ..specs.unbounded import Unbounded
 from ..ted.schema import NEXT, Field, Key, safe_part
 
 

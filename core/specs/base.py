@@ -1,18 +1,30 @@
-"""The contract of a spec: shape, element type, device and set of values."""
+"""What every spec is: TensorSpec, the contract; LeafSpec, the spec of one tensor; Stacked, specs stacked as they are.
+
+A new kind of spec of a tensor derives from LeafSpec and implements `_draw`, `_members`, `_nearest` and `space`. Shape
+changes, stacking, casts, copies, equality and encoding follow from the parameters that it names.
+"""
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
 import torch
+from tensordict import NonTensorStack, is_non_tensor
 
 from ..errors import SchemaError, UsageError
 from .shaping import (
     ShapeChange,
+    changed_parameter,
+    changed_shape,
+    changed_stack,
     expansion,
     flattening,
     indexing,
@@ -22,89 +34,75 @@ from .shaping import (
     unflattening,
     unsqueezing,
 )
-from .values import Box, DeviceLike, NotInSpecError, ShapeLike, SpecTypeError, UndefinedForSpecError, as_shape
 
 
-def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
-    """Stack specs into one with a dimension more; where no one spec can hold them, the stack is lazy.
+class NotInSpecError(SchemaError, AssertionError):
+    """A value is not a member of the spec it is checked against."""
 
-    SchemaError for specs that differ in class, element type, device or number of dimensions.
+
+class SpecTypeError(SchemaError, TypeError):
+    """A value, or an argument, is of another type than the spec can take."""
+
+
+class UndefinedForSpecError(UsageError, NotImplementedError):
+    """An operation that this kind of spec does not define, such as counting real numbers."""
+
+
+ShapeLike: TypeAlias = int | Iterable[int]
+
+
+DeviceLike: TypeAlias = torch.device | str | int
+
+
+DEVICE_TYPING = DeviceLike
+"""TorchRL's name of what a device may be given as."""
+
+
+_SCALAR = torch.Size()
+
+
+def as_shape(shape: ShapeLike) -> torch.Size:
+    """Read a shape, in which -1 is a size not known; one dimension may be given as an int.
+
+    SpecTypeError (a TypeError) for sizes that are no whole numbers, UsageError (a ValueError) for those below -1.
     """
-    _expect_no_out(out)
-    expect_stackable(specs)
+    if isinstance(shape, tuple) and not shape:
+        return _SCALAR
     try:
-        return stack_densely(specs, dim)
-    except SchemaError:
-        return specs[0]._stack_lazily(specs, normal_dim(dim, specs[0].ndim + 1))
+        sizes = torch.Size([shape] if isinstance(shape, int) else shape)
+    except TypeError:
+        sizes = torch.Size([as_count(size, "a size") for size in (shape if isinstance(shape, Iterable) else [shape])])
+    if min(sizes, default=0) < -1:
+        raise UsageError(f"a shape has the sizes {list(sizes)}, expected sizes from 0, or -1 for any")
+    return sizes
 
 
-def expect_stackable(specs: Sequence[TensorSpec]) -> None:
-    """Raise SchemaError for specs that differ in class, element type, device or number of dimensions."""
-    if not specs:
-        raise UsageError("there are no specs to stack, expected at least one")
-    first = specs[0]
-    for spec in specs:
-        if not isinstance(spec, TensorSpec):
-            raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
-        if spec._kind() is not first._kind():
-            kinds = ", ".join(sorted({spec._kind().__name__ for spec in specs}))
-            raise SchemaError(f"specs of one class can be stacked, found {kinds}")
-        for what in ("dtype", "device", "ndim"):
-            found, expected = getattr(spec, what), getattr(first, what)
-            if found != expected:
-                raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
+def as_count(number: Any, name: str) -> int:
+    """Read a whole number, of numpy and torch too; SpecTypeError (a TypeError) for floats, bools and text."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise SpecTypeError(f"{name} is {number!r}, expected a whole number")
+    try:
+        return operator.index(number)
+    except TypeError:  # tensors of floats, and arrays of several numbers
+        raise SpecTypeError(f"{name} is {number!r}, expected a whole number") from None
 
 
-def stack_densely(specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
-    """Stack specs that differ in bounds, masks or categories at most into one of their class; else SchemaError."""
-    expect_stackable(specs)
-    first = specs[0]
-    for spec in specs:
-        if type(spec) is not type(first) or spec.shape != first.shape:
-            raise SchemaError(f"specs of one shape form one spec, found {list(first.shape)} and {list(spec.shape)}")
-    return first._stack(specs, normal_dim(dim, first.ndim + 1))
+def as_device(device: DeviceLike | None) -> torch.device:
+    """Read a device; None is torch's default, and "cuda" the current one of them."""
+    found = torch.get_default_device() if device is None else torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
 
 
-def _squeeze(spec: TensorSpec, dim: int | None = None, *, out: Any = None) -> TensorSpec:
-    _expect_no_out(out)
-    return spec.squeeze(dim)
-
-
-def _unsqueeze(spec: TensorSpec, dim: int, *, out: Any = None) -> TensorSpec:
-    _expect_no_out(out)
-    return spec.unsqueeze(dim)
-
-
-def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any = None) -> TensorSpec:
-    _expect_no_out(out)
-    place = normal_dim(dim, spec.ndim)
-    picked: TensorSpec = spec[(*[slice(None)] * place, index)]
-    return picked
-
-
-def _expect_no_out(out: Any) -> None:
-    if out is not None:
-        raise UndefinedForSpecError("out is set, expected None: a spec is not written into another")
-
-
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.stack: _stack,
-    torch.squeeze: _squeeze,
-    torch.unsqueeze: _unsqueeze,
-    torch.index_select: _index_select,
-}
-"""Maps torch functions to their implementation for specs."""
-
-
-CHECK_SPEC_ENCODE = "CHECK_SPEC_ENCODE"
-"""Environment variable: 1 makes `encode` and `to_numpy` check every value against the spec."""
-
-_Spec = TypeVar("_Spec", bound="TensorSpec")
-
-
-def checks_encoding() -> bool:
-    """Return whether the environment requests a check of every encoded value."""
-    return os.environ.get(CHECK_SPEC_ENCODE, "0").lower() in {"1", "true", "yes", "on"}
+def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dtype:
+    """Read an element type, also from its name with or without `torch.`."""
+    if dtype is None:
+        return default
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise SpecTypeError(f"the element type is {dtype!r}, expected a torch.dtype or its name")
+    return found
 
 
 def sizes_of(shape: Sequence[Any]) -> tuple[int, ...]:
@@ -138,6 +136,32 @@ def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None
     if count < 0 or any(own not in (-1, size) for size, own in zip(shape[count:], trailing, strict=True)):
         return None
     return torch.Size(shape[:count])
+
+
+class Box:
+    """A set of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxList(Box):
+    """One set of values for each column."""
+
+    boxes: tuple[Box, ...]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __iter__(self) -> Iterator[Box]:
+        return iter(self.boxes)
+
+
+CHECK_SPEC_ENCODE = "CHECK_SPEC_ENCODE"
+"""Environment variable: 1 makes `encode` and `to_numpy` check every value against the spec."""
+
+
+def checks_encoding() -> bool:
+    """Return whether the environment requests a check of every encoded value."""
+    return os.environ.get(CHECK_SPEC_ENCODE, "0").lower() in {"1", "true", "yes", "on"}
 
 
 class TensorSpec(ABC):
@@ -229,7 +253,7 @@ class TensorSpec(ABC):
         """Raise NotInSpecError (an AssertionError) unless the value is a member."""
         if not self.is_in(value):
             spec = " ".join(repr(self).split())
-            raise NotInSpecError(f"{_brief(value)} is not in {spec}", hint="project(value) returns the nearest member")
+            raise NotInSpecError(f"{brief(value)} is not in {spec}", hint="project(value) returns the nearest member")
 
     @abstractmethod
     def project(self, value: Any) -> Any:
@@ -298,7 +322,7 @@ class TensorSpec(ABC):
     # Shape -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _changed(self: _Spec, change: ShapeChange) -> _Spec:
+    def _changed(self, change: ShapeChange) -> Self:
         """Return this spec with another shape."""
 
     @abstractmethod
@@ -307,8 +331,6 @@ class TensorSpec(ABC):
 
     def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
         """Return a stack that keeps its members as they are."""
-        from .stacked import Stacked
-
         return Stacked(*specs, dim=dim)
 
     def _expect_place(self, dim: int) -> None:
@@ -318,34 +340,34 @@ class TensorSpec(ABC):
         """The class of which specs can be stacked."""
         return type(self)
 
-    def expand(self: _Spec, *shape: Any) -> _Spec:
+    def expand(self, *shape: Any) -> Self:
         """Repeat along new leading dimensions and those of size 1; UsageError if the rest differs."""
         return self._changed(expansion(self.shape, sizes_of(shape)))
 
-    def squeeze(self: _Spec, dim: int | None = None) -> _Spec:
+    def squeeze(self, dim: int | None = None) -> Self:
         """Take out a dimension of size 1, or all such."""
         return self._changed(squeezing(self.shape, dim))
 
-    def unsqueeze(self: _Spec, dim: int) -> _Spec:
+    def unsqueeze(self, dim: int) -> Self:
         """Put in a dimension of size 1."""
         return self._changed(unsqueezing(self.shape, dim))
 
-    def reshape(self: _Spec, *shape: Any) -> _Spec:
+    def reshape(self, *shape: Any) -> Self:
         """Lay the elements out in another shape; one size may be -1."""
         return self._changed(reshaping(self.shape, sizes_of(shape)))
 
-    def view(self: _Spec, *shape: Any) -> _Spec:
+    def view(self, *shape: Any) -> Self:
         return self.reshape(*shape)
 
-    def flatten(self: _Spec, start_dim: int = 0, end_dim: int = -1) -> _Spec:
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         """Make one dimension of several."""
         return self._changed(flattening(self.shape, start_dim, end_dim))
 
-    def unflatten(self: _Spec, dim: int, sizes: Sequence[int]) -> _Spec:
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
         """Make several dimensions of one; one size may be -1."""
         return self._changed(unflattening(self.shape, dim, sizes))
 
-    def unbind(self: _Spec, dim: int = 0) -> tuple[_Spec, ...]:
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Return the specs along one dimension."""
         place = normal_dim(dim, self.ndim)
         if self.shape[place] == -1:
@@ -364,20 +386,20 @@ class TensorSpec(ABC):
     # Device, element type, copies ------------------------------------------------------------------
 
     @abstractmethod
-    def to(self: _Spec, dest: DeviceLike | torch.dtype) -> _Spec:
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
         """Return this spec for another device or element type."""
 
-    def cpu(self: _Spec) -> _Spec:
+    def cpu(self) -> Self:
         return self.to("cpu")
 
-    def cuda(self: _Spec, device: int | None = None) -> _Spec:
+    def cuda(self, device: int | None = None) -> Self:
         return self.to("cuda" if device is None else f"cuda:{device}")
 
     @abstractmethod
-    def clone(self: _Spec) -> _Spec:
+    def clone(self) -> Self:
         """Copy the spec and its tensors."""
 
-    def clear_device_(self: _Spec) -> _Spec:
+    def clear_device_(self) -> Self:
         """Forget the device where there is one to forget; the spec of a tensor keeps it."""
         return self
 
@@ -397,10 +419,657 @@ class TensorSpec(ABC):
         return FUNCTIONS[function](*args, **(kwargs or {}))
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """Format a value in one line: small tensors by their numbers, large ones by their shape."""
     if isinstance(value, torch.Tensor):
         shown = f"{value.tolist()}" if value.numel() <= 8 and value.device.type != "meta" else f"{list(value.shape)}"
         return f"a tensor of {value.dtype} {shown}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else text[:200] + "…"
+
+
+_MOST = 2**26  # numbers in one listing; more is asked for by mistake
+
+
+def combinations(counts: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
+    """List the rows of numbers below `counts`, the last column changing fastest; int64 of shape `[rows, columns]`.
+
+    UsageError if that would be more than 2**26 numbers.
+    """
+    rows = math.prod(counts)
+    if rows * max(len(counts), 1) > _MOST:
+        raise UsageError(f"{rows} values of {len(counts)} numbers each are too many to list")
+    columns, repeats = [], rows
+    for count in counts:
+        repeats //= max(count, 1)
+        columns.append(torch.arange(rows, device=device).div(max(repeats, 1), rounding_mode="floor") % max(count, 1))
+    return torch.stack(columns, -1) if columns else torch.zeros(rows, 0, dtype=torch.int64, device=device)
+
+
+_NUMPY = {
+    getattr(torch, name): np.dtype("bool" if name == "bool" else name)
+    for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
+"""The numpy types whose arrays torch takes as they are."""
+
+
+_CPU = torch.device("cpu")  # compared with in an eighth of the time of reading a device's type
+
+
+class LeafSpec(TensorSpec):
+    """The spec of one tensor.
+
+    A subclass keeps parameters of single elements, such as bounds, in tensors whose leading dimensions are those of the
+    spec (1 where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape. Other
+    attributes that distinguish two specs of one class are named in `_FACTS`.
+    """
+
+    _PARAMETERS: ClassVar[tuple[str, ...]] = ()
+    _FACTS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, shape: ShapeLike, device: DeviceLike | None, dtype: torch.dtype | str | None, default: torch.dtype
+    ) -> None:
+        self._shape = as_shape(shape)
+        self._device = as_device(device)
+        self._dtype = as_dtype(dtype, default)
+        self._memo: dict[Hashable, torch.Tensor] | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _fill(self, shape: torch.Size, value: int) -> torch.Tensor:
+        return torch.full(batched(shape, self._shape), value, dtype=self._dtype, device=self._device)
+
+    @abstractmethod
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        """Return for each element of a tensor of the right shape and type whether it is in the domain."""
+
+    @abstractmethod
+    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the member next to a tensor of the right trailing shape and any type."""
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether a value is a tensor of this spec's element type and trailing shape, with all values legal.
+
+        The device does not matter.
+        """
+        if not isinstance(value, torch.Tensor) or value.dtype != self._dtype:
+            return False
+        if batch_of(value.shape, self._shape) is None:
+            return False
+        return self._are_members(value)
+
+    def _are_members(self, value: torch.Tensor) -> bool:
+        """Return whether all elements of a tensor of the right type and trailing shape are in the domain."""
+        return bool(self._members(value).all())
+
+    def members_among(self, value: torch.Tensor, batch: torch.Size) -> torch.Tensor:
+        """Return which values of a batch `[*batch, *spec.shape]` of this element type are members; bool `batch`."""
+        found = self._members(value)
+        return found.reshape([*batch, -1]).all(-1) if found.dim() else found.expand(batch)
+
+    def project(self, value: Any) -> torch.Tensor:
+        """Return the value itself if it is a member, else a new tensor with each element at the nearest legal one.
+
+        NaN goes to the legal value next to zero. SpecTypeError for what is not a tensor or has complex elements where
+        the spec has real ones, SchemaError for another trailing shape.
+        """
+        if not isinstance(value, torch.Tensor):
+            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensor")
+        if self.is_in(value):
+            return value
+        if batch_of(value.shape, self._shape) is None:
+            raise SchemaError(f"a tensor of shape {list(value.shape)} does not end with the spec's {list(self._shape)}")
+        if value.is_complex() and not self._dtype.is_complex:
+            raise SpecTypeError(f"the tensor is {value.dtype}, which has no nearest {self._dtype}")
+        return self._nearest(value)
+
+    def _encode(self, value: Any, ignore_device: bool) -> torch.Tensor:
+        if (
+            type(value) is np.ndarray
+            and value.dtype == _NUMPY.get(self._dtype)
+            and value.flags.carray
+            and (ignore_device or self._device == _CPU or self._device.type == "cpu")
+        ):  # a tensor of this spec can share memory with it
+            tensor = torch.from_numpy(value if value.ndim else value.copy())
+            return tensor if value.shape == self._shape else self._in_shape(tensor)
+        if isinstance(value, torch.Tensor):
+            return value
+        if self._memo is not None and isinstance(value, Hashable):
+            if value not in self._memo:
+                self._memo[value] = self._encoded(value, ignore_device)
+            return self._memo[value].clone()
+        return self._encoded(value, ignore_device)
+
+    def _encoded(self, value: Any, ignore_device: bool) -> torch.Tensor:
+        return self._in_shape(encoded(value, self._dtype, torch.device("cpu") if ignore_device else self._device))
+
+    def _in_shape(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a tensor in this spec's shape; SchemaError for another number of them."""
+        if batch_of(tensor.shape, self._shape) == ():
+            return tensor
+        expected = concrete(self._shape)
+        if tensor.numel() != expected.numel():
+            raise SchemaError(f"a value of shape {list(tensor.shape)} does not fill the spec's {list(self._shape)}")
+        return tensor.reshape(expected)
+
+    def _memoize(self, mode: bool) -> None:
+        self._memo = {} if mode else None
+
+    def erase_memoize_cache(self) -> None:
+        """Forget what `encode` remembered."""
+        if self._memo is not None:
+            self._memo = {}
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        if checks_encoding() if safe is None else safe:
+            self.assert_is_in(value)
+        return to_array(torch.as_tensor(value))
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        found = value.dtype if isinstance(value, torch.Tensor) else None
+        if found != self._dtype:
+            what = f"of type {found}" if found else f"a {type(value).__name__}"
+            place = f"{key!r}" if key is not None else "the value"
+            raise SpecTypeError(f"{place} is {what}, expected a tensor of {self._dtype}")
+
+    # Shape, device, copies -------------------------------------------------------------------------
+
+    def _twin(self, **changes: Any) -> Self:
+        """Return a copy that shares tensors, with some attributes changed."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _memo=None if self._memo is None else {}, **changes)
+        return twin
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        found = {name: getattr(self, name) for name in self._PARAMETERS}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _changed(self, change: ShapeChange) -> Self:
+        shape = changed_shape(self._shape, change)
+        changed = {
+            name: changed_parameter(tensor, self._shape, change, shape) for name, tensor in self._parameters().items()
+        }
+        return self._twin(_shape=shape, **changed)
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
+        for spec in specs:
+            same = all(same_value(getattr(spec, fact), getattr(self, fact)) for fact in self._FACTS)
+            absent = [[name for name in self._PARAMETERS if getattr(one, name) is None] for one in (self, spec)]
+            if not same or absent[0] != absent[1]:
+                found, other = (" ".join(repr(one).split()) for one in (self, spec))
+                raise SchemaError(f"no one spec holds both {found} and {other}, stacked")
+        stacked = {
+            name: torch.stack([getattr(spec, name) for spec in specs], dim)  # dense: each row can be edited by itself
+            for name in self._parameters()
+        }
+        return self._twin(_shape=torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]]), **stacked)
+
+    def make_neg_dim(self, dim: int) -> None:
+        """Let one dimension have any size, in place; UsageError if what is known of its elements differs."""
+        place = normal_dim(dim, self.ndim)
+        narrow = {name: tensor.narrow(place, 0, 1) for name, tensor in self._parameters().items()}
+        for name, tensor in narrow.items():
+            if not same_value(tensor.expand_as(getattr(self, name)), getattr(self, name)):
+                raise UsageError(f"dimension {dim} cannot have any size: what is legal differs along it")
+        self._shape = torch.Size([-1 if number == place else size for number, size in enumerate(self._shape)])
+        self.__dict__.update(narrow)
+
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
+        """Return this spec for another device or element type, or itself if it is that already."""
+        if isinstance(dest, torch.dtype):
+            return self if dest == self._dtype else self._to_dtype(dest)
+        device = as_device(dest)
+        if device == self._device:
+            return self
+        moved = {name: fresh(tensor, device) for name, tensor in self._parameters().items()}
+        return self._twin(_device=device, **moved)
+
+    def _to_dtype(self, dtype: torch.dtype) -> Self:
+        return self._twin(_dtype=dtype)
+
+    def clone(self) -> Self:
+        return self._twin(**{name: fresh(tensor) for name, tensor in self._parameters().items()})
+
+    # Equality --------------------------------------------------------------------------------------
+
+    def _family(self) -> type[LeafSpec]:
+        """The class within which specs may be equal."""
+        return type(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LeafSpec) or self._family() is not other._family():
+            return False
+        named = (*self._FACTS, *self._PARAMETERS)
+        if (self._shape, self._device, self._dtype) != (other._shape, other._device, other._dtype):
+            return False
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in named)
+
+    def __hash__(self) -> int:
+        # Only what no method changes in place, so that a spec in a set stays findable.
+        return hash((self._family(), self._dtype, self.ndim))
+
+    def _details(self) -> dict[str, Any]:
+        """What `repr` shows."""
+        return {
+            "shape": self.shape, "space": self.space, "device": self.device, "dtype": self.dtype, "domain": self.domain,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = ",\n".join(f"    {name}={value}" for name, value in self._details().items())
+        return f"{type(self).__name__}(\n{lines})"
+
+
+def encoded(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make a tensor of numbers, lists and arrays; SchemaError if `dtype` cannot hold them."""
+    if isinstance(value, list | tuple) and value and all(isinstance(item, torch.Tensor) for item in value):
+        tensor = torch.stack(tuple(value))
+    else:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise SpecTypeError(f"cannot encode a {type(value).__name__} of {array.dtype}, expected numbers")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        tensor = torch.as_tensor(np.ascontiguousarray(array) if array.ndim else array.copy())
+    cast = tensor.to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex) and not _kept(cast, tensor):
+        raise SchemaError(f"{value!r} does not fit {dtype}")
+    return cast.to(device)
+
+
+def _kept(cast: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Return whether a cast to integers keeps all values."""
+    return bool((cast.to(tensor.dtype) == tensor).all())
+
+
+def to_array(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Copy to numpy where the memory cannot be shared; bfloat16, which numpy lacks, becomes float32."""
+    found = value.detach().cpu()
+    array: np.ndarray[Any, Any] = (found.float() if found.dtype is torch.bfloat16 else found).numpy()
+    return array
+
+
+def fresh(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Copy a tensor, once where it repeats itself along a dimension."""
+    core = tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            core = core.narrow(dim, 0, 1)
+    return core.to(device or tensor.device, copy=True).expand(tensor.shape)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Compare the data of specs: arrays and tensors by type, shape and contents, sequences by element."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
+            return False
+        if one.dtype in (torch.uint16, torch.uint32):  # which torch cannot compare
+            one, other = one.to(torch.int64), other.to(torch.int64)
+        return one.device.type == "meta" or torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):  # such as an object full of arrays: the same only if it is the same
+        return False
+
+
+class LazyStack(TensorSpec):
+    """What stacks of specs have in common. Sizes that differ between the members are -1 in the shape of the stack."""
+
+    def __init__(self, *specs: TensorSpec, dim: int) -> None:
+        if not specs:
+            raise UsageError("there are no specs to stack, expected at least one")
+        for spec in specs:
+            if not isinstance(spec, TensorSpec):
+                raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
+            if spec.ndim != specs[0].ndim:
+                raise SchemaError(f"specs of one ndim can be stacked, found {spec.ndim} and {specs[0].ndim}")
+        self._members = specs
+        self._dim = normal_dim(dim, specs[0].ndim + 1)
+        for spec in specs:
+            spec._expect_place(self._dim)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The members."""
+        return self._members
+
+    @property
+    def stack_dim(self) -> int:
+        """The dimension along which the members are."""
+        return self._dim
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes of one value: those that the members have in common, and their number; -1 where they differ."""
+        columns = zip(*(spec.shape for spec in self._members), strict=True)
+        sizes = [found[0] if len({*found}) == 1 else -1 for found in columns]
+        return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
+
+    @property
+    def device(self) -> torch.device | None:
+        found: torch.device | None = self._common([spec.device for spec in self._members])
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        found: torch.dtype | None = self._common([spec.dtype for spec in self._members])
+        return found
+
+    @property
+    def space(self) -> Box | None:
+        """The sets of values of the members; None where one has none."""
+        spaces = [space for spec in self._members if (space := spec.space) is not None]
+        return BoxList(tuple(spaces)) if len(spaces) == len(self._members) else None
+
+    @staticmethod
+    def _common(values: Sequence[Any]) -> Any:
+        return values[0] if all(value == values[0] for value in values) else None
+
+    # Values ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _joined(self, values: Sequence[Any], dim: int) -> Any:
+        """Stack values of the members along a dimension."""
+
+    def _parts(self, value: Any) -> Sequence[Any] | None:
+        """Take a value apart into those of the members; None if it does not have their number or the shape."""
+        if isinstance(value, list | tuple):
+            return value if len(value) == len(self._members) else None
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            fits = not self._dim and value.size(0) == len(self._members)
+            return value.unbind() if fits else None
+        batch = self._batch_of(value)
+        parts: Sequence[Any] | None = None if batch is None else value.unbind(len(batch) + self._dim)
+        return parts
+
+    def _batch_of(self, value: Any) -> torch.Size | None:
+        shape = getattr(value, "shape", None)
+        return batch_of(shape, self.shape) if isinstance(shape, torch.Size) else None
+
+    def _expected_parts(self, value: Any) -> Sequence[Any]:
+        parts = self._parts(value)
+        if parts is None:
+            found = list(value.shape) if isinstance(getattr(value, "shape", None), torch.Size) else type(value).__name__
+            raise SchemaError(f"a value of shape {found} does not end with the {list(self.shape)} of a stack of specs")
+        return parts
+
+    def _place_in(self, value: Any) -> int:
+        """Return the dimension of a value along which its parts are."""
+        if isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.is_nested):
+            return self._dim
+        return len(self._batch_of(value) or ()) + self._dim
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
+        return self._joined([spec._draw(shape, generator) for spec in self._members], len(shape) + self._dim)
+
+    def _fill(self, shape: torch.Size, value: int) -> Any:
+        return self._joined([spec._fill(shape, value) for spec in self._members], len(shape) + self._dim)
+
+    def is_in(self, value: Any) -> bool:
+        """Return whether each part of a value, a stack or a sequence of such, is a member of its spec."""
+        parts = self._parts(value)
+        return parts is not None and all(spec.is_in(part) for spec, part in zip(self._members, parts, strict=True))
+
+    def project(self, value: Any) -> Any:
+        """Return the value if it is a member, else one of the nearest member of each spec; SchemaError as `is_in`."""
+        parts = self._expected_parts(value)
+        found = [spec.project(part) for spec, part in zip(self._members, parts, strict=True)]
+        if all(one is other for one, other in zip(found, parts, strict=True)):
+            return value
+        return found if isinstance(value, list | tuple) else self._joined(found, self._place_in(value))
+
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
+        if isinstance(value, torch.Tensor) or is_non_tensor(value):
+            return value
+        pieces = [self._piece(value, number) for number in range(len(self._members))]
+        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._members, pieces, strict=True)]
+        return self._joined(encoded, self._dim)
+
+    def _piece(self, value: Any, number: int) -> Any:
+        """Return the part of numbers, lists or arrays that is for one member."""
+        if not self._dim and isinstance(value, list | tuple) and len(value) == len(self._members):
+            return value[number]
+        array = np.asarray(value)
+        if array.ndim <= self._dim or array.shape[self._dim] != len(self._members):
+            count, shape = len(self._members), list(array.shape)
+            raise SchemaError(f"a value of shape {shape} has not one part for each of {count} specs in {self._dim}")
+        return array.take(number, axis=self._dim)
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Return one array, or a list of the parts' where they differ in shape."""
+        if checks_encoding() if safe is None else safe:
+            self.assert_is_in(value)
+        parts = self._expected_parts(value)
+        arrays = [spec.to_numpy(part, safe=False) for spec, part in zip(self._members, parts, strict=True)]
+        alike = all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays)
+        return np.stack(arrays, self._place_in(value)) if alike else arrays
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        if isinstance(value, torch.Tensor):
+            self._members[0].type_check(value, key)
+            return
+        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+            spec.type_check(part, key)
+
+    def cardinality(self) -> float:
+        """Count the members of one event: the product over the specs of the stack."""
+        return math.prod(spec.cardinality() for spec in self._members)
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """List all members of one event along dimension 0: every combination of the specs' members."""
+        listed = [spec.enumerate(use_mask) for spec in self._members]
+        rows = combinations([len(values) for values in listed])
+        return self._joined([values[rows[:, column]] for column, values in enumerate(listed)], self._dim + 1)
+
+    def _within(self) -> Sequence[TensorSpec]:
+        return self._members
+
+    # Shape -----------------------------------------------------------------------------------------
+
+    def _changed(self, change: ShapeChange) -> Any:
+        return changed_stack(self._members, self.shape, self._dim, change, self._restacked)
+
+    @classmethod
+    def _restacked(cls, specs: Sequence[Any], dim: int) -> Any:
+        return cls(*specs, dim=dim)
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Return the members, or stacks of what each has along another dimension."""
+        return self._members if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
+        if any(spec != self for spec in specs):
+            raise SchemaError("stacks of specs that differ have no one spec")
+        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
+
+    def make_neg_dim(self, dim: int) -> None:
+        """Let one dimension have any size, in place and in all members; UsageError for that of the stack."""
+        place = normal_dim(dim, self.ndim)
+        if place == self._dim:
+            raise UsageError(f"dimension {dim} is that of the stack, which has {len(self._members)} members")
+        inner = place - (place > self._dim)
+        for attempt in (True, False):  # on copies first: either all members change or none
+            for spec in self._members:
+                (spec.clone() if attempt else spec).make_neg_dim(inner)
+
+    def _expect_place(self, dim: int) -> None:
+        for spec in self._members:
+            spec._expect_place(dim - (dim > self._dim))
+
+    # Device, copies --------------------------------------------------------------------------------
+
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
+        """Return this stack with all members for another device or element type."""
+        return type(self)(*(spec.to(dest) for spec in self._members), dim=self._dim)
+
+    def clear_device_(self) -> Self:
+        for spec in self._members:
+            spec.clear_device_()
+        return self
+
+    def clone(self) -> Self:
+        return type(self)(*(spec.clone() for spec in self._members), dim=self._dim)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LazyStack) or type(self) is not type(other):
+            return False
+        return self._dim == other.stack_dim and self._members == other.specs
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._dim, self._members))
+
+    def __repr__(self) -> str:
+        lines = [f"{spec!r}".replace("\n", "\n    ") for spec in self._members]
+        lines += [f"shape={self.shape}", f"stack_dim={self._dim}", f"device={self.device}", f"dtype={self.dtype}"]
+        return f"{type(self).__name__}(\n    " + ",\n    ".join(lines) + ")"
+
+
+class Stacked(LazyStack):
+    """Specs of tensors, or of other data, stacked along `dim` as they are: torch.stack makes it of unequal ones.
+
+    The members are of one class, element type, device and number of dimensions (SchemaError, a RuntimeError); their
+    bounds, masks, categories and sizes may differ. Where their sizes are equal, values are tensors; where they are not,
+    nested tensors, which torch has for dimension 0 only (SchemaError), or sequences of the members' values, which
+    `is_in`, `project` and `encode` take, too.
+
+    >>> import torch
+    >>> from rbtool import Unbounded
+    >>> torch.stack([Unbounded((3,)), Unbounded((4,))]).shape
+    torch.Size([2, -1])
+    """
+
+    def __init__(self, *specs: TensorSpec, dim: int) -> None:
+        expect_stackable(specs)
+        super().__init__(*specs, dim=dim)
+
+    @classmethod
+    def mixed(cls, specs: Sequence[TensorSpec], dim: int) -> Stacked:
+        """Stack specs that may differ in class, element type and device, as entries of a StackedComposite do."""
+        stack = object.__new__(cls)
+        LazyStack.__init__(stack, *specs, dim=dim)
+        return stack
+
+    @property
+    def domain(self) -> str | None:  # type: ignore[override]  # which is that of the members
+        found: str | None = self._common([spec.domain for spec in self._members])
+        return found
+
+    def _kind(self) -> type[TensorSpec]:
+        return self._members[0]._kind()
+
+    @classmethod
+    def _restacked(cls, specs: Sequence[Any], dim: int) -> Any:
+        return cls.mixed(specs, dim)
+
+    def to(self, dest: DeviceLike | torch.dtype) -> Stacked:
+        return self.mixed([spec.to(dest) for spec in self._members], self._dim)
+
+    def clone(self) -> Stacked:
+        return self.mixed([spec.clone() for spec in self._members], self._dim)
+
+    def _joined(self, values: Sequence[Any], dim: int) -> Any:
+        if not isinstance(values[0], torch.Tensor):
+            return NonTensorStack(*values, stack_dim=dim)
+        if any(value.is_nested for value in values):
+            raise SchemaError("values of specs whose sizes differ in two dimensions of stacks form no tensor")
+        if all(value.shape == values[0].shape for value in values):
+            return torch.stack(tuple(values), dim)
+        if dim:
+            shapes = ", ".join(str(list(value.shape)) for value in values)
+            raise SchemaError(f"values of the shapes {shapes} form a nested tensor along dimension 0 only, not {dim}")
+        with warnings.catch_warnings():  # that nested tensors are a prototype
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.nested.as_nested_tensor(list(values))
+
+
+def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
+    """Stack specs into one with a dimension more; where no one spec can hold them, the stack is lazy.
+
+    SchemaError for specs that differ in class, element type, device or number of dimensions.
+    """
+    _expect_no_out(out)
+    expect_stackable(specs)
+    try:
+        return stack_densely(specs, dim)
+    except SchemaError:
+        return specs[0]._stack_lazily(specs, normal_dim(dim, specs[0].ndim + 1))
+
+
+def expect_stackable(specs: Sequence[TensorSpec]) -> None:
+    """Raise SchemaError for specs that differ in class, element type, device or number of dimensions."""
+    if not specs:
+        raise UsageError("there are no specs to stack, expected at least one")
+    first = specs[0]
+    for spec in specs:
+        if not isinstance(spec, TensorSpec):
+            raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
+        if spec._kind() is not first._kind():
+            kinds = ", ".join(sorted({spec._kind().__name__ for spec in specs}))
+            raise SchemaError(f"specs of one class can be stacked, found {kinds}")
+        for what in ("dtype", "device", "ndim"):
+            found, expected = getattr(spec, what), getattr(first, what)
+            if found != expected:
+                raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
+
+
+def stack_densely(specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
+    """Stack specs that differ in bounds, masks or categories at most into one of their class; else SchemaError."""
+    expect_stackable(specs)
+    first = specs[0]
+    for spec in specs:
+        if type(spec) is not type(first) or spec.shape != first.shape:
+            raise SchemaError(f"specs of one shape form one spec, found {list(first.shape)} and {list(spec.shape)}")
+    return first._stack(specs, normal_dim(dim, first.ndim + 1))
+
+
+def _squeeze(spec: TensorSpec, dim: int | None = None, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    return spec.squeeze(dim)
+
+
+def _unsqueeze(spec: TensorSpec, dim: int, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    return spec.unsqueeze(dim)
+
+
+def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any = None) -> TensorSpec:
+    _expect_no_out(out)
+    place = normal_dim(dim, spec.ndim)
+    picked: TensorSpec = spec[(*[slice(None)] * place, index)]
+    return picked
+
+
+def _expect_no_out(out: Any) -> None:
+    if out is not None:
+        raise UndefinedForSpecError("out is set, expected None: a spec is not written into another")
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.stack: _stack,
+    torch.squeeze: _squeeze,
+    torch.unsqueeze: _unsqueeze,
+    torch.index_select: _index_select,
+}
+"""Maps torch functions to their implementation for specs."""

@@ -1,9 +1,10 @@
-"""Numbers between two bounds."""
+"""Specs of numbers: Bounded, between two bounds, and Unbounded, any of an element type; draws of integers."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -11,23 +12,47 @@ import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from .base import batched, concrete
-from .leaf import LeafSpec
-from .values import (
-    FEW,
-    FEWER_THAN_FLOATS,
-    ContinuousBox,
+from .base import (
+    Box,
     DeviceLike,
+    LeafSpec,
     ShapeLike,
     SpecTypeError,
     as_dtype,
-    as_int64,
+    batched,
     combinations,
-    nearest_integers,
-    small_integers,
-    uniform_integers,
-    whole,
+    concrete,
+    same_value,
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContinuousBox(Box):
+    """Numbers between two bounds, both included. The bounds are the spec's own tensors: an edit in place is seen."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter((self.low, self.high))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ContinuousBox):
+            return NotImplemented
+        return same_value(self.low, other.low) and same_value(self.high, other.high)
+
+    def __hash__(self) -> int:
+        return hash((ContinuousBox, self.low.dtype, self.low.dim()))
+
+    def __repr__(self) -> str:
+        return f"ContinuousBox(low={_brief(self.low)}, high={_brief(self.high)})"
+
+
+def _brief(bound: torch.Tensor) -> str:
+    """Format a bound as one number if it is uniform, else by its shape."""
+    if bound.numel() and bound.device.type != "meta" and bool((bound == bound.flatten()[0]).all()):
+        return f"{bound.flatten()[0].item():g}" if bound.is_floating_point() else str(bound.flatten()[0].item())
+    return f"Tensor(shape={bound.shape}, dtype={bound.dtype})"
 
 
 def type_limits(dtype: torch.dtype) -> tuple[float, float]:
@@ -72,6 +97,8 @@ class BoxSpec(LeafSpec):
 
 
 Bound: TypeAlias = float | list[Any] | np.ndarray[Any, Any] | torch.Tensor
+
+
 Domain: TypeAlias = Literal["continuous", "discrete"]
 
 
@@ -335,8 +362,11 @@ class BoundedDiscrete(Bounded):
 
 
 _DRAWN = (torch.float32, torch.float64)
+
+
 _RANDINT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_HIGHEST = torch.iinfo(torch.int64).max
+
+
 _NOT_COMPARED = (torch.uint16, torch.uint32)
 
 
@@ -397,3 +427,241 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if bool(beyond.any()):
         raise UsageError(f"a bound is beyond the {least} to {largest} of {dtype}")
     return whole_bound
+
+
+class Unbounded(BoxSpec):
+    """Any tensor of a shape and an element type; an instance is an UnboundedContinuous or an UnboundedDiscrete.
+
+    All values are members, NaN and infinity too. Draws are normal, or even over the whole range of an integer type.
+    `domain="discrete"` makes a float type hold whole numbers only, as Bounded does; their draws are even as far out as
+    the type has all of them.
+
+    >>> import torch
+    >>> from rbtool import Unbounded
+    >>> Unbounded((3,), dtype=torch.uint8).is_in(torch.zeros(5, 3, dtype=torch.uint8))
+    True
+    """
+
+    _DEFAULT_DTYPE: torch.dtype | None = None
+
+    def __new__(
+        cls,
+        shape: ShapeLike = (1,),
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = None,
+        *,
+        domain: Domain | None = None,
+    ) -> Unbounded:
+        if cls is not Unbounded:
+            return object.__new__(cls)
+        return object.__new__(_unbounded_class(as_dtype(dtype, torch.get_default_dtype()), domain))
+
+    def __init__(
+        self,
+        shape: ShapeLike = (1,),
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = None,
+        *,
+        domain: Domain | None = None,
+    ) -> None:
+        super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
+        own: Any = "discrete" if isinstance(self, UnboundedDiscrete) else None
+        if not isinstance(self, _unbounded_class(self._dtype, domain or own)):
+            hint = "Unbounded takes any type"
+            raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}", hint=hint)
+        self._is_real = self.domain == "continuous"
+        self._is_whole = self._dtype.is_floating_point and not self._is_real
+
+    @property
+    def low(self) -> torch.Tensor:
+        return self._limit(0)
+
+    @property
+    def high(self) -> torch.Tensor:
+        return self._limit(1)
+
+    def _limit(self, which: int) -> torch.Tensor:
+        limit = type_limits(self._dtype)[which]
+        return torch.tensor(limit, dtype=self._dtype, device=self._device).expand(concrete(self._shape))
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        size = batched(shape, self._shape)
+        if self._is_real:  # the numbers of torch.randn, which takes twice the time for small tensors
+            return torch.normal(0.0, 1.0, size, generator=generator, dtype=self._dtype, device=self._device)
+        if self._is_whole:
+            most = torch.tensor(int(2 / torch.finfo(self._dtype).eps), device=self._device)
+            return uniform_integers(-most, most, size, generator).to(self._dtype)
+        return random_values(size, self._dtype, self._device, generator)
+
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        return whole(value) if self._is_whole else _ALL
+
+    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        if self._is_whole:
+            real = value.real if value.is_complex() else value
+            return real.to(self._dtype).nan_to_num(0.0).round()
+        if value.is_floating_point() and not (self._dtype.is_floating_point or self._dtype.is_complex):
+            least, largest = type_limits(self._dtype)
+            wide = value.double().nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf).round()
+            inside = (wide > least) & (wide < largest)
+            limits = torch.where(wide >= largest, self._scalar(largest), self._scalar(least))
+            return torch.where(inside, torch.where(inside, wide, 0.0).to(self._dtype), limits)
+        if not value.is_floating_point() and not self._dtype.is_floating_point and self._dtype is not torch.bool:
+            least, largest = (max(-(2**63), int(limit)) for limit in type_limits(self._dtype))
+            return as_int64(value).clamp(least, min(largest, 2**63 - 1)).to(self._dtype)
+        return value.to(self._dtype)
+
+    def _scalar(self, limit: float) -> torch.Tensor:
+        return torch.tensor(limit, dtype=self._dtype)
+
+    def _to_dtype(self, dtype: torch.dtype) -> Any:
+        return Unbounded(self._shape, self._device, dtype, domain="discrete" if self._stays_whole(dtype) else None)
+
+    def _stays_whole(self, dtype: torch.dtype) -> bool:
+        return self._is_whole and dtype.is_floating_point
+
+
+_ALL = torch.ones((), dtype=torch.bool, device="cpu")
+
+
+class UnboundedContinuous(Unbounded):
+    """An Unbounded of real or complex numbers."""
+
+    domain = "continuous"
+
+
+class UnboundedDiscrete(Unbounded):
+    """An Unbounded of integers, bools, or whole numbers of a float type; int64 by default."""
+
+    domain = "discrete"
+    _DEFAULT_DTYPE = torch.int64
+
+
+def _unbounded_class(dtype: torch.dtype, domain: Domain | None) -> type[Unbounded]:
+    if domain not in (None, "continuous", "discrete"):
+        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
+    real = dtype.is_floating_point or dtype.is_complex
+    if domain == "continuous" and not real:
+        raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
+    if domain == "discrete" and dtype.is_complex:
+        raise SpecTypeError(f"domain is 'discrete', but {dtype} is complex")
+    return UnboundedContinuous if real and domain != "discrete" else UnboundedDiscrete
+
+
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+
+
+MANY = 2**40
+"""The modulus of up to as many and 63 random bits is off from even by less than 2**-23."""
+
+
+FEW = 2**16
+"""Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
+
+
+FEWER_THAN_FLOATS = 2**30
+"""Up to as many categories are drawn by a float64."""
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """Return which elements are integers; bool."""
+    if not value.is_floating_point():
+        return torch.ones_like(value, dtype=torch.bool)
+    return value == value.floor()
+
+
+def uniform_integers(
+    low: torch.Tensor, high: torch.Tensor, shape: torch.Size, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Draw from `low` to `high`, both included and int64, element by element; they broadcast to `shape`.
+
+    Ranges may be as wide as int64 itself: wide ones are drawn again until they fall inside.
+    """
+    low, high = low.expand(shape), high.expand(shape)
+    span = high - low + 1  # wraps around where the range is wider than 2**63
+    narrow = (span > 0) & (span <= MANY)
+    bits = _random_bits(shape, low.device, generator)
+    drawn = low + (bits & _HIGHEST) % torch.where(narrow, span, 1)
+    if bool(narrow.all()):
+        return drawn
+    drawn = torch.where(narrow, drawn, _scaled(bits, span) + low)
+    while bool((outside := (drawn < low) | (drawn > high)).any()):
+        again = _scaled(_random_bits(shape, low.device, generator), span) + low
+        drawn = torch.where(outside, again, drawn)
+    return drawn
+
+
+def _random_bits(shape: torch.Size, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=device).random_(_LOWEST, None, generator=generator)
+
+
+def _scaled(bits: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
+    """Cut 64 random bits down to as many as a span needs, or one more; the span is unsigned, and 0 is 2**64."""
+    needed = span.clamp(min=1).double().log2().floor().add(1).clamp(max=63).long()
+    return bits & torch.where(span > 0, (1 << needed) - 1, -1)
+
+
+def random_values(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw evenly from the whole range of an integer type, or bools."""
+    if dtype is torch.int64:
+        return torch.empty(shape, dtype=dtype, device=device).random_(_LOWEST, None, generator=generator)
+    count = math.prod(shape)
+    if count <= _FEW_ELEMENTS and dtype in _RANGES:
+        low, high = _RANGES[dtype]
+        return torch.randint(low, high, shape, dtype=dtype, device=device, generator=generator)
+    words = torch.empty((count * dtype.itemsize + 7) // 8, dtype=torch.int64, device=device)
+    values = words.random_(_LOWEST, None, generator=generator).view(torch.uint8 if dtype is torch.bool else dtype)
+    values = values if len(values) == count else values[:count]
+    return (values.bitwise_and_(1).view(torch.bool) if dtype is torch.bool else values).view(shape)
+
+
+_TRUNCATED = (torch.int64, torch.int32, torch.int16)
+
+
+_FEW_ELEMENTS = 256  # for more, one draw for several elements is faster than one call less
+
+
+_RANGES = {
+    torch.bool: (0, 2),
+    torch.uint8: (0, 2**8),
+    torch.int8: (-(2**7), 2**7),
+    torch.int16: (-(2**15), 2**15),
+    torch.int32: (-(2**31), 2**31),
+}
+
+
+def small_integers(
+    counts: torch.Tensor, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw below `counts` element by element, which broadcast to `shape` and are at most `FEWER_THAN_FLOATS`.
+
+    The product with 53 random bits is below the count: it is rounded to a number that exists below it.
+    """
+    part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
+    drawn = part.mul_(counts)
+    return drawn.to(dtype) if dtype in _TRUNCATED else drawn.floor_().to(dtype)
+
+
+WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+"""The integer types that torch compares and clamps."""
+
+
+def as_int64(value: torch.Tensor) -> torch.Tensor:
+    """Return whole numbers as int64; those of a uint64 that are too large become the largest."""
+    if value.dtype is torch.uint64:
+        found = value.view(torch.int64)
+        return torch.where(found < 0, _HIGHEST, found)
+    return value.to(torch.int64)
+
+
+def nearest_integers(value: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Return the int64 between `low` and `high` next to each element; NaN counts as zero."""
+    if not value.is_floating_point():
+        return torch.maximum(torch.minimum(as_int64(value), high), low)
+    wide = value.double().nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
+    below, above = wide <= low.double(), wide >= high.double()
+    middle = torch.where(below | above, 0.0, wide).round().to(torch.int64)
+    found = torch.where(below, low, torch.where(above, high, middle))
+    return torch.maximum(torch.minimum(found, high), low)

@@ -1,41 +1,62 @@
-"""Numbers of categories, and bits."""
+"""Specs of categories: as numbers (Categorical, Binary, MultiCategorical) and as one-hot rows (OneHot, MultiOneHot)."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
 import torch
 
 from ..errors import SchemaError, UsageError
-from .base import batched, concrete
-from .bounded import type_limits
-from .leaf import LeafSpec
-from .values import (
-    FEW,
-    MANY,
-    WHOLE_TYPES,
-    BinaryBox,
+from .base import (
     Box,
-    CategoricalBox,
+    BoxList,
     DeviceLike,
+    LeafSpec,
+    NotInSpecError,
     ShapeLike,
     SpecTypeError,
-    are_categories,
+    TensorSpec,
     as_count,
     as_shape,
+    batch_of,
+    batched,
     combinations,
-    draw_categories,
-    looked_up,
-    mask_over,
-    nearest_categories,
+    concrete,
+    encoded,
+    to_array,
 )
+from .bounded import (
+    FEW,
+    FEWER_THAN_FLOATS,
+    MANY,
+    WHOLE_TYPES,
+    as_int64,
+    nearest_integers,
+    small_integers,
+    type_limits,
+    uniform_integers,
+    whole,
+)
+from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
 
-if TYPE_CHECKING:
-    from .one_hot import OneHot
 
-_Spec = TypeVar("_Spec", bound="CategoriesSpec")
+@dataclass(frozen=True, slots=True)
+class CategoricalBox(Box):
+    """The numbers 0 to `n - 1`; -1 while their count is open."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryBox(Box):
+    """Rows of `n` bits."""
+
+    n: int
 
 
 class CategoriesSpec(LeafSpec):
@@ -59,7 +80,7 @@ class CategoriesSpec(LeafSpec):
             self.assert_is_in(value)
         return value
 
-    def to_categorical_spec(self: _Spec) -> _Spec:
+    def to_categorical_spec(self) -> Self:
         return self
 
 
@@ -215,8 +236,6 @@ class Categorical(CategoriesSpec):
 
     def to_one_hot_spec(self) -> OneHot:
         """Return the spec of what `to_one_hot` makes of members."""
-        from .one_hot import OneHot
-
         return OneHot(self.n, (*self._shape, self.n), self._device, mask=self._mask)
 
     def _to_dtype(self, dtype: torch.dtype) -> Any:
@@ -226,20 +245,6 @@ class Categorical(CategoriesSpec):
 
     def _family(self) -> type[LeafSpec]:
         return Categorical
-
-
-def expect_countable(n: int, dtype: torch.dtype) -> int:
-    """Return a number of categories, or raise UsageError if an element type cannot number them."""
-    if n < 1:
-        raise UsageError(f"n is {n}, expected 1 or more categories, or -1 to leave it open")
-    if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
-        raise UsageError(f"n is {n}, expected no more categories than {dtype} can number")
-    return n
-
-
-def one_hot(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Return truth values of which in each row the one numbered by `value` is True."""
-    return value.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=value.device)
 
 
 class Binary(Categorical):
@@ -297,3 +302,661 @@ class Binary(Categorical):
         if use_mask and self._mask is not None:
             listed = listed[self._members(listed).flatten(1).all(1)]
         return listed.clone()
+
+
+class MultiCategorical(CategoriesSpec):
+    """Whole numbers that are each below a number of their own: element `i` is below `nvec[i]`; int64.
+
+    `nvec` is one number, or a tensor or nested lists of them, and broadcasts to `shape`, which is its own shape unless
+    given. One event is the last dimension where the rows are alike, else the whole shape. `mask` is a bool tensor over
+    the categories of all columns, one after the other along its last dimension. A spec of shape `[1]` draws without
+    that dimension unless `remove_singleton` is False, and takes values of either form.
+
+    >>> import torch
+    >>> from rbtool import MultiCategorical
+    >>> MultiCategorical([2, 5]).is_in(torch.tensor([[1, 4], [0, 0]]))
+    True
+    """
+
+    _PARAMETERS = ("_nvec", "_allowed")
+    _FACTS = ("_remove_singleton",)
+
+    def __init__(
+        self,
+        nvec: int | Sequence[Any] | torch.Tensor,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = torch.int64,
+        mask: torch.Tensor | None = None,
+        remove_singleton: bool = True,
+    ) -> None:
+        counts = torch.as_tensor(nvec)
+        if counts.is_floating_point() or counts.is_complex() or counts.dtype is torch.bool:
+            raise UsageError(f"nvec is {nvec}, expected whole numbers")
+        counts = counts.to(torch.int64)
+        counts = counts.reshape(1) if not counts.dim() else counts
+        sizes = counts.shape if shape is None else as_shape(shape)
+        super().__init__(sizes, device, dtype, torch.int64)
+        try:
+            self._nvec = counts.to(self._device).expand(concrete(sizes)).clone(memory_format=torch.contiguous_format)
+        except RuntimeError:
+            found = list(counts.shape)
+            raise UsageError(f"an nvec of shape {found} does not go with the shape {list(sizes)}") from None
+        for count in self._nvec.unique().tolist():
+            expect_countable(count, self._dtype)
+        self._all_small = bool((self._nvec <= FEWER_THAN_FLOATS).all())
+        self._remove_singleton = remove_singleton
+        self._allowed: torch.Tensor | None = None
+        self.update_mask(mask)
+
+    @property
+    def nvec(self) -> torch.Tensor:
+        """Number of categories of each element, of the spec's shape."""
+        return self._nvec
+
+    @property
+    def space(self) -> Box:
+        return _box_list(self._nvec)
+
+    def _row(self) -> list[int]:
+        """Categories of the columns; UsageError if the rows differ."""
+        rows = self._nvec.reshape(-1, self._nvec.shape[-1]) if self._nvec.dim() else self._nvec.reshape(1, 1)
+        if not bool((rows == rows[:1]).all()):
+            raise UsageError("the numbers of categories differ from row to row")
+        return [int(count) for count in rows[0].tolist()] if len(rows) else []
+
+    def _rows_alike(self) -> bool:
+        return self._nvec.dim() <= 1 or bool((self._nvec == self._nvec.flatten(0, -2)[:1]).all())
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which categories are legal, those of all columns along the last dimension; None for all."""
+        if self._allowed is None:
+            return None
+        columns = self._allowed if self._nvec.dim() else self._allowed.unsqueeze(0)
+        return torch.cat([columns[..., column, :count] for column, count in enumerate(self._row())], -1)
+
+    def update_mask(self, mask: torch.Tensor | None) -> None:
+        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        if mask is None:
+            self._allowed = None
+            return
+        counts, lead = self._row(), concrete(self._shape)[:-1]
+        wide = mask_over(mask, (*lead, sum(counts)), counts, self._device)
+        allowed = torch.zeros(*lead, len(counts), max(counts), dtype=torch.bool, device=self._device)
+        for column, part in enumerate(wide.split(counts, -1)):
+            allowed[..., column, : counts[column]] = part
+        self._allowed = allowed if self._nvec.dim() else allowed.squeeze(-2)
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _legal(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._nvec, self._allowed
+
+    def _drops_last(self) -> bool:
+        return self._remove_singleton and self._shape == (1,)
+
+    def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> torch.Tensor:
+        drawn: torch.Tensor = super().rand(shape, generator=generator)
+        return drawn.squeeze(-1) if self._drops_last() else drawn
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        size = batched(shape, self._shape)
+        if self._allowed is None and self._all_small and self._device.type != "mps":  # which has no float64
+            return small_integers(self._nvec, size, self._dtype, generator)
+        return draw_categories(self._nvec, self._allowed, size, generator).to(self._dtype)
+
+    def is_in(self, value: Any) -> bool:
+        """Whether a value is a tensor of this element type and trailing shape, with every number in its range."""
+        return super().is_in(value.unsqueeze(-1) if self._lacks_last(value) else value)
+
+    def _are_members(self, value: torch.Tensor) -> bool:
+        if self._allowed is None and value.dtype in WHOLE_TYPES:
+            return bool(((value >= 0) & (value < self._nvec.to(value.device))).all())
+        return super()._are_members(value)
+
+    def project(self, value: Any) -> torch.Tensor:
+        """Return the value if it is a member, else a new tensor with the nearest legal category of each element."""
+        if not self._lacks_last(value):
+            return super().project(value)
+        wide = value.unsqueeze(-1)
+        found = super().project(wide)
+        return value if found is wide else found.squeeze(-1)
+
+    def _lacks_last(self, value: Any) -> bool:
+        return self._drops_last() and isinstance(value, torch.Tensor) and batch_of(value.shape, self._shape) is None
+
+    def cardinality(self) -> float:
+        """Count the values of one event, masked ones included: the product of its numbers of categories."""
+        return math.prod(self._row() if self._rows_alike() else self._nvec.flatten().tolist())
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """List the values of one event along dimension 0; `use_mask` leaves out those that are not legal."""
+        sizes = self._nvec.shape
+        if self._rows_alike():
+            rows = combinations(self._row(), self._device).reshape(-1, *[1] * (len(sizes) - 1), *sizes[-1:])
+        else:
+            rows = combinations(self._nvec.flatten().tolist(), self._device).reshape(-1, *sizes)
+        listed = rows.to(self._dtype).expand(-1, *sizes)
+        if use_mask and self._allowed is not None:
+            listed = listed[self._members(listed).flatten(1).all(1)]
+        return listed.clone()
+
+    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Pick from the last dimension of `tensor` by numbers whose leading dimensions broadcast to its own."""
+        return tensor.gather(-1, index.to(torch.int64).expand(*tensor.shape[:-1], index.shape[-1]))
+
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return truth values in which each column's own category is True, column after column.
+
+        The shape is `[*batch, sum(nvec)]`. NotInSpecError if the value is not a member; `safe=False` skips that check.
+        """
+        if safe is not False:
+            self.assert_is_in(value)
+        full = value.unsqueeze(-1) if self._lacks_last(value) or not self._nvec.dim() else value
+        return torch.cat([one_hot(full[..., column], count) for column, count in enumerate(self._row())], -1)
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        """Return the spec of what `to_one_hot` makes of members; UsageError if the columns differ from row to row."""
+        counts = self._row()
+        shape = (*self._shape[:-1], sum(counts))
+        return MultiOneHot(counts, shape, self._device, mask=self.mask)
+
+    # Shape -----------------------------------------------------------------------------------------
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
+        if len({allowed.shape[-1] for spec in specs if (allowed := spec._allowed) is not None}) > 1:
+            raise SchemaError("masked specs that differ in their largest number of categories cannot be stacked")
+        stacked: Any = super()._stack(specs, dim)
+        stacked._all_small = all(spec._all_small for spec in specs)
+        return stacked  # type: ignore[no-any-return]
+
+    def _to_dtype(self, dtype: torch.dtype) -> Any:
+        for count in self._nvec.unique().tolist():
+            expect_countable(count, dtype)
+        return self._twin(_dtype=dtype)
+
+
+def _box_list(counts: torch.Tensor) -> Box:
+    if not counts.dim():
+        return CategoricalBox(int(counts))
+    return BoxList(tuple(_box_list(part) for part in counts.unbind(-1)))
+
+
+def expect_countable(n: int, dtype: torch.dtype) -> int:
+    """Return a number of categories, or raise UsageError if an element type cannot number them."""
+    if n < 1:
+        raise UsageError(f"n is {n}, expected 1 or more categories, or -1 to leave it open")
+    if n - 1 > (1 / torch.finfo(dtype).eps if dtype.is_floating_point else type_limits(dtype)[1]):
+        raise UsageError(f"n is {n}, expected no more categories than {dtype} can number")
+    return n
+
+
+def one_hot(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Return truth values of which in each row the one numbered by `value` is True."""
+    return value.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=value.device)
+
+
+_SMALL = 2**14  # numbers that are drawn at once to choose among legal categories
+
+
+def draw_categories(
+    counts: torch.Tensor, allowed: torch.Tensor | None, shape: torch.Size, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Draw evenly among the allowed categories of each element; int64 of `shape`."""
+    if allowed is None:
+        return uniform_integers(torch.zeros_like(counts), counts - 1, shape, generator)
+    size = (*shape, allowed.shape[-1])
+    if math.prod(size) <= _SMALL:  # the largest of even draws: fewer calls, but a draw for every category
+        draws = torch.rand(size, device=allowed.device, generator=generator)
+        return draws.masked_fill_(~allowed, -1.0).argmax(-1)
+    in_front = allowed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    numbers = allowed.sum(-1)
+    return looked_up(in_front, uniform_integers(torch.zeros_like(numbers), numbers - 1, shape, generator))
+
+
+def mask_over(
+    mask: torch.Tensor, shape: Sequence[int], counts: Sequence[int], device: torch.device | None
+) -> torch.Tensor:
+    """Return a mask of legal categories as a bool tensor of its own, of this shape.
+
+    `counts` are the categories of each column; those of all columns are along the last dimension. UsageError for a
+    mask that does not broadcast to the shape, and for one without a legal category in a column.
+    """
+    found = torch.as_tensor(mask, dtype=torch.bool, device=device)
+    try:
+        wide = found.expand(*shape)
+    except RuntimeError:
+        raise UsageError(f"the mask has the shape {list(found.shape)}, expected {list(shape)}") from None
+    if not all(bool(column.any(-1).all()) for column in wide.split(list(counts), -1)):
+        raise UsageError("the mask leaves an element without a legal category")
+    return wide.clone(memory_format=torch.contiguous_format)
+
+
+def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Return which elements are the number of an existing, allowed category; bool."""
+    counts, allowed = counts.to(value.device), None if allowed is None else allowed.to(value.device)
+    safe = value.nan_to_num(-1.0, posinf=-1.0, neginf=-1.0) if value.is_floating_point() else value
+    number = as_int64(safe)
+    found = whole(safe) & (number >= 0) & (number < counts)
+    if allowed is None:
+        return found
+    return found & looked_up(allowed, number.clamp(0, allowed.shape[-1] - 1))
+
+
+def nearest_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Return the nearest category of each element, the lower of two as near; int64."""
+    counts, allowed = counts.to(value.device), None if allowed is None else allowed.to(value.device)
+    number = nearest_integers(value, torch.zeros_like(counts), counts - 1)
+    if allowed is None:
+        return number
+    places = torch.arange(allowed.shape[-1], device=allowed.device)
+    distance = (places[:, None] - places).abs()
+    nearest = distance.where(allowed.unsqueeze(-2), allowed.shape[-1]).argmin(-1)
+    return looked_up(nearest, number)
+
+
+def looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """Return `table[..., number]` for each element."""
+    return table.expand(*number.shape, table.shape[-1]).gather(-1, number.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the columns are in a row, as tensors on one device; int64.
+
+    `places` number the elements of a row, `counts` those of each column, which are from `starts` to `ends`, both
+    included; `ordinals` number the columns from 1.
+    """
+
+    places: torch.Tensor
+    counts: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+    ordinals: torch.Tensor
+
+    @classmethod
+    def of(cls, counts: Sequence[int], device: torch.device) -> _Layout:
+        sizes = torch.tensor(counts, device=device)
+        ends = sizes.cumsum(0)
+        ordinals = torch.arange(1, len(counts) + 1, device=device)
+        return cls(torch.arange(sum(counts), device=device), sizes, ends - sizes, ends - 1, ordinals)
+
+
+class _OneHotSpec(LeafSpec):
+    """What one-hot specs have in common: the last dimension holds the categories of all columns and never changes."""
+
+    domain = "discrete"
+    _PARAMETERS = ("_mask",)
+    _FACTS = ("_counts", "_use_register")
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        shape: ShapeLike | None,
+        device: DeviceLike | None,
+        dtype: torch.dtype | str | None,
+        use_register: bool,
+        mask: torch.Tensor | None,
+    ) -> None:
+        self._counts = tuple(as_count(count, "a number of categories") for count in counts)
+        if not self._counts or min(self._counts) < 1:
+            raise UsageError(f"the categories are {list(self._counts)}, expected 1 or more in each column")
+        total = sum(self._counts)
+        sizes = as_shape((total,) if shape is None else shape)
+        if sizes[-1:] != (total,):
+            raise UsageError(f"the shape is {list(sizes)}, its last size should be {total}: the number of categories")
+        super().__init__(sizes, device, dtype, torch.bool)
+        self._layout = _Layout.of(self._counts, self._device)
+        self._use_register = use_register
+        self._registers: tuple[dict[Hashable, int], ...] = tuple({} for _ in self._counts)
+        self._mask: torch.Tensor | None = None
+        self.update_mask(mask)
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which categories are legal, of the spec's shape; None for all."""
+        return self._mask
+
+    def update_mask(self, mask: torch.Tensor | None) -> None:
+        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        shape = concrete(self._shape)
+        self._mask = None if mask is None else mask_over(mask, shape, self._counts, self._device)
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
+        size = batched(shape, self._shape)
+        if self._mask is None:
+            layout = self._layout_on(self._device)
+            lead = torch.Size([*size[:-1], len(self._counts)])
+            if len(self._counts) == 1 and self._counts[0] <= FEW and generator is None:
+                return self._rows(torch.randint(self._counts[0], lead, device=self._device))
+            return self._rows(small_integers(layout.counts, lead, torch.int64, generator))
+        draws = torch.rand(size, device=self._device, generator=generator)  # the largest of even draws is even
+        return self._rows(self._largest(draws.masked_fill_(~self._mask, -1.0)))
+
+    def _layout_on(self, device: torch.device) -> _Layout:
+        if self._layout.counts.device != device:
+            self._layout = _Layout.of(self._counts, device)
+        return self._layout
+
+    def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return one-hot rows of the numbers of categories, `[..., columns]`; they are not checked."""
+        layout = self._layout_on(numbers.device)
+        if len(self._counts) == 1:
+            found = numbers == layout.places
+            return found if self._dtype is torch.bool else found.to(self._dtype)
+        rows = torch.zeros(*numbers.shape[:-1], sum(self._counts), dtype=self._dtype, device=numbers.device)
+        return rows.scatter_(-1, numbers + layout.starts, 1)
+
+    def _largest(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the number of the largest score of each column, the first of equal ones; int64 `[..., columns]`."""
+        if len(self._counts) == 1:
+            return scores.argmax(-1, keepdim=True)
+        return torch.stack([column.argmax(-1) for column in scores.split(self._counts, -1)], -1)
+
+    def _members(self, value: torch.Tensor) -> torch.Tensor:
+        """Return for each row whether it is legal; bool `[..., 1]`."""
+        is_set = value if value.dtype is torch.bool else value != 0
+        if len(self._counts) == 1:
+            found = is_set.sum(-1, keepdim=True) == 1
+        else:
+            layout = self._layout_on(value.device)
+            found = (is_set.cumsum(-1).index_select(-1, layout.ends) == layout.ordinals).all(-1, keepdim=True)
+        if value.dtype is not torch.bool:
+            found = found & ((value == 1) | ~is_set).all(-1, keepdim=True)
+        if self._mask is not None:
+            found = found & ~(is_set & ~self._mask.to(value.device)).any(-1, keepdim=True)
+        return found
+
+    def _are_members(self, value: torch.Tensor) -> bool:
+        if len(self._counts) > 1 or not (value.is_floating_point() or value.dtype in WHOLE_TYPES):
+            return super()._are_members(value)
+        if not torch.equal(self._rows(value.argmax(-1, keepdim=True)), value):
+            return False
+        return self._mask is None or not bool((value * ~self._mask.to(value.device)).any())
+
+    def _nearest(self, value: torch.Tensor) -> torch.Tensor:
+        """Set the largest legal element of each column, the first of equal ones; NaN is below all numbers."""
+        if value.is_floating_point():
+            scores = value.double().nan_to_num(_LEAST)  # infinity becomes the largest number: what is illegal is below
+            return self._rows(self._largest(self._legal_scores(scores, -math.inf)))
+        scores = as_int64(value).clamp(min=-(2**63) + 1)
+        return self._rows(self._largest(self._legal_scores(scores, -(2**63))))
+
+    def _legal_scores(self, scores: torch.Tensor, below: float) -> torch.Tensor:
+        return scores if self._mask is None else scores.masked_fill(~self._mask.to(scores.device), below)
+
+    def _numbers(self, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
+        """Return the number of the category that is set in each column, int64 `[..., columns]`."""
+        if safe is not False:
+            self.assert_is_in(value)
+        return self._largest(value.to(torch.uint8) if value.dtype is torch.bool else value)
+
+    def _encode(self, value: Any, ignore_device: bool) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and (
+            value.dtype == self._dtype and batch_of(value.shape, self._shape) is not None
+        ):
+            return value
+        if isinstance(value, int | np.ndarray) and not self._use_register and self._number_shape == ():
+            found = self._row_of(value)
+            if found is not None:
+                return found if ignore_device else found.to(self._device)
+        if isinstance(value, np.ndarray | list | tuple) and np.asarray(value).dtype == np.bool_:
+            return super()._encoded(value, ignore_device)
+        return self._encoded(value, ignore_device)
+
+    def _encoded(self, value: Any, ignore_device: bool) -> torch.Tensor:
+        """Make rows of the numbers of categories: a tensor of them may have a batch in front, other values not."""
+        numbers = self._registered(value) if self._use_register else self._as_numbers(value)
+        lead = self._number_shape
+        fits = batch_of(numbers.shape, lead)
+        if fits is None or (fits and not isinstance(value, torch.Tensor)):
+            if numbers.numel() != concrete(lead).numel():
+                raise SchemaError(f"a value of shape {list(numbers.shape)} does not fill the spec's {list(lead)}")
+            numbers = numbers.reshape(concrete(lead))
+        columns = numbers.unsqueeze(-1) if len(lead) < self.ndim else numbers
+        counts = self._layout_on(columns.device).counts
+        if not bool(((columns >= 0) & (columns < counts)).all()):
+            raise NotInSpecError(f"cannot encode {value!r}, expected categories from 0 to below {self._limits}")
+        rows = self._rows(columns)
+        return rows if ignore_device else rows.to(self._device)
+
+    def _row_of(self, value: int | np.ndarray[Any, Any]) -> torch.Tensor | None:
+        """Make the row of one number; None for what is not one, or out of range."""
+        if isinstance(value, np.ndarray):
+            if value.size != 1 or value.dtype.kind not in "iu":
+                return None
+            number: int = value.item()
+        else:
+            number = value
+        if isinstance(number, bool) or not 0 <= number < self._counts[0]:
+            return None
+        found = self._layout_on(torch.device("cpu")).places.eq(number)
+        return found if self._dtype is torch.bool else found.to(self._dtype)
+
+    @property
+    def _limits(self) -> str:
+        return ", ".join(map(str, self._counts))
+
+    def _as_numbers(self, value: Any) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            return encoded(value, torch.int64, torch.device("cpu"))
+        if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
+            found = f"a tensor of {value.dtype} {list(value.shape)}"
+            raise SchemaError(f"cannot encode {found}, expected whole numbers, or rows of {self._dtype}")
+        return as_int64(value)
+
+    def _registered(self, value: Any) -> torch.Tensor:
+        """Number values in the order in which they first appear, in each column; UsageError if there are too many."""
+        items = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+        table = items.reshape(-1, len(self._counts)) if items.size % len(self._counts) == 0 else items.reshape(-1, 1)
+        numbers = np.zeros(table.shape, np.int64)
+        for place in np.ndindex(*table.shape):
+            register, item = self._registers[place[1]], table[place].item()
+            if item not in register and len(register) == self._counts[place[1]]:
+                raise UsageError(f"{item!r} is one value more than the {len(register)} categories of its column")
+            numbers[place] = register.setdefault(item, len(register))
+        return torch.from_numpy(numbers.reshape(items.shape))
+
+    @property
+    def _number_shape(self) -> torch.Size:
+        """The shape of the numbers of categories of one value."""
+        return torch.Size([*self._shape[:-1], len(self._counts)])
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Return the numbers of the categories, or the values registered for them.
+
+        NotInSpecError for what is no member, which has no number; `safe=False` skips that check.
+        """
+        numbers = self.to_categorical(torch.as_tensor(value), safe)
+        if not self._use_register:
+            return to_array(numbers)
+        columns = numbers.unsqueeze(-1) if len(self._number_shape) < self.ndim else numbers
+        names = [list(register) for register in self._registers]
+        known = [
+            names[place[-1]][number] if number < len(names[place[-1]]) else None
+            for place, number in np.ndenumerate(columns.cpu().numpy())
+        ]
+        if None in known:
+            raise SchemaError("the register has no value for a category: none was encoded as it")
+        return np.asarray(known).reshape(numbers.shape)
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the number of the category that is set, int64: `[*batch, *shape[:-1]]`, and a dimension of columns.
+
+        NotInSpecError if the value is not a member; `safe=False` skips that check.
+        """
+        numbers = self._numbers(value, safe)
+        return numbers if len(self._number_shape) == self.ndim else numbers.squeeze(-1)
+
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, which is one-hot already; `safe` checks it against the spec."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def to_one_hot_spec(self) -> Self:
+        return self
+
+    def cardinality(self) -> float:
+        """Count the rows, masked ones included: the product over the columns."""
+        return math.prod(self._counts)
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """List the rows along dimension 0, each filling the whole shape; `use_mask` leaves out those not legal."""
+        sizes = concrete(self._shape)
+        rows = self._rows(combinations(self._counts, self._device))
+        listed = rows.reshape(-1, *[1] * (len(sizes) - 1), sizes[-1]).expand(-1, *sizes)
+        if use_mask and self._mask is not None:
+            listed = listed[self._members(listed).flatten(1).all(1)]
+        return listed.clone()
+
+    def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Pick from the last dimension of `tensor`, which has one entry for each category of each column.
+
+        `index` are rows whose leading dimensions broadcast to those of `tensor`; the result has one entry a column.
+        """
+        numbers = self._numbers(index, None) + self._layout_on(index.device).starts
+        return tensor.gather(-1, numbers.expand(*tensor.shape[:-1], numbers.shape[-1]))
+
+    # Shape, copies ---------------------------------------------------------------------------------
+
+    def _changed(self, change: ShapeChange) -> Self:
+        """Return this spec with other leading dimensions; UsageError if the last would not stay as it is."""
+        shape = changed_shape(self._shape, change)
+        places = self._layout_on(torch.device("cpu")).places
+        if shape[-1:] == self._shape[-1:]:
+            found = changed_parameter(places.expand(concrete(self._shape)), self._shape, change, shape)
+            if bool((found == places).all()):
+                return super()._changed(change)
+        raise UsageError(
+            f"a change from the shape {list(self._shape)} to {list(shape)} does not leave the categories in the last "
+            "dimension"
+        )
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> LeafSpec:
+        self._expect_place(dim)
+        return super()._stack(specs, dim)
+
+    def _expect_place(self, dim: int) -> None:
+        if dim == self.ndim:
+            raise UsageError("nothing can be behind the last dimension of a one-hot spec, which holds the categories")
+
+    def make_neg_dim(self, dim: int) -> None:
+        """Let one dimension but the last have any size, in place."""
+        if normal_dim(dim, self.ndim) == self.ndim - 1:
+            raise UsageError("the last dimension of a one-hot spec holds the categories: it has one size")
+        super().make_neg_dim(dim)
+
+    def clone(self) -> Self:
+        copy = super().clone()
+        copy._registers = tuple(dict(register) for register in self._registers)
+        return copy
+
+
+_LEAST = torch.finfo(torch.float64).min
+
+
+class OneHot(_OneHotSpec):
+    """Rows of `n` elements of which one is set: the one-hot form of a Categorical; bool `[n]` by default.
+
+    The last size of `shape` is `n` (UsageError, a ValueError), and stays the last: a change of shape that would move,
+    cut or drop it is refused. `mask`, a bool tensor that broadcasts to the shape, marks the legal categories.
+    `encode` takes the numbers of categories; with `use_register` any values, which are numbered in the order in which
+    they first appear and which `to_numpy` returns.
+
+    >>> from rbtool import OneHot
+    >>> OneHot(3).encode(1)
+    tensor([False,  True, False])
+    """
+
+    def __init__(
+        self,
+        n: int,
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = torch.bool,
+        use_register: bool = False,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__((n,), shape, device, dtype, use_register, mask)
+
+    @property
+    def n(self) -> int:
+        """Number of categories."""
+        return self._counts[0]
+
+    @property
+    def space(self) -> Box:
+        return CategoricalBox(self.n)
+
+    @property
+    def _number_shape(self) -> torch.Size:
+        return self._shape[:-1]
+
+    def to_categorical_spec(self) -> Categorical:
+        """Return the spec of the numbers of categories."""
+        return Categorical(self.n, self._shape[:-1], self._device, mask=self._mask)
+
+
+class MultiOneHot(_OneHotSpec):
+    """Several one-hot rows in one, for columns with `nvec` categories each: the one-hot form of a MultiCategorical.
+
+    The last size of `shape` is `sum(nvec)`. Numbers of categories, as `encode` takes and `to_numpy` returns them, have
+    one entry for each column in their last dimension. The rest is as for OneHot.
+
+    >>> from rbtool import MultiOneHot
+    >>> MultiOneHot([2, 3]).encode([1, 0])
+    tensor([False,  True,  True, False, False])
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int],
+        shape: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | str | None = torch.bool,
+        use_register: bool = False,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(nvec, shape, device, dtype, use_register, mask)
+
+    @property
+    def nvec(self) -> torch.Tensor:
+        """Number of categories of each column; int64."""
+        return torch.tensor(self._counts)
+
+    @property
+    def space(self) -> Box:
+        return BoxList(tuple(CategoricalBox(count) for count in self._counts))
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        """Return the spec of the numbers of categories."""
+        return MultiCategorical(self._counts, self._number_shape, self._device, mask=self._mask, remove_singleton=False)
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "one_hot": (),
+    "mult_one_hot": ("multi_one_hot",),
+    "binary": (),
+    "categorical": (),
+    "multi_categorical": ("multi_discrete",),
+}
+
+
+ACTION_SPACE_MAP: dict[type[TensorSpec] | str, str] = {
+    OneHot: "one_hot",
+    MultiOneHot: "mult_one_hot",
+    Binary: "binary",
+    Categorical: "categorical",
+    MultiCategorical: "multi_categorical",
+    **{
+        spelled: word
+        for word, others in _WORDS.items()
+        for known in (word, *others)
+        for spelled in (known, known.replace("_", "-"))
+    },
+}
+"""Maps classes of specs and the spellings of their words to one word; words and spellings are those of TorchRL."""

@@ -1,24 +1,107 @@
-"""A nest of specs by name."""
+"""Composite, the spec of a tensordict: specs by name; StackedComposite, Composites stacked as they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError
-from .base import TensorSpec, batch_of, batched, checks_encoding, concrete, stack_densely
-from .composite_entries import Entry, SpecEntries, as_path
+from ..errors import MissingKeyError, SchemaError, UsageError, suggests_keywords
+from .base import (
+    DeviceLike,
+    LazyStack,
+    ShapeLike,
+    SpecTypeError,
+    Stacked,
+    TensorSpec,
+    as_device,
+    as_shape,
+    batch_of,
+    batched,
+    checks_encoding,
+    combinations,
+    concrete,
+    stack_densely,
+    to_array,
+)
+from .bounded import Unbounded
+from .non_tensor import NonTensor
 from .shaping import ShapeChange, changed_shape, normal_dim
-from .values import DeviceLike, SpecTypeError, as_device, combinations, to_array
-
-_Spec = TypeVar("_Spec", bound="Composite")
 
 
-class Composite(SpecEntries):
+class LockedSpecError(UsageError, RuntimeError):
+    """A change of a locked Composite."""
+
+
+Key: TypeAlias = str | tuple[str, ...]
+Entry: TypeAlias = TensorSpec | None
+
+
+_Item = TypeVar("_Item", covariant=True)
+
+
+def as_path(key: Any) -> tuple[str, ...] | None:
+    """Return the names a key goes through, or None for what is no key; tuples may be nested."""
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, tuple) or not key:
+        return None
+    parts = [as_path(part) for part in key]
+    return None if None in parts else tuple(name for part in parts if part for name in part)
+
+
+class View(Generic[_Item]):
+    """A live look at the keys, the specs or both of a Composite, as a dict gives."""
+
+    def __init__(self, entries: Callable[[], Iterator[tuple[Key, Entry]]], pick: Callable[[Key, Entry], _Item]) -> None:
+        self._entries = entries
+        self._pick = pick
+
+    def __iter__(self) -> Iterator[_Item]:
+        return (self._pick(key, entry) for key, entry in self._entries())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, item: object) -> bool:
+        path = as_path(item)
+        if path is not None:
+            item = path if len(path) > 1 else path[0]
+        return any(item is found or item == found for found in self)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as sets of keys are compared."""
+        if not hasattr(other, "__iter__") or not hasattr(other, "__len__"):
+            return NotImplemented
+        found = list(self)
+        return len(found) == len(other) and all(item in found for item in other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which entries of a Composite are looked at."""
+
+    include_nested: bool = False
+    leaves_only: bool = False
+    is_leaf: Callable[[type], bool] | None = None
+    step_mdp_static_only: bool = False
+
+
+_NO_DEFAULT: Any = object()
+_MISSING: Any = object()
+_RESERVED = frozenset({"batch_size", "device", "dtype", "shape", "space"})
+
+
+class Composite(TensorSpec):
     """Specs by name, nested to any depth: the spec of a tensordict.
 
     Entries come as one dict, as keyword arguments or both; a dict among them becomes a Composite, a tuple of names is
@@ -35,6 +118,292 @@ class Composite(SpecEntries):
     >>> list(spec.keys(include_nested=True, leaves_only=True))
     ['action', ('info', 'score')]
     """
+
+    domain = "composite"
+
+    def __init__(
+        self,
+        *args: Mapping[Any, Any] | Composite | None,
+        shape: ShapeLike | None = None,
+        batch_size: ShapeLike | None = None,
+        device: DeviceLike | None = None,
+        data_cls: type | None = None,
+        step_mdp_static: bool = False,
+        names: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if len(args) > 1:
+            raise SchemaError(f"Composite has {len(args)} positional arguments, expected one dict")
+        if shape is not None and batch_size is not None:
+            raise UsageError("shape and batch_size are both set, expected one: they are two names of one thing")
+        size = batch_size if shape is None else shape
+        if isinstance(size, TensorSpec):
+            raise UsageError("an entry cannot be named 'shape': that is a property of the spec")
+        self._shape = as_shape(() if size is None else size)
+        self._device = None if device is None else as_device(device)
+        self._specs: dict[str, Entry] = {}
+        self._locked = False
+        self._names: list[str | None] | None = None
+        self.data_cls = data_cls
+        self.step_mdp_static = step_mdp_static
+        if names is not None:
+            self.names = names
+        for entries in (*args, kwargs):
+            if entries is not None and not isinstance(entries, Mapping | Composite):
+                raise SchemaError(f"the argument of Composite is a {type(entries).__name__}, expected a dict of specs")
+            for key, spec in entries.items() if entries else ():
+                self.set(key, spec)
+
+    # Shape, device, names --------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        self._expect_unlocked()
+        size = as_shape(shape)
+        entries = {name: self._fitting(name, entry, size) for name, entry in self._specs.items()}
+        self._shape, self._specs = size, entries
+        if self._names is not None and len(self._names) != len(size):
+            self._names = None
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The shape, by tensordict's name for it."""
+        return self.shape
+
+    @batch_size.setter
+    def batch_size(self, shape: ShapeLike) -> None:
+        self.shape = shape
+
+    @property
+    def device(self) -> torch.device | None:
+        return self._device
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        if device is None:
+            self.clear_device_()
+            return
+        self._expect_unlocked()
+        moved = self.to(device)
+        self._device, self._specs = moved.device, {str(name): entry for name, entry in moved.items()}
+
+    @property
+    def dtype(self) -> None:
+        """A Composite has no one element type."""
+        return
+
+    @property
+    def names(self) -> list[str | None]:
+        """Names of the dimensions, None for those without."""
+        return list(self._names) if self._names is not None else [None] * self.ndim
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        if names is not None and len(names) != self.ndim:
+            raise UsageError(f"names has {len(names)}, expected one for each of {self.ndim} dimensions")
+        self._names = None if names is None or not any(names) else list(names)
+
+    # Entries ---------------------------------------------------------------------------------------
+
+    def set(self, key: Key, spec: Any) -> Self:
+        """Set an entry, in place; nested Composites are made on the way. Nothing changes if it does not fit."""
+        path = as_path(key)
+        if path is None:
+            raise SpecTypeError(f"{key!r} is no key, expected a name or a tuple of names")
+        self._expect_unlocked()
+        name, rest = path[0], path[1:]
+        if name in _RESERVED:
+            raise UsageError(f"an entry cannot be named {name!r}: that is a property of the spec")
+        if not rest:
+            self._specs[name] = self._fitting(name, self._as_spec(name, spec), self._shape)
+            return self
+        inner = self._specs.get(name)
+        if inner is not None and not isinstance(inner, Composite):
+            raise UsageError(f"{name!r} is a {type(inner).__name__}, which has no entry {rest[0]!r}")
+        if inner is None:
+            inner = type(self)(shape=self._shape, device=self._device)
+        inner.set(rest, spec)
+        self._specs[name] = inner
+        return self
+
+    def _as_spec(self, name: str, spec: Any) -> Entry:
+        if spec is None or isinstance(spec, TensorSpec):
+            return spec
+        if isinstance(spec, Mapping):
+            return type(self)(spec, shape=self._shape, device=self._device)
+        kind = type(spec).__name__
+        raise SpecTypeError(f"the entry {name!r} is a {kind}, expected a spec, a dict of specs or None")
+
+    def _fitting(self, name: str, entry: Entry, shape: torch.Size) -> Entry:
+        """Return an entry on this device whose shape begins with another; it is copied if it has to change."""
+        if entry is None:
+            return None
+        if entry.shape[: len(shape)] != shape:
+            entry = reshaped_entry(name, entry, shape)
+        if self._device is None or entry.device == self._device:
+            return entry
+        if entry.device is not None:
+            raise SchemaError(f"the entry {name!r} is on {entry.device}, the Composite on {self._device}")
+        return entry.to(self._device)
+
+    def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+        """Return an entry, or `default` if there is none; without a default MissingKeyError (a KeyError) is raised."""
+        path: tuple[Any, ...] = as_path(key) or (key,)
+        name, rest = path[0], path[1:]
+        found: Any = self._specs.get(name, _MISSING)
+        if rest:
+            found = found.get(rest, _MISSING) if isinstance(found, Composite) else _MISSING
+        if found is not _MISSING:
+            return found
+        if default is not _NO_DEFAULT:
+            return default
+        known = ", ".join(map(repr, self._specs)) or "none"
+        raise MissingKeyError(f"there is no entry {key!r}; there are {known}")
+
+    def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+        """Take an entry out and return it, or `default` if there is none; MissingKeyError without a default."""
+        self._expect_unlocked()
+        path = as_path(key) or (key,)
+        if not path[1:] and path[0] in self._specs:
+            return self._specs.pop(path[0])
+        parent = self.get(path[:-1], None) if path[1:] else None
+        if isinstance(parent, Composite) and parent.get(path[-1], _MISSING) is not _MISSING:
+            return parent.pop(path[-1])
+        return self.get(key) if default is _NO_DEFAULT else default  # the first raises
+
+    def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
+        """Set many entries, in place; nested ones are updated in turn. Nothing changes if one does not fit."""
+        self._expect_unlocked()
+        for target in (self._branches(), self):  # on a copy first: either all entries change or none
+            _merge(target, entries)
+        return self
+
+    def separates(self, *keys: Key, default: Any = None) -> Self:
+        """Take entries out and return them as a Composite.
+
+        `default` replaces missing ones; without it they are left out.
+        """
+        self._expect_unlocked()
+        apart = self.empty()
+        for key in keys:
+            spec = self.pop(key, default)
+            if spec is not None:
+                apart.set(key, spec)
+        return apart
+
+    def empty(self) -> Self:
+        """Return a Composite like this one, without entries."""
+        return self._twin({}, self._shape)
+
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Return whether there are no entries; with `recurse`, none but empty Composites."""
+        inner = self._specs.values()
+        return all(recurse and isinstance(entry, Composite) and entry.is_empty(recurse) for entry in inner)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> View[Key]:
+        """A view of the keys; nested ones are tuples. `is_leaf` is called with the class of each Composite."""
+        selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
+        return View(lambda: self._selected(selection), lambda key, _: key)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> View[Entry]:
+        """A view of the specs, in the order of `keys`."""
+        selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
+        return View(lambda: self._selected(selection), lambda _, entry: entry)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> View[tuple[Key, Entry]]:
+        """A view of keys and specs, in the order of `keys`."""
+        selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
+        return View(lambda: self._selected(selection), lambda key, entry: (key, entry))
+
+    def _selected(
+        self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
+    ) -> Iterator[tuple[Key, Entry]]:
+        """Yield keys and specs, a Composite before its entries."""
+        for name, entry in self._specs.items():
+            nested = isinstance(entry, Composite) and not (selection.is_leaf and selection.is_leaf(type(entry)))
+            fixed = static or bool(getattr(entry, "step_mdp_static", False))
+            path = (*prefix, name)
+            if not (nested and selection.leaves_only) and (fixed or not selection.step_mdp_static_only):
+                yield (path if len(path) > 1 else name), entry
+            if isinstance(entry, Composite) and nested and selection.include_nested:
+                yield from entry._selected(selection, path, fixed)
+
+    def __setitem__(self, key: Key, spec: Any) -> None:
+        self.set(key, spec)
+
+    def __delitem__(self, key: Key) -> None:
+        self.pop(key)
+
+    def __iter__(self) -> Any:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __bool__(self) -> bool:
+        return True  # without entries, too, it is a spec
+
+    # Locks -----------------------------------------------------------------------------------------
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries can not be changed."""
+        return self._locked
+
+    @is_locked.setter
+    def is_locked(self, locked: bool) -> None:
+        self._with_lock(locked)
+
+    @property
+    def locked(self) -> bool:
+        return self._locked
+
+    def lock_(self, recurse: bool | None = None) -> Self:
+        """Refuse changes of entries from now on: LockedSpecError, a RuntimeError.
+
+        The entries of nested Composites are locked, too, unless `recurse` is False.
+        """
+        return self._with_lock(True, recurse is not False)
+
+    def unlock_(self, recurse: bool | None = None) -> Self:
+        """Allow changes again, also in nested Composites, unless `recurse` is False."""
+        return self._with_lock(False, recurse is not False)
+
+    def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
+        self._locked = locked
+        for entry in self._specs.values() if recurse else ():
+            if isinstance(entry, Composite):
+                entry.is_locked = locked
+        return self
+
+    def _expect_unlocked(self) -> None:
+        if self._locked:
+            raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
 
     # Values ----------------------------------------------------------------------------------------
 
@@ -188,7 +557,7 @@ class Composite(SpecEntries):
         entries = {name: values[rows[:, column]] for column, (name, values) in enumerate(listed.items())}
         return self._wrapped(entries, torch.Size([len(rows), *concrete(self._shape)]), self._device)
 
-    def refine_names(self: _Spec, *names: Any) -> _Spec:
+    def refine_names(self, *names: Any) -> Self:
         """Name dimensions that have no name, in place; Ellipsis leaves the others as they are.
 
         UsageError if a dimension would get another name than it has.
@@ -209,7 +578,7 @@ class Composite(SpecEntries):
 
     # Shape -----------------------------------------------------------------------------------------
 
-    def _changed(self: _Spec, change: ShapeChange) -> _Spec:
+    def _changed(self, change: ShapeChange) -> Self:
         shape = changed_shape(self._shape, change)
         entries = {name: None if entry is None else entry._changed(change) for name, entry in self._specs.items()}
         names = change.names(self.names) if self._names else None
@@ -231,8 +600,6 @@ class Composite(SpecEntries):
         return self._twin(entries, shape, _names=names)
 
     def _stack_lazily(self, specs: Sequence[Any], dim: int) -> Composite:
-        from .stacked_composite import StackedComposite
-
         return StackedComposite(*specs, dim=dim)
 
     def _kind(self) -> type[TensorSpec]:
@@ -254,13 +621,13 @@ class Composite(SpecEntries):
 
     # Device, copies --------------------------------------------------------------------------------
 
-    def to(self: _Spec, dest: DeviceLike | torch.dtype) -> _Spec:
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
         """Return this spec with all entries on another device, or of another element type."""
         moved = {name: None if entry is None else entry.to(dest) for name, entry in self._specs.items()}
         device = self._device if isinstance(dest, torch.dtype) else as_device(dest)
         return self._twin(moved, self._shape, _device=device)
 
-    def clear_device_(self: _Spec) -> _Spec:
+    def clear_device_(self) -> Self:
         """Let entries be on any device, in place; those that are tensors keep theirs."""
         self._expect_unlocked()
         self._device = None
@@ -269,10 +636,25 @@ class Composite(SpecEntries):
                 entry.clear_device_()
         return self
 
-    def clone(self: _Spec) -> _Spec:
+    def clone(self) -> Self:
         """Copy the spec, its entries and their tensors; the copy is not locked."""
         copied = {name: None if entry is None else entry.clone() for name, entry in self._specs.items()}
         return self._twin(copied, self._shape)
+
+    def _twin(self, entries: dict[str, Entry], shape: torch.Size, **changes: Any) -> Self:
+        """Return an unlocked Composite like this one with other entries, which are known to fit."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__ | {"_locked": False} | changes, _specs=entries, _shape=shape)
+        if len(twin.names) != len(shape):
+            twin.names = None
+        return twin
+
+    def _branches(self) -> Self:
+        """Copy this and nested Composites, locks included; other entries are shared."""
+        copied = {
+            name: entry._branches() if isinstance(entry, Composite) else entry for name, entry in self._specs.items()
+        }
+        return self._twin(copied, self._shape, _locked=self._locked)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Composite) or type(self) is not type(other):
@@ -290,6 +672,28 @@ class Composite(SpecEntries):
         lines = [f"{name}: {entry!r}".replace("\n", "\n    ") for name, entry in self._specs.items()]
         lines += [f"device={self._device}", f"shape={self._shape}", f"data_cls={self.data_cls}"]
         return "Composite(\n    " + ",\n    ".join(lines) + ")"
+
+
+def _merge(target: Composite, entries: Mapping[Any, Any] | Composite) -> None:
+    if target.is_locked:
+        raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
+    for key, spec in entries.items():
+        inner = target.get(key, None)
+        if isinstance(inner, Composite) and isinstance(spec, Mapping | Composite):
+            _merge(inner, spec)
+        else:
+            target.set(key, spec)
+
+
+def reshaped_entry(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpec:
+    """Give nested Composites and NonTensors the shape of what they are put into; others have to have it."""
+    if isinstance(entry, NonTensor):
+        return entry.expand(*shape, *entry.shape)
+    if isinstance(entry, Composite):
+        copy = entry.clone()
+        copy.shape = shape
+        return copy
+    raise UsageError(f"the entry {name!r} has the shape {list(entry.shape)}, which should begin with {list(shape)}")
 
 
 def _goes_into(key: Any, value: Any, size: torch.Size, device: torch.device | None) -> bool:
@@ -325,3 +729,447 @@ def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ())
             f"the value has no entry {key if prefix else name!r}; it has {', '.join(map(repr, found)) or 'none'}"
         )
     return found[name]
+
+
+class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it has of both is a stack's
+    """Composites of one shape, stacked along `dim` as they are: torch.stack makes it of unequal ones.
+
+    Its keys are those that all members have; the entry under one is the stack of the members' entries, lazy where they
+    differ. An index, `unbind` and `specs` lead to the members, which may have more entries. Values are
+    tensordicts that are lazily stacked, or sequences of the members' values. Setting, popping and updating entries
+    changes all members; a stacked entry is distributed over them.
+
+    >>> import torch
+    >>> from rbtool import Composite, Unbounded
+    >>> stack = torch.stack([Composite(a=Unbounded((3,)), b=Unbounded((1,))), Composite(a=Unbounded((4,)))])
+    >>> list(stack.keys()), stack["a"].shape, stack[0]["a"].shape
+    (['a'], torch.Size([2, -1]), torch.Size([3]))
+    """
+
+    _members: tuple[Any, ...]
+
+    def __init__(self, *specs: Composite, dim: int) -> None:
+        LazyStack.__init__(self, *specs, dim=dim)
+        for spec in specs:
+            if not isinstance(spec, Composite):
+                raise SchemaError(f"Composites can be stacked, found a {type(spec).__name__}")
+            if spec.shape != specs[0].shape:
+                found, expected = list(spec.shape), list(specs[0].shape)
+                raise SchemaError(f"Composites of one shape can be stacked, found {expected} and {found}")
+        self._dim_name: str | None = None
+        self._locked = all(spec.is_locked for spec in specs)
+
+    # Properties ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes of the tensordict: those of the members, and their number."""
+        sizes = self._members[0].shape
+        return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
+
+    @shape.setter
+    def shape(self, shape: ShapeLike) -> None:
+        raise UsageError("the shape of a stack is that of its members, and their number", hint="expand makes a new one")
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all members; None if they differ."""
+        found: torch.device | None = self._common([spec.device for spec in self._members])
+        return found
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        if device is None:
+            self.clear_device_()
+            return
+        self._expect_unlocked()
+        self._members = self.to(device).specs
+
+    @property
+    def dtype(self) -> None:
+        """A Composite has no one element type."""
+        return
+
+    @property
+    def names(self) -> list[str | None]:
+        """Names of the dimensions, None for those without."""
+        inner = self._members[0].names
+        return [*inner[: self._dim], self._dim_name, *inner[self._dim :]]
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        given = [None] * self.ndim if names is None else list(names)
+        if len(given) != self.ndim:
+            raise UsageError(f"names has {len(given)}, expected one for each of {self.ndim} dimensions")
+        self._dim_name = given.pop(self._dim)
+        for spec in self._members:
+            spec.names = given
+
+    @property
+    def data_cls(self) -> type | None:  # type: ignore[override]  # which is that of the members
+        found: type | None = self._common([spec.data_cls for spec in self._members])
+        return found
+
+    @property
+    def step_mdp_static(self) -> bool:  # type: ignore[override]  # which is that of the members
+        return all(spec.step_mdp_static for spec in self._members)
+
+    # Entries ---------------------------------------------------------------------------------------
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> View[Key]:
+        """A view of the keys that all members have."""
+        views = [
+            spec.keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
+            for spec in self._members
+        ]
+        return View(
+            lambda: ((key, None) for key in views[0] if all(key in view for view in views[1:])), lambda key, _: key
+        )
+
+    def _selected(
+        self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
+    ) -> Iterator[tuple[Key, Entry]]:
+        static_only = selection.step_mdp_static_only and not static
+        for key in self.keys(
+            selection.include_nested,
+            selection.leaves_only,
+            is_leaf=selection.is_leaf,
+            step_mdp_static_only=static_only,
+        ):
+            path = (*prefix, *(key if isinstance(key, tuple) else (key,)))
+            yield (path if len(path) > 1 else path[0]), self.get(key)
+
+    @property
+    def _specs(self) -> dict[str, Entry]:  # type: ignore[override]  # which are made of the members'
+        return {str(name): self.get(name) for name in self.keys()}
+
+    def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+        """Return the stack of the entries under a key that all members have, or `default` if one lacks it.
+
+        MissingKeyError (a KeyError) without a default, SchemaError (a RuntimeError) for entries that differ in their
+        number of dimensions, or of which some are None.
+        """
+        found = [spec.get(key, _MISSING) for spec in self._members]
+        if any(entry is _MISSING for entry in found):
+            if default is not _NO_DEFAULT:
+                return default
+            known = ", ".join(map(repr, self.keys())) or "none"
+            raise MissingKeyError(f"not all members have an entry {key!r}; they have {known} in common")
+        if all(entry is None for entry in found):
+            return None
+        if any(entry is None for entry in found):
+            raise SchemaError(f"the entry {key!r} is None in some of the members only")
+        if all(isinstance(entry, Composite) for entry in found):
+            return StackedComposite(*found, dim=self._dim)
+        try:
+            return stack_densely(found, self._dim)
+        except SchemaError:
+            return Stacked.mixed(found, self._dim)
+
+    def set(self, key: Key, spec: Any) -> Self:
+        """Set an entry of all members, in place: its part along the dimension of the stack. All change or none."""
+        self._expect_unlocked()
+        name = (as_path(key) or (repr(key),))[-1]
+        if isinstance(spec, Mapping):
+            spec = Composite(spec, shape=self.shape)
+        if isinstance(spec, TensorSpec) and spec.shape[: self.ndim] != self.shape:
+            spec = reshaped_entry(name, spec, self.shape)
+        if spec is not None and not isinstance(spec, TensorSpec):
+            raise SpecTypeError(f"the entry {name!r} is a {type(spec).__name__}, expected a spec, a dict or None")
+        parts = [None] * len(self._members) if spec is None else spec.unbind(self._dim)
+        for members in (self._branches().specs, self._members):  # on copies first
+            for member, part in zip(members, parts, strict=True):
+                member.set(key, part)
+        return self
+
+    def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
+        """Take the entry under a key that all members have out of them, and return the stack of it."""
+        self._expect_unlocked()
+        found = self.get(key, default)
+        if all(spec.get(key, _MISSING) is not _MISSING for spec in self._members):
+            for spec in self._members:
+                spec.pop(key)
+        return found
+
+    def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
+        """Set many entries of all members, in place; nested ones are updated in turn. All change or none."""
+        self._expect_unlocked()
+        for members in (self._branches().specs, self._members):  # on copies first
+            for number, member in enumerate(members):
+                member.update(_part_of(entries, self._dim, number))
+        return self
+
+    def empty(self) -> Self:
+        """Return a stack of members like these, without entries."""
+        return type(self)(*(spec.empty() for spec in self._members), dim=self._dim)
+
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Return whether no member has entries; with `recurse`, none but empty Composites."""
+        return all(spec.is_empty(recurse) for spec in self._members)
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    @property
+    def exclusive_keys(self) -> tuple[tuple[Key, ...], ...]:
+        """The keys of each member that not all members have."""
+        shared = list(self.keys(True))
+        return tuple(tuple(key for key in spec.keys(True) if key not in shared) for spec in self._members)
+
+    def repr_exclusive_keys(self) -> str:
+        """Describe the entries that not all members have, a line each."""
+        lines = [
+            f"{number}: {key!r}: " + f"{spec.get(key)!r}".replace("\n", "\n    ")
+            for number, (spec, keys) in enumerate(zip(self._members, self.exclusive_keys, strict=True))
+            for key in keys
+        ]
+        return "exclusive_keys={\n    " + ",\n    ".join(lines) + "}" if lines else "exclusive_keys={}"
+
+    def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
+        self._locked = locked
+        for spec in self._members:
+            spec._with_lock(locked, recurse)
+        return self
+
+    def _expect_unlocked(self) -> None:
+        if self._locked or any(spec.is_locked for spec in self._members):
+            raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
+
+    def _branches(self) -> Self:
+        return type(self)(*(spec._branches() for spec in self._members), dim=self._dim)
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def _joined(self, values: Sequence[Any], dim: int) -> Any:
+        return LazyStackedTensorDict.lazy_stack(list(values), dim)
+
+    def _projections(self, value: Any, prefix: tuple[str, ...]) -> list[tuple[Any, Any, Any]]:
+        parts = self._expected_parts(value)
+        lazy = isinstance(value, LazyStackedTensorDict) and value.stack_dim == self._place_in(value)
+        if lazy or isinstance(value, list | tuple):
+            found = [spec._projections(part, prefix) for spec, part in zip(self._members, parts, strict=True)]
+            return [change for changes in found for change in changes]
+        place = self._place_in(value)  # parts are views: what is set in them is not in the value
+        copies = [part.clone(recurse=False) for part in parts]
+        found = [spec.project(copy) for spec, copy in zip(self._members, copies, strict=True)]
+        projected: Any = torch.stack(found, place)
+        return [(item, value, key) for key, item in projected.items(True, True) if not _same(item, value.get(key))]
+
+    def project(self, value: Any) -> Any:
+        """Put each entry that is no member at its nearest one, in place, and return the value."""
+        if not isinstance(value, list | tuple) and not is_tensor_collection(value):
+            raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
+        return Composite.project(self, value) if not isinstance(value, list | tuple) else self._project_each(value)
+
+    def _project_each(self, value: Sequence[Any]) -> Sequence[Any]:
+        for projected, parent, name in self._projections(value, ()):
+            if is_tensor_collection(parent):
+                parent.set(name, projected)
+            else:
+                parent[name] = projected
+        return value
+
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
+        """Make a tensordict of one dict for each member, or of one dict of stacked numbers; entries may be missing."""
+        if is_nest(value) and not isinstance(value, Mapping):
+            pieces: Sequence[Any] = self._expected_parts(value)
+        elif isinstance(value, Mapping):
+            pieces = [self._piece_of(value, number) for number in range(len(self._members))]
+        else:
+            pieces = self._expected_parts(value)
+        encoded = [spec._encode(piece, ignore_device) for spec, piece in zip(self._members, pieces, strict=True)]
+        return self._joined(encoded, self._dim)
+
+    def _piece_of(self, value: Mapping[str, Any], number: int) -> dict[str, Any]:
+        return {
+            name: self._piece_of(item, number)
+            if isinstance(item, Mapping)
+            else item.select(self._dim, number)
+            if isinstance(item, torch.Tensor)
+            else self._piece(item, number)
+            for name, item in value.items()
+        }
+
+    def _check_encoded(self, value: Any) -> None:
+        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+            spec._check_encoded(part)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        if key is not None:
+            entry = self.get(key)
+            if entry is not None:
+                entry.type_check(value, None if isinstance(entry, Composite) else key)
+            return
+        for spec, part in zip(self._members, self._expected_parts(value), strict=True):
+            spec.type_check(part)
+
+    # Shape, device, copies -------------------------------------------------------------------------
+
+    def _changed(self, change: ShapeChange) -> Any:
+        found = super()._changed(change)
+        names = change.names(self.names)
+        if names and any(names):
+            found.names = names
+        return found
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> Any:
+        return LazyStack._stack(self, specs, dim)
+
+    def clear_device_(self) -> Self:
+        self._expect_unlocked()
+        return super().clear_device_()
+
+    def make_neg_dim(self, dim: int) -> None:
+        self._expect_unlocked()
+        super().make_neg_dim(dim)
+
+    def _kind(self) -> type[TensorSpec]:
+        return Composite
+
+
+def _part_of(entries: Mapping[Any, Any] | Composite, dim: int, number: int) -> dict[Any, Any]:
+    """Return what is for one member in entries that are stacked."""
+    found: dict[Any, Any] = {}
+    for key, spec in entries.items():
+        if isinstance(spec, Mapping):
+            found[key] = _part_of(spec, dim, number)
+        elif spec is None:
+            found[key] = None
+        elif isinstance(spec, TensorSpec):
+            found[key] = spec.unbind(normal_dim(dim, max(spec.ndim, 1)))[number]
+        else:
+            raise SpecTypeError(f"the entry {key!r} is a {type(spec).__name__}, expected a spec, a dict or None")
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, torch.Tensor) and torch.equal(one, other))
+
+
+def contains_lazy_spec(spec: TensorSpec) -> bool:
+    """Return whether a spec is a lazy stack, Stacked or StackedComposite, or holds one.
+
+    SpecTypeError (a TypeError) for what is no spec.
+    """
+    _require_spec(spec)
+    return isinstance(spec, LazyStack) or any(contains_lazy_spec(inner) for inner in spec._within())
+
+
+@suggests_keywords()
+def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
+    """Return whether the members of each lazy stack have the same keys; with `recurse`, in nested specs, too.
+
+    SpecTypeError (a TypeError) for what is no spec.
+    """
+    _require_spec(spec)
+    if not isinstance(spec, Composite):
+        return True
+    inner = [entry for entry in spec.values() if entry is not None]
+    if isinstance(spec, StackedComposite):
+        if any(spec.exclusive_keys if recurse else _exclusive(spec)):
+            return False
+        inner = list(spec.specs)
+    return not recurse or all(check_no_exclusive_keys(entry) for entry in inner)
+
+
+def _require_spec(spec: Any) -> None:
+    if not isinstance(spec, TensorSpec):
+        raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a TensorSpec")
+
+
+def _exclusive(spec: StackedComposite) -> list[set[Any]]:
+    shared = {*spec.keys()}
+    return [{*member.keys()} - shared for member in spec.specs if isinstance(member, Composite)]
+
+
+@suggests_keywords()
+def consolidate_spec(
+    spec: Composite, recurse_through_entries: bool = True, recurse_through_stack: bool = True
+) -> Composite:
+    """Copy a spec so that the members of each lazy stack have the same keys.
+
+    An entry that a member lacks is made of those of the others, with size 0 where they differ in size; where they do
+    not, in all dimensions after those of the Composite. Rows of one-hot specs, which cannot be empty, become an
+    Unbounded of size 0. `recurse_through_entries` and `recurse_through_stack` decide whether nested Composites and the
+    members of stacks are treated, too. UsageError (a ValueError) for entries of one key that differ in class or in
+    number of dimensions, SpecTypeError (a TypeError) for what is no Composite.
+    """
+    if not isinstance(spec, Composite):
+        raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a Composite")
+    if isinstance(spec, StackedComposite):
+        members = [_as_composite(member.clone()) for member in spec.specs]
+        if recurse_through_stack:
+            members = [consolidate_spec(member, False, True) for member in members]
+        _complete(members)
+        if recurse_through_entries:
+            _consolidate_entries(members, spec.stack_dim, recurse_through_stack)
+        return StackedComposite(*members, dim=spec.stack_dim)
+    copy = spec.clone()
+    for name, entry in copy.items() if recurse_through_entries else ():
+        if isinstance(entry, Composite):
+            copy.set(name, consolidate_spec(entry, True, recurse_through_stack))
+    return copy
+
+
+def _as_composite(spec: Any) -> Composite:
+    """Return a member of a StackedComposite by its type."""
+    return spec  # type: ignore[no-any-return]
+
+
+def _consolidate_entries(members: Sequence[Composite], dim: int, recurse_through_stack: bool) -> None:
+    """Complete the nested Composites that all members have under one key, in place."""
+    for name in list(members[0].keys()):
+        nested = [member.get(name) for member in members]
+        if all(isinstance(entry, Composite) for entry in nested):
+            whole = consolidate_spec(StackedComposite(*nested, dim=dim), True, recurse_through_stack)
+            for member, entry in zip(members, whole.unbind(dim), strict=True):
+                member.set(name, entry)
+
+
+def _complete(members: Sequence[Composite]) -> None:
+    """Give each member the entries that only others have, in place."""
+    for name in dict.fromkeys(key for member in members for key in member):
+        owners = [member.get(name) for member in members if name in member]
+        if len(owners) < len(members):
+            known = [owner for owner in owners if owner is not None]
+            blank = _blank(str(name), known, members[0].ndim) if known else None
+            for member in members:
+                if name not in member:
+                    member.set(name, blank)
+
+
+def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
+    """Make an entry like those of others, without elements where that is possible."""
+    first = owners[0]
+    for owner in owners:
+        if type(owner) is not type(first) or owner.ndim != first.ndim:
+            kinds = " and ".join(f"{type(spec).__name__} of {spec.ndim} dimensions" for spec in (first, owner))
+            raise UsageError(f"the entry {name!r} is a {kinds}: there is no one form of it for the other members")
+    differing = [len({*sizes}) > 1 for sizes in zip(*(owner.shape for owner in owners), strict=True)]
+    if isinstance(first, Composite):
+        return _blank_nest(name, [_as_composite(owner) for owner in owners], differing)
+    if isinstance(first, NonTensor):
+        return first.clone()
+    empty = differing if any(differing) else [place >= lead for place in range(first.ndim)]
+    try:
+        blank: TensorSpec = first[tuple(slice(0, 0) if is_empty else slice(None) for is_empty in empty)]
+    except UsageError:  # the last dimension of one-hot specs stays
+        sizes = [0 if is_empty else size for size, is_empty in zip(first.shape, empty, strict=True)]
+        blank = Unbounded(sizes, first.device, first.dtype)
+    return blank
+
+
+def _blank_nest(name: str, owners: Sequence[Composite], differing: Sequence[bool]) -> Composite:
+    shape = torch.Size([0 if other else size for size, other in zip(owners[0].shape, differing, strict=True)])
+    blank = Composite(shape=shape, device=owners[0].device, data_cls=owners[0].data_cls)
+    for key in dict.fromkeys(key for owner in owners for key in owner):
+        inner = [entry for owner in owners if (entry := owner.get(key, None)) is not None]
+        blank.set(key, _blank(f"{name}.{key}", inner, blank.ndim) if inner else None)
+    return blank

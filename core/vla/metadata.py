@@ -15,8 +15,7 @@ from ..errors import FormatError, UsageError
 from ..format.documents import load_json
 from ..format.syncing import replace_file
 from ..specs.base import TensorSpec
-from ..specs.bounded import Bounded
-from ..specs.unbounded import Unbounded
+from ..specs.bounded import Bounded, Unbounded
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 ActionSpace: TypeAlias = Literal[

@@ -8,14 +8,10 @@ import pytest
 import torch
 
 from rbtool.core.specs.base import TensorSpec
-from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.categorical import Binary, Categorical
-from rbtool.core.specs.choice import Choice
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.multi_categorical import MultiCategorical
-from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.one_hot import MultiOneHot, OneHot
-from rbtool.core.specs.unbounded import Unbounded
+from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 SHAPES = [(), (3,), (2, 3)]
 Make = Callable[[tuple[int, ...]], TensorSpec]

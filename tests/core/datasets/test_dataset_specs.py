@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
-from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.unbounded import Unbounded
+from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.testing.datasets import relist, write_walks
 

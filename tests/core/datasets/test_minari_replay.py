@@ -21,10 +21,9 @@ from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.remote.catalogue import KnownNames, Resolution
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
-from rbtool.core.specs.bounded import Bounded
+from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Categorical
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.unbounded import Unbounded
 from rbtool.core.writers.base import ImmutableDatasetWriter
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 

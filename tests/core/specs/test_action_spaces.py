@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import rbtool
-from rbtool.core.specs.action_spaces import ACTION_SPACE_MAP
+from rbtool.core.specs.categorical import ACTION_SPACE_MAP
 
 
 def test_each_kind_and_each_spelling_has_one_word() -> None:

@@ -11,9 +11,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
-from rbtool.core.specs.unbounded import Unbounded, UnboundedContinuous, UnboundedDiscrete
-from rbtool.core.specs.values import SpecTypeError, UndefinedForSpecError
+from rbtool.core.specs.base import SpecTypeError, UndefinedForSpecError
+from rbtool.core.specs.bounded import (
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+)
 
 INF, NAN = float("inf"), float("nan")
 HIGHEST = 2**63 - 1

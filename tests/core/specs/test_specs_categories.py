@@ -11,11 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.specs.categorical import Binary, Categorical
-from rbtool.core.specs.multi_categorical import MultiCategorical
-from rbtool.core.specs.one_hot import MultiOneHot, OneHot
-from rbtool.core.specs.stacked import Stacked
-from rbtool.core.specs.values import BinaryBox, BoxList, CategoricalBox
+from rbtool.core.specs.base import BoxList, Stacked
+from rbtool.core.specs.categorical import (
+    Binary,
+    BinaryBox,
+    Categorical,
+    CategoricalBox,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+)
 
 EVEN = torch.tensor([True, False, True, False, True])
 

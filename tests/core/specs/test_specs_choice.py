@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData
 
-from rbtool.core.specs.bounded import Bounded
+from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.choice import Choice
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.unbounded import Unbounded
+from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 
 def numbers() -> Choice:

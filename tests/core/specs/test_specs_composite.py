@@ -10,14 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.categorical import Binary, Categorical
-from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.multi_categorical import MultiCategorical
+from rbtool.core.specs.base import SpecTypeError
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
+from rbtool.core.specs.composite import Composite, StackedComposite
 from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.stacked_composite import StackedComposite
-from rbtool.core.specs.unbounded import Unbounded
-from rbtool.core.specs.values import SpecTypeError
 
 
 @tensorclass

@@ -9,18 +9,19 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
 import rbtool
-from rbtool.core.specs import renamed
-from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.choice import Choice
-from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.consolidation import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
-from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.of_tensordict import make_composite_from_td
-from rbtool.core.specs.one_hot import OneHot
-from rbtool.core.specs.stacked import Stacked
-from rbtool.core.specs.stacked_composite import StackedComposite
-from rbtool.core.specs.unbounded import Unbounded
+from rbtool.core.specs import interop
+from rbtool.core.specs.base import Stacked
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Categorical, OneHot
+from rbtool.core.specs.composite import (
+    Composite,
+    StackedComposite,
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+)
+from rbtool.core.specs.interop import make_composite_from_td
+from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 
 def stack(*entries: dict[str, Any]) -> Any:
@@ -118,7 +119,7 @@ def test_a_lazy_stack_has_a_lazy_spec() -> None:
     assert spec.is_in(td)
 
 
-FORMER = [name for name in vars(renamed) if name.endswith("Spec")]
+FORMER = [name for name, found in vars(interop).items() if isinstance(found, interop.FormerName)]
 
 
 @pytest.mark.parametrize("name", FORMER)

@@ -12,8 +12,8 @@ from every_spec import MAKERS, Make, every, every_tensor
 from tensordict import TensorDictBase
 
 from rbtool.core.specs.base import TensorSpec
-from rbtool.core.specs.choice import Choice
-from rbtool.core.specs.one_hot import MultiOneHot, OneHot
+from rbtool.core.specs.categorical import MultiOneHot, OneHot
+from rbtool.core.specs.non_tensor import Choice
 
 
 def ends(spec: TensorSpec) -> int:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.specs.bounded import Bounded
+from rbtool.core.specs.base import SpecTypeError
+from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.unbounded import Unbounded
-from rbtool.core.specs.values import SpecTypeError
 
 
 @pytest.mark.parametrize(

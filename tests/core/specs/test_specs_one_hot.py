@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.multi_categorical import MultiCategorical
-from rbtool.core.specs.one_hot import MultiOneHot, OneHot
-from rbtool.core.specs.values import BoxList, CategoricalBox
+from rbtool.core.specs.base import BoxList
+from rbtool.core.specs.categorical import Categorical, CategoricalBox, MultiCategorical, MultiOneHot, OneHot
 
 MASK = torch.tensor([True, False, True, False])
 COLUMNS = st.lists(st.integers(1, 4), min_size=1, max_size=4)

@@ -14,15 +14,11 @@ from forked_scripts import Interpreter
 from rbtool.core.errors import FormatError
 from rbtool.core.format.documents import plain
 from rbtool.core.specs.base import TensorSpec
-from rbtool.core.specs.bounded import Bounded
-from rbtool.core.specs.categorical import Binary, Categorical
-from rbtool.core.specs.choice import Choice
+from rbtool.core.specs.bounded import Bounded, Unbounded
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.multi_categorical import MultiCategorical
-from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.one_hot import MultiOneHot, OneHot
-from rbtool.core.specs.spaces import space_from_spec, spec_from_space
-from rbtool.core.specs.unbounded import Unbounded
+from rbtool.core.specs.interop import space_from_spec, spec_from_space
+from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 INF = float("inf")
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}

@@ -12,15 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from rbtool.core.specs.base import TensorSpec
-from rbtool.core.specs.bounded import Bounded, BoundedContinuous
-from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.base import Stacked, TensorSpec
+from rbtool.core.specs.bounded import Bounded, BoundedContinuous, Unbounded
+from rbtool.core.specs.categorical import Categorical, OneHot
+from rbtool.core.specs.composite import Composite, StackedComposite
 from rbtool.core.specs.non_tensor import NonTensor
-from rbtool.core.specs.one_hot import OneHot
-from rbtool.core.specs.stacked import Stacked
-from rbtool.core.specs.stacked_composite import StackedComposite
-from rbtool.core.specs.unbounded import Unbounded
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 

@@ -1,25 +1,29 @@
-"""Specs of the spaces of an environment, as a manifest or gymnasium has them, and gymnasium spaces of specs."""
+"""Specs and other libraries: spaces of gymnasium, tensordicts, and the names that TorchRL's specs had."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from ..errors import FormatError, SchemaError, UsageError, suggests_keywords
 from ..ted.spaces import bound_array
-from .base import TensorSpec
-from .bounded import Bounded, BoxSpec
-from .categorical import Binary, Categorical
-from .composite import Composite
-from .multi_categorical import MultiCategorical
+from .base import DeviceLike, LazyStack, SpecTypeError, Stacked, TensorSpec, brief
+from .bounded import Bounded, BoxSpec, Unbounded, UnboundedContinuous, UnboundedDiscrete
+from .categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from .composite import Composite, StackedComposite, is_nest
 from .non_tensor import NonTensor
-from .one_hot import MultiOneHot, OneHot
-from .stacked import LazyStack
-from .unbounded import Unbounded
-from .values import DeviceLike
 
 _PARTS = {
     "Box": ("low", "high", "shape", "dtype"), "Dict": ("spaces",), "Discrete": ("n", "start", "dtype"),
@@ -43,12 +47,7 @@ def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
     except (FormatError, RecursionError):
         raise
     except (UsageError, SchemaError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError(f"{_brief(space)} is not a space: {error}") from error
-
-
-def _brief(space: Any) -> str:
-    text = repr(space)
-    return text if len(text) <= 200 else text[:200] + "…"
+        raise FormatError(f"{brief(space)} is not a space: {error}") from error
 
 
 def _document(space: Any) -> Mapping[str, Any]:
@@ -61,7 +60,7 @@ def _document(space: Any) -> Mapping[str, Any]:
             if "spaces" in found:
                 found["subspaces"] = found.pop("spaces")
             return {"type": kind.__name__, **found}
-    raise FormatError(f"{_brief(space)} is not a space: no type of {', '.join(_PARTS)} is named")
+    raise FormatError(f"{brief(space)} is not a space: no type of {', '.join(_PARTS)} is named")
 
 
 def _spec(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
@@ -195,3 +194,138 @@ def _box_of(spec: BoxSpec) -> Any:
     if isinstance(spec, Unbounded) and np.issubdtype(kind, np.floating):
         low, high = np.full(shape, -np.inf, kind), np.full(shape, np.inf, kind)
     return spaces.Box(low.astype(kind), high.astype(kind), shape, kind)
+
+
+@suggests_keywords()
+def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
+    """Return the spec of a tensordict or tensorclass: an Unbounded for each tensor, a NonTensor for other data.
+
+    Shape, device, element types and nests are those of the tensordict, a NonTensor has the first datum as its example,
+    and `data_cls` is the class of the tensordict, so that values are of it. `unsqueeze_null_shapes` makes `[1]` of the
+    shape `[]`, `dynamic_shape` lets the last dimension of tensors have any size, unless it is one of the batch. A lazy
+    stack becomes a StackedComposite. SpecTypeError (a TypeError) for what is neither.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from rbtool import make_composite_from_td
+    >>> make_composite_from_td(TensorDict({"observation": torch.zeros(5, 3)}, [5]))["observation"].shape
+    torch.Size([5, 3])
+    """
+    if not is_tensor_collection(td):
+        raise SpecTypeError(f"td is a {type(td).__name__}, expected a tensordict or a tensorclass")
+    options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
+    if isinstance(td, LazyStackedTensorDict):
+        return StackedComposite(*(make_composite_from_td(one, **options) for one in td.tensordicts), dim=td.stack_dim)
+    batch = torch.Size(td.batch_size)
+    entries: dict[str, TensorSpec] = {}
+    for name in list(td.keys()):
+        value = td.get(name)
+        if is_non_tensor(value):
+            entries[name] = NonTensor(value.batch_size, value.device, example_data=_first(value))
+        elif is_nest(value):
+            entries[name] = make_composite_from_td(value, **options)
+        else:
+            entries[name] = _tensor(value, len(batch), unsqueeze_null_shapes, dynamic_shape)
+    data_cls = None if isinstance(td, TensorDictBase) and type(td) is not TensorDict else type(td)
+    return Composite(entries, shape=batch, device=td.device, data_cls=data_cls)
+
+
+def _tensor(value: torch.Tensor, lead: int, unsqueeze: bool, dynamic: bool) -> TensorSpec:
+    shape = [*value.shape] or [1] * unsqueeze
+    if dynamic and len(shape) > lead:
+        shape[-1] = -1
+    return Unbounded(shape, value.device, value.dtype)
+
+
+def _first(value: Any) -> Any:
+    while isinstance(value, NonTensorStack) and len(value):
+        value = value[0]
+    return None if isinstance(value, NonTensorStack) else value.data
+
+
+class FormerName(type):
+    """Makes instances of the class `now`, and takes them for its own."""
+
+    now: type
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{cls.__name__} is now called {cls.now.__name__}", DeprecationWarning, stacklevel=2)
+        return cls.now(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.now)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.now)
+
+
+class BinaryDiscreteTensorSpec(metaclass=FormerName):
+    """The former name of Binary; a call warns."""
+
+    now = Binary
+
+
+class BoundedTensorSpec(metaclass=FormerName):
+    """The former name of Bounded; a call warns."""
+
+    now = Bounded
+
+
+class CompositeSpec(metaclass=FormerName):
+    """The former name of Composite; a call warns."""
+
+    now = Composite
+
+
+class DiscreteTensorSpec(metaclass=FormerName):
+    """The former name of Categorical; a call warns."""
+
+    now = Categorical
+
+
+class LazyStackedCompositeSpec(metaclass=FormerName):
+    """The former name of StackedComposite; a call warns."""
+
+    now = StackedComposite
+
+
+class LazyStackedTensorSpec(metaclass=FormerName):
+    """The former name of Stacked; a call warns."""
+
+    now = Stacked
+
+
+class MultiDiscreteTensorSpec(metaclass=FormerName):
+    """The former name of MultiCategorical; a call warns."""
+
+    now = MultiCategorical
+
+
+class MultiOneHotDiscreteTensorSpec(metaclass=FormerName):
+    """The former name of MultiOneHot; a call warns."""
+
+    now = MultiOneHot
+
+
+class NonTensorSpec(metaclass=FormerName):
+    """The former name of NonTensor; a call warns."""
+
+    now = NonTensor
+
+
+class OneHotDiscreteTensorSpec(metaclass=FormerName):
+    """The former name of OneHot; a call warns."""
+
+    now = OneHot
+
+
+class UnboundedContinuousTensorSpec(metaclass=FormerName):
+    """The former name of UnboundedContinuous; a call warns."""
+
+    now = UnboundedContinuous
+
+
+class UnboundedDiscreteTensorSpec(metaclass=FormerName):
+    """The former name of UnboundedDiscrete; a call warns."""
+
+    now = UnboundedDiscrete
