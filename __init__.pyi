@@ -73,7 +73,7 @@ from .core.maps.hashing import BinaryToDecimal as BinaryToDecimal
 from .core.maps.hashing import HashToInt as HashToInt
 from .core.maps.hashing import RandomProjectionHash as RandomProjectionHash
 from .core.maps.hashing import SipHash as SipHash
-from .core.maps.query import QueryModule as QueryModule
+from .core.maps.tensordict_map import QueryModule as QueryModule
 from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
@@ -206,12 +206,12 @@ from .core.verbs.sample import sample as sample
 from .core.verbs.split import split as split
 from .core.verbs.stats import stats as stats
 from .core.verbs.upload import upload as upload
-from .core.vla.metadata import RobotDatasetMetadata as RobotDatasetMetadata
+from .core.vla.dataset import RobotDatasetMetadata as RobotDatasetMetadata
+from .core.vla.dataset import VLAAction as VLAAction
+from .core.vla.dataset import VLAImages as VLAImages
+from .core.vla.dataset import VLAObservation as VLAObservation
+from .core.vla.dataset import validate_vla_tensordict as validate_vla_tensordict
 from .core.vla.preprocessing import OpenVLAImagePreprocessor as OpenVLAImagePreprocessor
-from .core.vla.schema import VLAAction as VLAAction
-from .core.vla.schema import VLAImages as VLAImages
-from .core.vla.schema import VLAObservation as VLAObservation
-from .core.vla.schema import validate_vla_tensordict as validate_vla_tensordict
 from .core.vla.tokenizers import ActionTokenizerBase as ActionTokenizerBase
 from .core.vla.tokenizers import UniformActionTokenizer as UniformActionTokenizer
 from .core.vla.tokenizers import VocabTailActionTokenizer as VocabTailActionTokenizer

@@ -1,21 +1,162 @@
-"""Forests: the rollouts that start anywhere, stored as steps, from which trees are made."""
+"""Forests: rollouts that start anywhere, stored as steps and as a graph of states, from which trees are made."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, unravel_key
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection, unravel_key
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..maps.query import Hashed, Key, QueryModule
-from ..maps.tensordict_map import TensorDictMap
+from ..maps.tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only
 from ..specs.composite import Composite
-from .growing import grow, planted
-from .node_map import NodeMap
 from .tree import Path, Tree
+
+
+class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
+    """The branches at each observation: the rows of the steps that start there, in the order in which they came.
+
+    `nodes[td]` reads, for observations of any batch size, the rows `_index` and hashes `_hash` of these steps, int64
+    `[*batch, branches]` (a lazy stack where the numbers of branches differ), and `count`, int32 `[*batch]`: how many
+    steps were added there, repeated ones included. Observations that no rollout has raise MissingKeyError (a
+    KeyError). A forest writes; `query_module` numbers the observations.
+    """
+
+    def __init__(self, query_module: QueryModule) -> None:
+        self.query_module = query_module
+        self.branches: list[list[int]] = []
+        """The rows of the steps that start at each node."""
+        self.targets: list[int] = []
+        """The node to which each step leads."""
+        self.hashes: list[int] = []
+        """The hash of each step."""
+        self._visits: list[int] = []
+        self._forward = True
+        """Whether each step leads to a node of a higher number, as without states that are met again."""
+
+    def __len__(self) -> int:
+        return len(self.branches)
+
+    def clear(self) -> None:
+        self.query_module.truncate(0)
+        for part in (self.branches, self.targets, self.hashes, self._visits):
+            part.clear()
+        self._forward = True
+
+    def contains(self, item: TensorDictBase) -> torch.Tensor:
+        hashed = self.query_module.hashed(item)
+        return (self.query_module.find(hashed) >= 0).reshape(hashed.batch)
+
+    def connect(self, nodes: Sequence[int], targets: Sequence[int], rows: Sequence[int], hashes: Sequence[int]) -> None:
+        """Add steps from nodes to nodes; those whose row is known count as a visit."""
+        while len(self.branches) < len(self.query_module):
+            self.branches.append([])
+            self._visits.append(0)
+        for node, target, row, value in zip(nodes, targets, rows, hashes, strict=True):
+            self._visits[node] += 1
+            if row == len(self.targets):
+                self.targets.append(target)
+                self.hashes.append(value)
+                self.branches[node].append(row)
+                self._forward &= target > node
+
+    def __getitem__(self, item: TensorDictBase) -> TensorDictBase:
+        hashed = self.query_module.hashed(item)
+        nodes = known_only(self.query_module.find(hashed)).tolist()
+        found = [self._node(node) for node in nodes]
+        if not hashed.batch:
+            return found[0]
+        stacked: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack(found)
+        return stacked if len(hashed.batch) == 1 else stacked.reshape(hashed.batch)
+
+    def _node(self, node: int) -> TensorDict:
+        rows = self.branches[node]
+        hashes = torch.tensor([self.hashes[row] for row in rows], dtype=torch.int64)
+        count = torch.tensor(self._visits[node], dtype=torch.int32)
+        return TensorDict({"_index": torch.tensor(rows, dtype=torch.int64), "_hash": hashes, "count": count}, [])
+
+    def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
+        raise UsageError("branches are not written one by one", hint="add rollouts with the forest's extend")
+
+    def acyclic_from(self, start: int) -> bool:
+        """Whether no path from a node leads back to where it was."""
+        if self._forward:
+            return True
+        active, done = {start}, set[int]()
+        stack = [(start, iter(self.branches[start]))]
+        while stack:
+            node, rows = stack[-1]
+            target = next((self.targets[row] for row in rows if self.targets[row] not in done), None)
+            if target is None:
+                stack.pop()
+                active.remove(node)
+                done.add(node)
+            elif target in active:
+                return False
+            else:
+                active.add(target)
+                stack.append((target, iter(self.branches[target])))
+        return True
+
+
+_MOST = 100_000
+
+
+class Vertex:
+    """A vertex to be: the rows of the steps that lead to it, and the vertices that follow."""
+
+    def __init__(self, steps: list[int], node: int, depth: int, passed: frozenset[int]) -> None:
+        self.steps = steps
+        self.node = node
+        self.depth = depth
+        self.passed = passed
+        """The steps on the path, where paths may come back to a state."""
+        self.below: list[Vertex] = []
+
+
+def grow(nodes: NodeMap, start: int, steps: list[int] | None, *, max_depth: int | None, compact: bool) -> list[Vertex]:
+    """Return the vertices of the tree below a node, level by level; the root has `steps`, or those to a branching."""
+    acyclic = nodes.acyclic_from(start)
+    known: dict[Any, Vertex] = {}
+
+    def branches(vertex: Vertex) -> list[int]:
+        rows = nodes.branches[vertex.node]
+        return rows if acyclic else [row for row in rows if row not in vertex.passed]
+
+    def follow(vertex: Vertex, row: int) -> None:
+        vertex.steps.append(row)
+        vertex.node = nodes.targets[row]
+        if not acyclic:
+            vertex.passed |= {row}
+
+    def lengthened(vertex: Vertex) -> Vertex:
+        while compact and len(rows := branches(vertex)) == 1:
+            follow(vertex, rows[0])
+        return vertex
+
+    root = Vertex(list(steps or ()), start, 0, frozenset(steps or ()))
+    found = [root if steps is not None else lengthened(root)]
+    queue = deque(found)
+    while queue:
+        vertex = queue.popleft()
+        if max_depth is not None and vertex.depth > max_depth:
+            continue
+        for row in branches(vertex):
+            key = (row, None if max_depth is None else vertex.depth, vertex.passed)
+            child = known.get(key)
+            if child is None:
+                child = known[key] = Vertex([], vertex.node, vertex.depth + 1, vertex.passed)
+                follow(child, row)
+                found.append(lengthened(child))
+                queue.append(child)
+            vertex.below.append(child)
+        if len(found) > _MOST:
+            raise SchemaError(f"the tree has more than {_MOST:,} vertices", hint="say max_depth=…")
+    return found
+
 
 _DONE: tuple[Key, ...] = ("done", "terminated", "truncated")
 
@@ -235,14 +376,38 @@ class MCTSForest:
         max_depth: int | None = None,
         compact: bool = True,
     ) -> Tree:
-        """Make the tree below a node, whose root has these steps for its rollout."""
+        """Make the tree below a node, whose root has these steps for its rollout; all steps are read at once."""
         assert self.data_map is not None
         assert self.node_map is not None
-        vertices = grow(self.node_map, node, steps, max_depth=max_depth, compact=compact)
-        return planted(
-            vertices, self.data_map, self.node_map, root.select(*self.observation_keys).clone(), self.observation_keys,
-            self._specs(),
-        )  # fmt: skip
+        nodes, state = self.node_map, root.select(*self.observation_keys).clone()
+        vertices = grow(nodes, node, steps, max_depth=max_depth, compact=compact)
+        lengths = [len(vertex.steps) for vertex in vertices]
+        rollouts: list[TensorDictBase | None] = [None] * len(vertices)
+        states: list[TensorDictBase] = [state] * len(vertices)
+        if any(lengths):
+            read = self.data_map[torch.tensor([row for vertex in vertices for row in vertex.steps], dtype=torch.int64)]
+            ends = torch.tensor(lengths).cumsum(0) - 1
+            last = read[ends.clamp(min=0)]["next"].select(*self.observation_keys).unbind(0)
+            for number, (part, after) in enumerate(zip(read.split(lengths), last, strict=True)):
+                if lengths[number]:
+                    rollouts[number], states[number] = part, after
+        trees, specs = [], self._specs()
+        counts, wins = torch.zeros(len(vertices), dtype=torch.int32).unbind(), torch.zeros(len(vertices)).unbind()
+        for number, vertex in enumerate(vertices):
+            value = nodes.hashes[vertex.steps[0]] if number else int(nodes.query_module.hashed(state).hashes)
+            rows = [child.steps[0] for child in vertex.below]
+            index = torch.tensor(rows, dtype=torch.int64) if rows else None
+            trees.append(
+                Tree(
+                    count=counts[number], wins=wins[number], index=index, hash=value, node_id=number,
+                    rollout=rollouts[number], node_data=states[number], specs=specs, batch_size=[],
+                )
+            )  # fmt: skip
+        numbers = {id(vertex): number for number, vertex in enumerate(vertices)}
+        for tree, vertex in zip(trees, vertices, strict=True):
+            if vertex.below:
+                tree.set_children([trees[numbers[id(child)]] for child in vertex.below])
+        return trees[0]
 
     def _specs(self) -> Any:
         """The specs of vertices, None where the keys are the usual ones."""

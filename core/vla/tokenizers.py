@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from .metadata import RobotDatasetMetadata
+from .dataset import RobotDatasetMetadata
 
 _TINY = 1e-8
 """OpenVLA adds this to the width of a range."""

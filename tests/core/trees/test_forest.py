@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import MCTSForest, QueryModule, TensorDictMap
-from rbtool.core.trees import growing
+from rbtool.core.trees import forest as forests
 
 # The tree that the reference shows: lists of actions and the states that they lead to, all from state 0.
 SHOWN = [
@@ -263,12 +263,12 @@ def test_states_on_many_paths_are_one_vertex() -> None:
     steps = [(at, action, at + 1 + action) for at in range(0, 60, 3) for action in (0, 1)]
     steps += [(at + 1 + action, 0, at + 3) for at in range(0, 60, 3) for action in (0, 1)]
     forest = forest_of(steps)
-    vertices = growing.grow(forest.node_map, 0, None, max_depth=None, compact=False)
+    vertices = forests.grow(forest.node_map, 0, None, max_depth=None, compact=False)
     assert len(vertices) == len(forest) + 1 == 81
 
 
 def test_a_tree_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "_MOST", 500)
+    monkeypatch.setattr(forests, "_MOST", 500)
     forest = forest_of([(at, action, (at + action) % 4) for at in range(4) for action in range(4)])
     with pytest.raises(rbtool.SchemaError, match="the tree has more than 500 vertices"):
         forest.get_tree(state(0))
