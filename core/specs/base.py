@@ -49,16 +49,9 @@ class UndefinedForSpecError(UsageError, NotImplementedError):
 
 
 ShapeLike: TypeAlias = int | Iterable[int]
-
-
 DeviceLike: TypeAlias = torch.device | str | int
-
-
 DEVICE_TYPING = DeviceLike
 """TorchRL's name of what a device may be given as."""
-
-
-_SCALAR = torch.Size()
 
 
 def as_shape(shape: ShapeLike) -> torch.Size:
@@ -67,7 +60,7 @@ def as_shape(shape: ShapeLike) -> torch.Size:
     SpecTypeError (a TypeError) for sizes that are no whole numbers, UsageError (a ValueError) for those below -1.
     """
     if isinstance(shape, tuple) and not shape:
-        return _SCALAR
+        return _NO_BATCH
     try:
         sizes = torch.Size([shape] if isinstance(shape, int) else shape)
     except TypeError:
@@ -292,16 +285,22 @@ class TensorSpec(ABC):
         for spec in self._within():
             spec.erase_memoize_cache()
 
-    def _within(self) -> Iterable[TensorSpec]:
+    def _within(self) -> Sequence[TensorSpec]:
         """The specs that this one is made of."""
         return ()
 
-    @abstractmethod
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the value as numpy arrays.
 
         `safe` checks it against the spec first; by default the environment variable CHECK_SPEC_ENCODE decides.
         """
+        if checks_encoding() if safe is None else safe:
+            self.assert_is_in(value)
+        return self._to_numpy(value)
+
+    @abstractmethod
+    def _to_numpy(self, value: Any) -> Any:
+        """Return a value that is not checked as numpy arrays."""
 
     @abstractmethod
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -325,9 +324,14 @@ class TensorSpec(ABC):
     def _changed(self, change: ShapeChange) -> Self:
         """Return this spec with another shape."""
 
-    @abstractmethod
     def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine."""
+        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine.
+
+        By default those that are equal can.
+        """
+        if any(spec != self for spec in specs):
+            raise SchemaError(f"{type(self).__name__} specs that differ cannot be stacked into one")
+        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
 
     def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
         """Return a stack that keeps its members as they are."""
@@ -401,6 +405,8 @@ class TensorSpec(ABC):
 
     def clear_device_(self) -> Self:
         """Forget the device where there is one to forget; the spec of a tensor keeps it."""
+        for spec in self._within():
+            spec.clear_device_()
         return self
 
     @abstractmethod
@@ -573,9 +579,7 @@ class LeafSpec(TensorSpec):
         if self._memo is not None:
             self._memo = {}
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
+    def _to_numpy(self, value: Any) -> Any:
         return to_array(torch.as_tensor(value))
 
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -734,6 +738,14 @@ def same_value(one: Any, other: Any) -> bool:
         return False
 
 
+def make_neg_dim_of_all(specs: Sequence[TensorSpec], dim: int) -> None:
+    """Let one dimension of several specs have any size, in place: all of them change, or none."""
+    for spec in specs:
+        spec.clone().make_neg_dim(dim)
+    for spec in specs:
+        spec.make_neg_dim(dim)
+
+
 class LazyStack(TensorSpec):
     """What stacks of specs have in common. Sizes that differ between the members are -1 in the shape of the stack."""
 
@@ -857,12 +869,10 @@ class LazyStack(TensorSpec):
             raise SchemaError(f"a value of shape {shape} has not one part for each of {count} specs in {self._dim}")
         return array.take(number, axis=self._dim)
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def _to_numpy(self, value: Any) -> Any:
         """Return one array, or a list of the parts' where they differ in shape."""
-        if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
         parts = self._expected_parts(value)
-        arrays = [spec.to_numpy(part, safe=False) for spec, part in zip(self._members, parts, strict=True)]
+        arrays = [spec._to_numpy(part) for spec, part in zip(self._members, parts, strict=True)]
         alike = all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays)
         return np.stack(arrays, self._place_in(value)) if alike else arrays
 
@@ -899,20 +909,12 @@ class LazyStack(TensorSpec):
         """Return the members, or stacks of what each has along another dimension."""
         return self._members if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
 
-    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        if any(spec != self for spec in specs):
-            raise SchemaError("stacks of specs that differ have no one spec")
-        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
-
     def make_neg_dim(self, dim: int) -> None:
         """Let one dimension have any size, in place and in all members; UsageError for that of the stack."""
         place = normal_dim(dim, self.ndim)
         if place == self._dim:
             raise UsageError(f"dimension {dim} is that of the stack, which has {len(self._members)} members")
-        inner = place - (place > self._dim)
-        for attempt in (True, False):  # on copies first: either all members change or none
-            for spec in self._members:
-                (spec.clone() if attempt else spec).make_neg_dim(inner)
+        make_neg_dim_of_all(self._members, place - (place > self._dim))
 
     def _expect_place(self, dim: int) -> None:
         for spec in self._members:
@@ -923,11 +925,6 @@ class LazyStack(TensorSpec):
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
         """Return this stack with all members for another device or element type."""
         return type(self)(*(spec.to(dest) for spec in self._members), dim=self._dim)
-
-    def clear_device_(self) -> Self:
-        for spec in self._members:
-            spec.clear_device_()
-        return self
 
     def clone(self) -> Self:
         return type(self)(*(spec.clone() for spec in self._members), dim=self._dim)

@@ -97,8 +97,6 @@ class BoxSpec(LeafSpec):
 
 
 Bound: TypeAlias = float | list[Any] | np.ndarray[Any, Any] | torch.Tensor
-
-
 Domain: TypeAlias = Literal["continuous", "discrete"]
 
 
@@ -152,7 +150,8 @@ class Bounded(BoxSpec):
                 raise SchemaError(f"Bounded({low}, {high}) has no shape", hint="give shape=, or bounds that have one")
             shape = _broadcast(least, largest)
         super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
-        if not isinstance(self, _bounded_class(self._dtype, domain or _class_domain(self))):
+        own: Any = "discrete" if isinstance(self, BoundedDiscrete) else None
+        if not isinstance(self, _bounded_class(self._dtype, domain or own)):
             raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}")
         self._low, self._high = self._fitted(least, upper=False), self._fitted(largest, upper=True)
         low, high = self._low, self._high
@@ -361,12 +360,10 @@ class BoundedDiscrete(Bounded):
     _DEFAULT_DTYPE = torch.int64
 
 
+WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+"""The integer types that torch compares and clamps."""
 _DRAWN = (torch.float32, torch.float64)
-
-
-_RANDINT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
+_RANDINT = (torch.bool, *WHOLE_TYPES)
 _NOT_COMPARED = (torch.uint16, torch.uint32)
 
 
@@ -378,19 +375,22 @@ def _evenly(
     return torch.rand(size, dtype=dtype, device=device, generator=generator)
 
 
-def _class_domain(spec: Bounded) -> Any:
-    """A class named by the caller decides for itself what a float type holds."""
-    return "discrete" if isinstance(spec, BoundedDiscrete) else None
+def _is_real(dtype: torch.dtype, domain: Domain | None) -> bool:
+    """Return whether a spec of this element type and domain holds real numbers, or whole ones only."""
+    if domain not in (None, "continuous", "discrete"):
+        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
+    real = dtype.is_floating_point or dtype.is_complex
+    if domain == "continuous" and not real:
+        raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
+    if domain == "discrete" and dtype.is_complex:
+        raise SpecTypeError(f"domain is 'discrete', but {dtype} is complex")
+    return real and domain != "discrete"
 
 
 def _bounded_class(dtype: torch.dtype, domain: Domain | None) -> type[Bounded]:
-    if domain not in (None, "continuous", "discrete"):
-        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
     if dtype.is_complex or dtype is torch.uint64:
         raise SpecTypeError(f"dtype is {dtype}, expected one whose values can be compared with bounds")
-    if domain == "continuous" and not dtype.is_floating_point:
-        raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
-    return BoundedDiscrete if domain == "discrete" or not dtype.is_floating_point else BoundedContinuous
+    return BoundedContinuous if _is_real(dtype, domain) else BoundedDiscrete
 
 
 def _as_tensor(bound: Any, name: str) -> torch.Tensor:
@@ -538,14 +538,7 @@ class UnboundedDiscrete(Unbounded):
 
 
 def _unbounded_class(dtype: torch.dtype, domain: Domain | None) -> type[Unbounded]:
-    if domain not in (None, "continuous", "discrete"):
-        raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
-    real = dtype.is_floating_point or dtype.is_complex
-    if domain == "continuous" and not real:
-        raise UsageError(f"domain is 'continuous', but {dtype} holds whole numbers")
-    if domain == "discrete" and dtype.is_complex:
-        raise SpecTypeError(f"domain is 'discrete', but {dtype} is complex")
-    return UnboundedContinuous if real and domain != "discrete" else UnboundedDiscrete
+    return UnboundedContinuous if _is_real(dtype, domain) else UnboundedDiscrete
 
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
@@ -553,12 +546,8 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 MANY = 2**40
 """The modulus of up to as many and 63 random bits is off from even by less than 2**-23."""
-
-
 FEW = 2**16
 """Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
-
-
 FEWER_THAN_FLOATS = 2**30
 """Up to as many categories are drawn by a float64."""
 
@@ -618,11 +607,7 @@ def random_values(
 
 
 _TRUNCATED = (torch.int64, torch.int32, torch.int16)
-
-
 _FEW_ELEMENTS = 256  # for more, one draw for several elements is faster than one call less
-
-
 _RANGES = {
     torch.bool: (0, 2),
     torch.uint8: (0, 2**8),
@@ -642,10 +627,6 @@ def small_integers(
     part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
     drawn = part.mul_(counts)
     return drawn.to(dtype) if dtype in _TRUNCATED else drawn.floor_().to(dtype)
-
-
-WHOLE_TYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-"""The integer types that torch compares and clamps."""
 
 
 def as_int64(value: torch.Tensor) -> torch.Tensor:

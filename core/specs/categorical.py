@@ -770,7 +770,10 @@ class _OneHotSpec(LeafSpec):
 
         NotInSpecError for what is no member, which has no number; `safe=False` skips that check.
         """
-        numbers = self.to_categorical(torch.as_tensor(value), safe)
+        return super().to_numpy(torch.as_tensor(value), safe is not False)
+
+    def _to_numpy(self, value: Any) -> Any:
+        numbers = self.to_categorical(torch.as_tensor(value), safe=False)
         if not self._use_register:
             return to_array(numbers)
         columns = numbers.unsqueeze(-1) if len(self._number_shape) < self.ndim else numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
@@ -22,9 +22,9 @@ from .base import (
     as_shape,
     batch_of,
     batched,
-    checks_encoding,
     combinations,
     concrete,
+    make_neg_dim_of_all,
     stack_densely,
     to_array,
 )
@@ -39,8 +39,6 @@ class LockedSpecError(UsageError, RuntimeError):
 
 Key: TypeAlias = str | tuple[str, ...]
 Entry: TypeAlias = TensorSpec | None
-
-
 _Item = TypeVar("_Item", covariant=True)
 
 
@@ -450,11 +448,7 @@ class Composite(TensorSpec):
         """
         if not is_nest(value):
             raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
-        for projected, parent, name in self._projections(value, ()):
-            if is_tensor_collection(parent):
-                parent.set(name, projected)
-            else:
-                parent[name] = projected
+        _put(self._projections(value, ()))
         return value
 
     def _projections(self, value: Any, prefix: tuple[str, ...]) -> list[tuple[Any, Any, Any]]:
@@ -470,8 +464,8 @@ class Composite(TensorSpec):
                 changes.append((projected, value, name))
         return changes
 
-    def _within(self) -> Iterable[TensorSpec]:
-        return (entry for entry in self._specs.values() if entry is not None)
+    def _within(self) -> Sequence[TensorSpec]:
+        return [entry for entry in self._specs.values() if entry is not None]
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
         """Make a tensordict of a dict of numbers, lists and arrays; entries may be missing.
@@ -496,15 +490,13 @@ class Composite(TensorSpec):
             if entry is not None:
                 entry._check_encoded(item)
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def _to_numpy(self, value: Any) -> Any:
         """Return a dict of numpy arrays of the entries the value has; MissingKeyError for one without a spec."""
-        if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
         arrays: dict[str, Any] = {}
         for name, item in entries_of(value).items():
             entry = self.get(name)
             if entry is not None:
-                arrays[name] = entry.to_numpy(item, safe=False)
+                arrays[name] = entry._to_numpy(item)
             else:
                 arrays[name] = to_array(item) if isinstance(item, torch.Tensor) else item
         return arrays
@@ -613,10 +605,7 @@ class Composite(TensorSpec):
         """Let one dimension have any size, in place and in all entries."""
         self._expect_unlocked()
         place = normal_dim(dim, self.ndim)
-        for attempt in (True, False):  # on copies first: either all entries change or none
-            for entry in self._specs.values():
-                if entry is not None:
-                    (entry.clone() if attempt else entry).make_neg_dim(place)
+        make_neg_dim_of_all(self._within(), place)
         self._shape = torch.Size([-1 if number == place else size for number, size in enumerate(self._shape)])
 
     # Device, copies --------------------------------------------------------------------------------
@@ -631,10 +620,7 @@ class Composite(TensorSpec):
         """Let entries be on any device, in place; those that are tensors keep theirs."""
         self._expect_unlocked()
         self._device = None
-        for entry in self._specs.values():
-            if entry is not None:
-                entry.clear_device_()
-        return self
+        return super().clear_device_()
 
     def clone(self) -> Self:
         """Copy the spec, its entries and their tensors; the copy is not locked."""
@@ -694,6 +680,15 @@ def reshaped_entry(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpe
         copy.shape = shape
         return copy
     raise UsageError(f"the entry {name!r} has the shape {list(entry.shape)}, which should begin with {list(shape)}")
+
+
+def _put(projections: Sequence[tuple[Any, Any, Any]]) -> None:
+    """Set each entry in the nest it belongs to."""
+    for projected, parent, name in projections:
+        if is_tensor_collection(parent):
+            parent.set(name, projected)
+        else:
+            parent[name] = projected
 
 
 def _goes_into(key: Any, value: Any, size: torch.Size, device: torch.device | None) -> bool:
@@ -964,16 +959,9 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
 
     def project(self, value: Any) -> Any:
         """Put each entry that is no member at its nearest one, in place, and return the value."""
-        if not isinstance(value, list | tuple) and not is_tensor_collection(value):
+        if not isinstance(value, list | tuple) and (not is_tensor_collection(value) or is_non_tensor(value)):
             raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
-        return Composite.project(self, value) if not isinstance(value, list | tuple) else self._project_each(value)
-
-    def _project_each(self, value: Sequence[Any]) -> Sequence[Any]:
-        for projected, parent, name in self._projections(value, ()):
-            if is_tensor_collection(parent):
-                parent.set(name, projected)
-            else:
-                parent[name] = projected
+        _put(self._projections(value, ()))
         return value
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
@@ -1003,9 +991,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
 
     def type_check(self, value: Any, key: Any = None) -> None:
         if key is not None:
-            entry = self.get(key)
-            if entry is not None:
-                entry.type_check(value, None if isinstance(entry, Composite) else key)
+            Composite.type_check(self, value, key)
             return
         for spec, part in zip(self._members, self._expected_parts(value), strict=True):
             spec.type_check(part)
@@ -1020,11 +1006,11 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
         return found
 
     def _stack(self, specs: Sequence[Any], dim: int) -> Any:
-        return LazyStack._stack(self, specs, dim)
+        return TensorSpec._stack(self, specs, dim)
 
     def clear_device_(self) -> Self:
         self._expect_unlocked()
-        return super().clear_device_()
+        return TensorSpec.clear_device_(self)
 
     def make_neg_dim(self, dim: int) -> None:
         self._expect_unlocked()
@@ -1104,7 +1090,7 @@ def consolidate_spec(
     if not isinstance(spec, Composite):
         raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a Composite")
     if isinstance(spec, StackedComposite):
-        members = [_as_composite(member.clone()) for member in spec.specs]
+        members: list[Composite] = [member.clone() for member in spec._members]
         if recurse_through_stack:
             members = [consolidate_spec(member, False, True) for member in members]
         _complete(members)
@@ -1116,11 +1102,6 @@ def consolidate_spec(
         if isinstance(entry, Composite):
             copy.set(name, consolidate_spec(entry, True, recurse_through_stack))
     return copy
-
-
-def _as_composite(spec: Any) -> Composite:
-    """Return a member of a StackedComposite by its type."""
-    return spec  # type: ignore[no-any-return]
 
 
 def _consolidate_entries(members: Sequence[Composite], dim: int, recurse_through_stack: bool) -> None:
@@ -1154,7 +1135,7 @@ def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
             raise UsageError(f"the entry {name!r} is a {kinds}: there is no one form of it for the other members")
     differing = [len({*sizes}) > 1 for sizes in zip(*(owner.shape for owner in owners), strict=True)]
     if isinstance(first, Composite):
-        return _blank_nest(name, [_as_composite(owner) for owner in owners], differing)
+        return _blank_nest(name, [owner for owner in owners if isinstance(owner, Composite)], differing)
     if isinstance(first, NonTensor):
         return first.clone()
     empty = differing if any(differing) else [place >= lead for place in range(first.ndim)]

@@ -23,8 +23,8 @@ from .base import (
     as_shape,
     batch_of,
     batched,
-    checks_encoding,
     concrete,
+    make_neg_dim_of_all,
     same_value,
 )
 from .shaping import ShapeChange, changed_shape, normal_dim
@@ -121,10 +121,8 @@ class NonTensor(TensorSpec):
         device = None if ignore_device else self._device
         return NonTensorData(value, batch_size=concrete(self._shape), device=device)
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def _to_numpy(self, value: Any) -> Any:
         """Return the datum itself, or nested lists where data differ from place to place."""
-        if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
         if isinstance(value, NonTensorStack):
             return value.tolist()
         return value.data if is_non_tensor(value) else value
@@ -344,10 +342,8 @@ class Choice(TensorSpec):
     def _within(self) -> Sequence[TensorSpec]:
         return self._choices
 
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        if checks_encoding() if safe is None else safe:
-            self.assert_is_in(value)
-        return self._choices[0].to_numpy(value, safe=False)
+    def _to_numpy(self, value: Any) -> Any:
+        return self._choices[0]._to_numpy(value)
 
     def type_check(self, value: Any, key: Any = None) -> None:
         self._choices[0].type_check(value, key)
@@ -393,24 +389,11 @@ class Choice(TensorSpec):
     def _changed(self, change: ShapeChange) -> Self:
         return self._of(lambda choice: choice._changed(change))
 
-    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        if any(spec != self for spec in specs):
-            raise SchemaError("Choice specs that differ cannot be stacked into one")
-        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
-
     def make_neg_dim(self, dim: int) -> None:
-        for choice in self._of(lambda choice: choice.clone()).choices:  # on copies first: either all change or none
-            choice.make_neg_dim(dim)
-        for choice in self._choices:
-            choice.make_neg_dim(dim)
+        make_neg_dim_of_all(self._choices, dim)
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
         return self._of(lambda choice: choice.to(dest))
-
-    def clear_device_(self) -> Self:
-        for choice in self._choices:
-            choice.clear_device_()
-        return self
 
     def clone(self) -> Self:
         return self._of(lambda choice: choice.clone())
