@@ -262,10 +262,10 @@ def inspect(
     source's number of an episode of which the first `head` steps (all by default) and the last are included. `format`
     and `options` are those of `convert`. Of a table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in
     no known format the columns are listed, with the options that would convert it, as of a file that can be read only
-    with an option that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets.
+    with an option that is not given, such as `horizon`; of a mixture and of the folder of a split the datasets. The
+    files of a saved buffer are compared with their digests; one without steps of episodes is a `BufferResult`.
 
-    Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode and for the checkpoint of a buffer
-    without steps.
+    Raises DatasetNotFoundError, FormatError, or UsageError for a missing episode.
     """
     if head is not None and head < 1:
         raise UsageError(f"--head is {head}, expected 1 or more")
