@@ -1,3 +1,5 @@
+"""Forests, and the trees made of them."""
+
 from __future__ import annotations
 
 import pickle
@@ -25,6 +27,8 @@ SHOWN = [
     [(2, 359), (2, 3094), (10, 68)],
     [(2, 359), (2, 3094), (11, 9045)],
 ]
+
+
 TEXT = """\
 (0,) {'observation': tensor(123)}
  (0, 0) {'observation': tensor(456)}

@@ -1,3 +1,5 @@
+"""Trees: vertices, paths, copies and drawings."""
+
 from __future__ import annotations
 
 import pickle

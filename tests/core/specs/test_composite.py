@@ -1,20 +1,29 @@
-"""Composite: a mapping of specs, and the spec of a tensordict."""
+"""Composite and StackedComposite: mappings of specs, and the specs of tensordicts."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
-from rbtool.core.specs.base import SpecTypeError
+from rbtool.core.specs.base import SpecTypeError, Stacked, TensorSpec
 from rbtool.core.specs.bounded import Bounded, Unbounded
-from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical
-from rbtool.core.specs.composite import Composite, StackedComposite
-from rbtool.core.specs.non_tensor import NonTensor
+from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, OneHot
+from rbtool.core.specs.composite import (
+    Composite,
+    StackedComposite,
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+)
+from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 
 @tensorclass
@@ -32,7 +41,7 @@ def spec_of(shape: tuple[int, ...] = ()) -> Composite:
     )
 
 
-def test_keys_nested_and_leaves() -> None:
+def test_composite_keys_nested_and_leaves() -> None:
     spec = spec_of()
     assert list(spec.keys()) == ["action", "inner"]
     assert list(spec.keys(True, True)) == ["action", ("inner", "number"), ("inner", "deep", "bits")]
@@ -80,29 +89,23 @@ def test_entries_are_set_through_nested_keys() -> None:
         Composite(c=Categorical(2)).set(("c", "e"), None)
 
 
-@pytest.mark.parametrize("key", ["device", "dtype", "space", "shape", ("a", "shape")])
-def test_reserved_names_are_refused(key: Any) -> None:
-    with pytest.raises(ValueError, match="property"):
-        Composite({key: Categorical(2)})
-
-
-def test_an_entry_named_shape_by_keyword_is_refused() -> None:
-    with pytest.raises(ValueError, match="'shape'"):
-        Composite(shape=Categorical(2))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "named", "error", "says"),
     [
-        (({}, {}), RuntimeError, "2 positional"),
-        ((Categorical(2),), RuntimeError, "expected a dict of specs"),
-        (({"a": 3},), TypeError, "'a' is a int"),
-        (({3: Categorical(2)},), TypeError, "3 is no key"),
+        *[(({key: Categorical(2)},), {}, ValueError, "property") for key in ("device", "dtype", "space", "shape")],
+        (({("a", "shape"): Categorical(2)},), {}, ValueError, "property"),
+        ((), {"shape": Categorical(2)}, ValueError, "'shape'"),
+        (({}, {}), {}, RuntimeError, "2 positional"),
+        ((Categorical(2),), {}, RuntimeError, "expected a dict of specs"),
+        (({"a": 3},), {}, TypeError, "'a' is a int"),
+        (({3: Categorical(2)},), {}, TypeError, "3 is no key"),
     ],
 )
-def test_what_is_no_spec_is_refused(arguments: Any, error: type[Exception], says: str) -> None:
+def test_composites_of_what_is_no_spec_or_no_key_are_refused(
+    arguments: Any, named: dict[str, Any], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
-        Composite(*arguments)
+        Composite(*arguments, **named)
 
 
 def test_children_begin_with_the_shape() -> None:
@@ -200,7 +203,7 @@ def test_projecting_is_in_place_and_whole() -> None:
         spec.project(torch.zeros(2))
 
 
-def test_encoding_a_dict() -> None:
+def test_composites_encode_dicts() -> None:
     spec = spec_of()
     found = spec.encode({"action": [0, 1], "inner": {"number": 3}})
     assert isinstance(found, TensorDict)
@@ -236,7 +239,7 @@ def test_a_tensorclass_can_be_asked_for() -> None:
     assert Composite(number=Categorical(4)).is_in(drawn)
 
 
-def test_counting_and_listing_all_combinations() -> None:
+def test_composites_count_and_list_all_combinations() -> None:
     spec = Composite(a=Categorical(2), b={"c": MultiCategorical([2, 3])})
     listed = spec.enumerate()
     assert spec.cardinality() == len(listed) == 12
@@ -299,7 +302,7 @@ def test_a_locked_composite_refuses_changes(change: Callable[[Composite], Any]) 
     assert pickle.loads(pickle.dumps(spec.lock_())).is_locked
 
 
-def test_a_lock_of_one_level() -> None:
+def test_composites_are_locked_at_one_level() -> None:
     spec = spec_of((2,)).lock_(recurse=False)
     with pytest.raises(RuntimeError, match="locked"):
         spec.set("new", None)
@@ -309,7 +312,7 @@ def test_a_lock_of_one_level() -> None:
     assert (spec.is_locked, spec["inner"].is_locked) == (False, True)
 
 
-def test_entries_are_taken_apart() -> None:
+def test_entries_are_separated() -> None:
     spec = spec_of()
     apart = spec.separates("action", ("inner", "number"), "absent")
     assert list(apart.keys(True, True)) == ["action", ("inner", "number")]
@@ -317,7 +320,7 @@ def test_entries_are_taken_apart() -> None:
     assert spec.separates("absent", default=Categorical(2))["absent"].n == 2
 
 
-def test_emptiness() -> None:
+def test_composites_are_empty_without_entries() -> None:
     assert Composite().is_empty()
     assert not Composite(a=Composite()).is_empty()
     assert Composite(a=Composite(b=Composite())).is_empty(recurse=True)
@@ -375,7 +378,7 @@ def test_a_size_is_made_unknown_in_all_entries_or_none() -> None:
     assert {entry.shape[0] for entry in uneven.values() if entry} == {2}
 
 
-def test_casting_reaches_all_entries() -> None:
+def test_composites_cast_all_entries() -> None:
     cast = Composite(a=Unbounded(), b={"c": Categorical(3)}).to(torch.float64)
     assert {entry.dtype for entry in cast.values(True, True) if entry} == {torch.float64}
     assert cast.dtype is None
@@ -410,3 +413,271 @@ def test_encoded_entries_are_what_the_constructor_of_a_tensordict_makes_of_them(
 def test_entries_that_do_not_fit_the_batch_are_refused() -> None:
     with pytest.raises(RuntimeError, match="batch dimension"):
         Composite(a=Unbounded((3, 1)), shape=(3,)).encode({"a": torch.zeros(2, 1)})
+
+
+SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+
+
+def leaf(number: int, shape: tuple[int, ...]) -> TensorSpec:
+    """Specs that have no value in common, so that a value in a wrong place is no member."""
+    return Bounded(10 * number, 10 * number + 1, shape)
+
+
+def nest(number: int, shape: tuple[int, ...]) -> Composite:
+    entries = {"a": leaf(number, (*shape, 2)), "in": {"b": leaf(number, (*shape, number + 1))}}
+    return Composite(entries, shape=shape)
+
+
+def stack_of(make: Any, data: st.DataObject) -> Any:
+    shape, count = data.draw(SHAPES), data.draw(st.integers(2, 3))
+    dim = data.draw(st.integers(0, len(shape)))
+    stacked = {leaf: Stacked, nest: StackedComposite}[make]
+    return stacked(*(make(number, shape) for number in range(count)), dim=dim)
+
+
+def index_for(shape: torch.Size, data: st.DataObject) -> Any:
+    parts: list[Any] = []
+    for size in shape[: data.draw(st.integers(0, len(shape)))]:
+        one = st.integers(-size, size - 1)
+        slices = st.slices(size).filter(lambda part: (part.step or 1) > 0)
+        several = st.nothing() if list in map(type, parts) else st.lists(one, min_size=1, max_size=3)
+        parts += [None] * data.draw(st.integers(0, 1)) + [data.draw(one | slices | several)]
+    return tuple(parts)
+
+
+@pytest.mark.parametrize("make", [leaf, nest])
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_an_index_picks_from_stack_and_value_alike(make: Any, data: st.DataObject) -> None:
+    spec = stack_of(make, data)
+    index, value = index_for(spec.shape, data), spec.rand()
+    part = value[index]
+    assume(0 not in part.shape or list not in map(type, index))  # a copy of nothing does not show where it is from
+    picked = spec[index]
+    assert picked.shape == part.shape
+    assume(make is leaf or list(part.keys()))  # tensordict 0.14 leaves out the entries of an empty stack
+    assert picked.is_in(part)
+
+
+@pytest.mark.parametrize("make", [leaf, nest])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_changes_of_shape_do_to_the_stack_what_they_do_to_its_values(make: Any, data: st.DataObject) -> None:
+    spec = stack_of(make, data)
+    value, dims = spec.rand(), spec.ndim
+    dim = data.draw(st.integers(-dims, dims - 1))
+    lead = data.draw(st.lists(st.integers(1, 2), max_size=2))
+    wide = (*lead, *spec.shape)
+    pairs = [(spec.expand(wide), value.expand(*wide)), (spec.unsqueeze(dim), value.unsqueeze(dim))]
+    if make is leaf:
+        pairs += [(spec.flatten(0, dim), value.flatten(0, dim)), (spec.reshape(-1), value.reshape(-1))]
+        pairs += [(spec.unflatten(dim, (1, -1)), value.unflatten(dim, (1, -1))), (spec.squeeze(), value.squeeze())]
+    pairs += [*zip(spec.unbind(dim), value.unbind(dim), strict=True)]
+    for changed, other in pairs:
+        assert changed.shape == other.shape
+        assert changed.is_in(other)
+        assert changed.shape == changed.rand().shape
+
+
+@pytest.mark.parametrize("make", [leaf, nest])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_stack_values_are_drawn_projected_and_encoded(make: Any, data: st.DataObject) -> None:
+    spec, batch = stack_of(make, data), data.draw(SHAPES)
+    drawn = spec.rand(batch)
+    assert drawn.shape == (*batch, *spec.shape)
+    assert spec.is_in(drawn)
+    assert spec.project(drawn) is drawn
+    wild = spec.one(batch) * 5.5
+    assert not spec.is_in(wild)
+    assert spec.is_in(spec.project(wild))
+    value = spec.rand()
+    again = spec.encode(spec.to_numpy(value, safe=True))
+    assert spec.is_in(again)
+    assert bool((again == value).all())
+    spec.type_check(value)
+    for twin in (spec.clone(), pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
+        assert twin == spec
+
+
+def agents() -> Any:
+    one = Composite(obs=Bounded(0, 1, (3,)), only=Unbounded((1,)), inner=Composite(x=Categorical(3)), hold=None)
+    other = Composite(obs=Bounded(0, 1, (4,)), inner=Composite(x=Categorical(5), y=Unbounded(())), hold=None)
+    return torch.stack([one, other])
+
+
+def test_stack_keys_are_those_that_all_members_have() -> None:
+    spec = agents()
+    assert isinstance(spec, Composite)
+    assert list(spec.keys(True, True)) == ["obs", ("inner", "x"), "hold"]
+    assert (len(spec), "only" in spec, "obs" in spec, spec["hold"]) == (4 - 1, False, True, None)
+    assert [key for key, _ in spec.items()] == list(spec) == ["obs", "inner", "hold"]
+    assert spec["inner", "x"].shape == (2,)
+    assert spec.exclusive_keys == (("only",), (("inner", "y"),))
+    assert "'only'" in spec.repr_exclusive_keys()
+    assert spec.get("only", 3) == 3
+    with pytest.raises(KeyError, match="'obs', 'inner', 'hold' in common"):
+        spec["only"]
+
+
+def test_stack_entries_are_set_in_all_members() -> None:
+    spec = agents()
+    spec["new"] = Unbounded((2, 7))
+    spec["inner", "z"] = Categorical(4, (2,))
+    spec.update({"inner": {"x": Categorical(9, (2,))}, "hold": Unbounded((2,))})
+    assert [member["new"].shape for member in spec.specs] == [(7,), (7,)]
+    assert spec[1]["inner", "z"] == Categorical(4)
+    assert (spec[0]["inner", "x"], spec[0]["hold"]) == (Categorical(9), Unbounded(()))
+    assert spec.pop("new") == Unbounded((2, 7))
+    assert "new" not in spec[0]
+    assert spec.pop("new", None) is None
+    apart = spec.separates("obs")
+    assert list(apart.keys()) == ["obs"]
+    assert "obs" not in spec
+
+
+@pytest.mark.parametrize(
+    ("key", "entry", "error"),
+    [
+        ("shape", Unbounded((2,)), ValueError),
+        ("x", Unbounded((3,)), ValueError),
+        ("x", 3, TypeError),
+        (5, Unbounded((2,)), TypeError),
+        (("obs", "x"), Unbounded((2,)), ValueError),
+    ],
+)
+def test_stack_entries_that_do_not_fit_change_no_member(key: Any, entry: Any, error: type[Exception]) -> None:
+    spec, before = agents(), agents()
+    with pytest.raises(error):
+        spec[key] = entry
+    assert spec == before
+
+
+def test_a_locked_stack_is_not_changed() -> None:
+    spec = agents().lock_()
+    assert spec.specs[0].is_locked
+    changes: list[Any] = [
+        lambda: spec.set("new", None), lambda: spec.pop("obs"), lambda: spec.update({}), lambda: spec["inner"].pop("x"),
+        lambda: spec.make_neg_dim(0), spec.clear_device_,
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(RuntimeError, match="locked"):
+            change()
+    assert spec.unlock_().set("new", None)["new"] is None
+    member = agents().lock_(recurse=False).specs[0]
+    assert (member.is_locked, member["inner"].is_locked) == (True, False)
+    assert not agents().lock_().clone().is_locked
+
+
+def test_values_of_a_stacked_composite() -> None:
+    spec = agents()
+    drawn = spec.rand((5,))
+    assert isinstance(drawn, LazyStackedTensorDict)
+    assert spec.is_in(drawn)
+    drawn[:, 1]["obs"] += 3
+    assert not spec.is_in(drawn)
+    assert spec.project(drawn) is drawn
+    assert spec.is_in(drawn)
+    lists = spec.to_numpy(spec.rand())
+    assert (lists[0]["obs"].shape, lists[1]["obs"].shape) == ((3,), (4,))
+    assert spec.encode({"inner": {"x": [2, 4]}})["inner", "x"].tolist() == [2, 4]
+    with pytest.raises(TypeError, match="expected"):
+        spec.project(3)
+    with pytest.raises(TypeError, match="'x'"):
+        spec.type_check([{"obs": torch.zeros(3), "only": torch.zeros(1), "inner": {"x": torch.zeros(())}}, {}])
+
+
+def test_a_dense_value_is_projected_in_place() -> None:
+    spec = StackedComposite(Composite(a=Bounded(0, 1, ())), Composite(a=Bounded(5, 6, ())), dim=0)
+    value = TensorDict({"a": torch.tensor([[3.0, 3.0], [0.5, 5.5]]), "b": torch.zeros(2, 2)}, [2, 2])
+    assert spec.project(value) is value
+    assert value["a"].tolist() == [[1, 5], [0.5, 5.5]]
+
+
+def test_a_stack_is_an_entry_like_others() -> None:
+    spec = Composite(agents=agents(), step=Unbounded((2,)), shape=(2,), device="cpu")
+    assert spec.is_in(spec.rand((3,)))
+    assert spec["agents"].device == torch.device("cpu")
+    assert spec.expand(4, 2)["agents"].shape == (4, 2)
+    assert spec[1]["agents"] == agents()[1].to("cpu")
+    wild = spec.one()
+    wild["agents"][1]["obs"] *= 7
+    assert spec.is_in(spec.project(wild))
+    assert torch.stack([spec, spec], 1)[:, 0] == spec
+
+
+def test_names_and_devices_of_a_stack() -> None:
+    spec = StackedComposite(*(nest(number, (2,)) for number in range(3)), dim=1)
+    assert spec.names == [None, None]
+    spec.names = ["time", "agent"]
+    assert (spec.names, spec[:, 0].names, spec[0].names) == (["time", "agent"], ["time"], ["agent"])
+    spec.device = "meta"
+    assert spec["a"].device == torch.device("meta")
+    with pytest.raises(ValueError, match="that of its members"):
+        spec.shape = (3,)
+    with pytest.raises(ValueError, match="names has"):
+        spec.names = ["a"]
+
+
+def test_encoded_values_of_members_can_be_remembered() -> None:
+    spec = agents()
+    with pytest.warns(UserWarning, match="experimental"):
+        spec.memoize_encode()
+    assert spec.encode([{"inner": {"x": 1}}, {"inner": {"x": 4}}])["inner", "x"].tolist() == [1, 4]
+    spec.erase_memoize_cache()
+
+
+def stack(*entries: dict[str, Any]) -> Any:
+    return torch.stack([Composite(one) for one in entries])
+
+
+def test_lazy_specs_are_found_at_any_depth() -> None:
+    lazy = Stacked(Categorical(2), Categorical(3), dim=0)
+    assert contains_lazy_spec(lazy)
+    assert contains_lazy_spec(Composite(a=Composite(b=lazy)))
+    assert contains_lazy_spec(Choice([lazy, lazy]))
+    assert not contains_lazy_spec(Composite(a=Unbounded(()), b=None, c=Composite()))
+
+
+def test_exclusive_keys_are_found_at_any_depth() -> None:
+    deep = Composite(outer=stack({"a": {"b": Unbounded(()), "c": None}}, {"a": {"b": Unbounded(())}}), shape=(2,))
+    assert not check_no_exclusive_keys(deep)
+    assert check_no_exclusive_keys(deep, recurse=False)
+    assert not check_no_exclusive_keys(stack({"a": None}, {}), recurse=False)
+    assert check_no_exclusive_keys(stack({"a": Unbounded((2,))}, {"a": Unbounded((3,))}))
+    assert check_no_exclusive_keys(Unbounded(()))
+
+
+@pytest.mark.parametrize(
+    ("entries", "shapes"),
+    [
+        (({"a": Unbounded((3, 2))}, {}), [(3, 2), (0, 0)]),
+        (({"a": Unbounded((3, 2))}, {"a": Unbounded((3, 5))}, {}), [(3, 2), (3, 5), (3, 0)]),
+        (({"a": OneHot(4)}, {}), [(4,), (0,)]),
+        (({"a": Unbounded(())}, {}), [(), ()]),
+        (({"a": NonTensor((2,), example_data="x")}, {}), [(2,), (2,)]),
+    ],
+)
+def test_consolidation_makes_missing_entries_like_the_others(entries: Any, shapes: list[tuple[int, ...]]) -> None:
+    before, whole = stack(*entries), consolidate_spec(stack(*entries))
+    assert [member["a"].shape for member in whole.unbind()] == shapes
+    assert check_no_exclusive_keys(whole)
+    assert whole.is_in(whole.rand())
+    assert stack(*entries) == before
+
+
+def test_consolidation_makes_nested_entries_whole() -> None:
+    spec = stack({"in": {"b": Bounded(0, 1, (3,))}}, {"in": {"c": Categorical(3, (2,))}}, {"d": None})
+    whole: Any = consolidate_spec(Composite(outer=spec, shape=(3,)))["outer"]
+    assert [member["in", "b"].shape for member in whole.specs] == [(3,), (0,), (0,)]
+    assert [member["in", "c"].shape for member in whole.specs] == [(0,), (2,), (0,)]
+    assert whole.is_in(whole.rand((2,)))
+    assert check_no_exclusive_keys(whole)
+    kept = consolidate_spec(Composite(outer=spec, shape=(3,)), recurse_through_entries=False)
+    assert not check_no_exclusive_keys(kept)
+
+
+def test_consolidation_of_entries_without_one_form_is_refused() -> None:
+    for other in (Categorical(3, (2,)), Unbounded((2, 2))):
+        with pytest.raises(ValueError, match="'a'"):
+            consolidate_spec(stack({"a": Unbounded((2,))}, {"a": other}, {}))

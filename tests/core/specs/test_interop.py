@@ -1,4 +1,4 @@
-"""Specs of the spaces that manifests and gymnasium hold."""
+"""Spaces of manifests and gymnasium, specs of tensordicts, and the former names of specs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ import numpy as np
 import pytest
 import torch
 from forked_scripts import Interpreter
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
+import rbtool
 from rbtool.core.errors import FormatError
 from rbtool.core.format.documents import plain
+from rbtool.core.specs import interop
 from rbtool.core.specs.base import TensorSpec
 from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
-from rbtool.core.specs.composite import Composite
-from rbtool.core.specs.interop import space_from_spec, spec_from_space
+from rbtool.core.specs.composite import (
+    Composite,
+    StackedComposite,
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+)
+from rbtool.core.specs.interop import make_composite_from_td, space_from_spec, spec_from_space
 from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 INF = float("inf")
+
+
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}
 
 
@@ -43,11 +54,11 @@ BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "h
         ({"type": "Text", "max_length": 40}, NonTensor((), example_data="")),
     ],
 )  # fmt: skip
-def test_leaves(document: dict[str, Any], spec: Any) -> None:
+def test_spaces_of_leaves_become_specs(document: dict[str, Any], spec: Any) -> None:
     assert spec_from_space(document) == spec
 
 
-def test_nests() -> None:
+def test_spaces_of_nests_become_composites() -> None:
     document = {
         "type": "Dict",
         "subspaces": {
@@ -132,6 +143,8 @@ def test_specs_load_no_gymnasium(interpreter: Interpreter) -> None:
 
 
 MASK = torch.tensor([True, False, True])
+
+
 LIKE: list[TensorSpec] = [
     Bounded(-1, [2.0, 3.0]), Bounded(-3, 5, (2,), dtype=torch.int16), Bounded(-3, 5, (), dtype=torch.int64),
     Bounded(0, float("inf"), (3,), dtype=torch.float64), Unbounded((3,)), Unbounded((2,), dtype=torch.uint8),
@@ -180,3 +193,69 @@ def test_spaces_that_hold_more_than_the_spec() -> None:
 def test_specs_without_a_space_are_refused(spec: TensorSpec, says: str) -> None:
     with pytest.raises(RuntimeError, match=says):
         space_from_spec(spec)
+
+
+@tensorclass
+class Step:
+    x: torch.Tensor
+
+
+def test_a_tensordict_is_a_member_of_its_spec() -> None:
+    inner = TensorDict({"b": torch.zeros(4, 2, dtype=torch.uint8)}, [4, 2])
+    step: Any = Step(x=torch.zeros(4, 5), batch_size=[4])  # type: ignore[call-arg]
+    entries = {"a": torch.zeros(4, 3), "in": inner, "step": step, "text": NonTensorStack(*"abcd")}
+    td = TensorDict(entries, [4])
+    spec = make_composite_from_td(td)
+    assert spec.is_in(td)
+    assert spec.is_in(spec.rand())
+    assert (spec["in"].shape, spec["in", "b"].dtype) == ((4, 2), torch.uint8)
+    assert (spec["text"].example_data, spec["step"].data_cls, spec.data_cls) == ("a", Step, TensorDict)
+
+
+def test_specs_of_a_tensordict_have_its_shapes() -> None:
+    td = TensorDict({"a": torch.zeros(()), "b": torch.zeros(3), "c": torch.zeros(2, 3)}, [])
+    assert [entry.shape for entry in make_composite_from_td(td).values() if entry] == [(1,), (3,), (2, 3)]
+    free = make_composite_from_td(td, unsqueeze_null_shapes=False, dynamic_shape=True)
+    assert [entry.shape for entry in free.values() if entry] == [(), (-1,), (2, -1)]
+    batched = make_composite_from_td(TensorDict({"a": torch.zeros(5)}, [5]), dynamic_shape=True)
+    assert batched["a"].shape == (5,)
+
+
+def test_a_lazy_stack_has_a_lazy_spec() -> None:
+    td = LazyStackedTensorDict.lazy_stack([TensorDict({"a": torch.zeros(n)}, []) for n in (2, 3)], 0)
+    spec = make_composite_from_td(td)
+    assert type(spec) is StackedComposite
+    assert spec.is_in(td)
+
+
+@pytest.mark.parametrize(
+    "function", [make_composite_from_td, consolidate_spec, contains_lazy_spec, check_no_exclusive_keys]
+)
+def test_a_dict_is_no_nest_and_no_spec(function: Any) -> None:
+    with pytest.raises(TypeError, match="is a dict, expected a"):
+        function({"a": 1})
+
+
+FORMER = [name for name, found in vars(interop).items() if isinstance(found, interop.FormerName)]
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_former_names_are_the_classes_of_today_and_warn(name: str) -> None:
+    former = getattr(rbtool, name)
+    arguments: Any = {
+        "BoundedTensorSpec": (0, 1, (2,)), "DiscreteTensorSpec": (3,), "OneHotDiscreteTensorSpec": (3,),
+        "MultiDiscreteTensorSpec": ([2, 3],), "MultiOneHotDiscreteTensorSpec": ([2, 3],),
+        "BinaryDiscreteTensorSpec": (3,),
+    }.get(name, ())  # fmt: skip
+    named: Any = {"LazyStackedTensorSpec": {"dim": 0}, "LazyStackedCompositeSpec": {"dim": 0}}.get(name, {})
+    if named:
+        arguments = (Composite() if "Composite" in name else Unbounded(()),)
+    with pytest.warns(DeprecationWarning, match=f"{name} is now called {former.now.__name__}"):
+        spec = former(*arguments, **named)
+    assert isinstance(spec, former.now)
+    assert isinstance(spec, former)
+    assert issubclass(former.now, former)
+
+
+def test_all_twelve_former_names_are_there() -> None:
+    assert len(FORMER) == 12

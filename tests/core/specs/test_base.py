@@ -1,0 +1,457 @@
+"""What every spec does, in every shape: values, shapes, copies, encoding, torch functions, stacks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_spec import MAKERS, Make, every, every_tensor
+from tensordict import TensorDictBase
+
+from rbtool.core.specs.base import SpecTypeError, Stacked, TensorSpec
+from rbtool.core.specs.bounded import Bounded, BoundedContinuous, Unbounded
+from rbtool.core.specs.categorical import Categorical, MultiOneHot, OneHot
+from rbtool.core.specs.composite import Composite, StackedComposite
+from rbtool.core.specs.non_tensor import Choice, NonTensor
+
+
+def ends(spec: TensorSpec) -> int:
+    """The last place for a new dimension; the categories of one-hot specs stay behind it."""
+    return spec.ndim - isinstance(spec, OneHot | MultiOneHot)
+
+
+def sizes(value: Any) -> torch.Size:
+    return torch.Size(value.batch_size) if isinstance(value, TensorDictBase) else torch.Size(value.shape)
+
+
+@every
+@pytest.mark.parametrize("batch", [(), (4,), (2, 1)])
+def test_random_values_are_members(make: Make, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    spec = make(shape)
+    drawn = spec.rand(batch)
+    assert sizes(drawn) == (*batch, *spec.shape)
+    assert spec.is_in(drawn)
+    assert spec.contains(drawn)
+    spec.assert_is_in(drawn)
+
+
+@every
+def test_zeros_and_ones_have_shape_and_type(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    for value in (spec.zero((2,)), spec.one((2,))):
+        assert sizes(value) == (2, *spec.shape)
+        spec.type_check(value)
+
+
+@every
+def test_a_seed_repeats_the_draw(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    torch.manual_seed(3)
+    first = spec.rand((5,))
+    torch.manual_seed(3)
+    assert str(spec.to_numpy(spec.rand((5,)))) == str(spec.to_numpy(first))
+    one, other = (spec.rand((5,), generator=torch.Generator().manual_seed(7)) for _ in range(2))
+    assert str(spec.to_numpy(one)) == str(spec.to_numpy(other))
+
+
+@every
+def test_a_generator_leaves_the_global_one_alone(make: Make, shape: tuple[int, ...]) -> None:
+    before = torch.random.get_rng_state()
+    make(shape).rand((5,), generator=torch.Generator().manual_seed(7))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@every_tensor
+def test_projecting_gives_members_and_leaves_them(make: Make, shape: tuple[int, ...]) -> None:
+    spec: Any = make(shape)
+    wild = torch.randn(6, *spec.shape, generator=torch.Generator().manual_seed(1)) * 50
+    kept = wild.clone()
+    found = spec.project(wild)
+    assert spec.is_in(found)
+    assert spec.project(found) is found
+    assert torch.equal(wild, kept), "the input was changed"
+
+
+@every_tensor
+def test_no_extreme_number_survives_projection(make: Make, shape: tuple[int, ...]) -> None:
+    spec: Any = make(shape)
+    for extreme in (float("nan"), 1e300, -1e300):
+        found = spec.project(torch.full(spec.shape, extreme, dtype=torch.float64))
+        assert spec.is_in(found)
+
+
+@every_tensor
+def test_other_types_shapes_and_things_are_not_in(make: Make, shape: tuple[int, ...]) -> None:
+    spec: Any = make(shape)
+    member = spec.rand()
+    assert not spec.is_in(member.to(torch.complex64))
+    assert not spec.is_in(member.numpy() if member.dtype is not torch.bfloat16 else 3)
+    assert not spec.is_in(None)
+    if spec.ndim:
+        assert not spec.is_in(torch.cat([member, member]))
+        assert not spec.is_in(member[0])
+
+
+@every
+def test_expanding_and_indexing_go_together(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    wide = spec.expand(5, 2, *spec.shape)
+    assert wide.shape == (5, 2, *spec.shape)
+    assert wide[3, 1] == spec
+    assert wide[-1][..., 0, *[slice(None)] * spec.ndim] == spec
+    drawn = wide.rand()
+    assert wide.is_in(drawn)
+    assert spec.is_in(drawn)
+
+
+@every
+def test_squeezing_and_reshaping_undo_each_other(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    assert spec.unsqueeze(0).squeeze(0) == spec
+    assert torch.squeeze(torch.unsqueeze(spec, ends(spec)), ends(spec)) == spec
+    wide = spec.expand(6, *spec.shape)
+    assert wide.unflatten(0, (2, -1)).flatten(0, 1) == wide
+    assert wide.reshape(3, 2, *spec.shape).view(6, *spec.shape) == wide
+
+
+@every
+@pytest.mark.parametrize("index", [1, slice(None, None, 2), None, ..., [2, 0], torch.tensor([True, False, True])])
+def test_an_index_picks_from_spec_and_value_alike(make: Make, shape: tuple[int, ...], index: Any) -> None:
+    spec = make(shape)
+    stacked: Any = torch.stack([spec, spec, spec])
+    picked, value = stacked[index], stacked.rand()[index]
+    assert picked.shape == sizes(value)
+    assert picked.is_in(value)
+
+
+@every
+def test_stacking_and_unbinding_undo_each_other(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    for dim in (0, ends(spec), ends(spec) - spec.ndim - 1):
+        stacked: Any = torch.stack([spec, spec.clone()], dim)
+        assert type(stacked) is type(spec)
+        assert stacked.unbind(dim) == (spec, spec)
+        assert stacked.shape[dim] == 2
+
+
+@every
+def test_copies_are_equal(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    spec.rand()  # what it remembers of its bounds is not pickled
+    for twin in (pickle.loads(pickle.dumps(spec)), copy.copy(spec), copy.deepcopy(spec), spec.clone(), make(shape)):
+        assert twin == spec
+        assert type(twin) is type(spec)
+        assert twin.is_in(spec.rand())
+
+
+@every
+def test_other_shapes_are_not_equal(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    assert spec == spec.expand(*spec.shape)
+    assert spec != spec.unsqueeze(0)
+    assert spec != spec.expand(2, *spec.shape)
+    assert spec != "spec"
+
+
+def test_no_spec_equals_another() -> None:
+    specs = [make((3,)) for make in MAKERS.values()]
+    assert [(a, b) for a, one in enumerate(specs) for b, other in enumerate(specs) if (one == other) != (a == b)] == []
+
+
+@every
+def test_moving_to_a_device_keeps_all_else(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    moved = spec.to("meta")
+    assert moved.device == torch.device("meta")
+    assert moved.shape == spec.shape
+    assert moved.dtype == spec.dtype
+    assert moved != spec
+    assert moved.expand(2, *moved.shape)[0].device == torch.device("meta")
+    assert spec.to("cpu").cpu().device == torch.device("cpu")
+
+
+@every_tensor
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32])
+def test_casting_gives_members_of_the_new_type(make: Make, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    spec: Any = make(shape)
+    cast = spec.to(dtype)
+    assert cast.dtype == dtype
+    assert cast.shape == spec.shape
+    assert cast.is_in(cast.rand((3,)))
+    assert (cast == spec) == (spec.dtype == dtype)
+
+
+@every_tensor
+def test_equal_specs_have_one_hash(make: Make, shape: tuple[int, ...]) -> None:
+    assert hash(make(shape)) == hash(make(shape))
+    assert len({make(shape), make(shape)}) == 1
+
+
+@every
+def test_numpy_values_come_back_when_encoded(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    member = spec.rand()
+    encoded = spec.encode(spec.to_numpy(member, safe=True))
+    assert spec.is_in(encoded)
+    assert str(spec.to_numpy(encoded)) == str(spec.to_numpy(member))
+
+
+@every
+def test_any_size_is_a_member_where_a_size_is_unknown(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape).expand(-1, *make(shape).shape)
+    assert spec.shape[0] == -1
+    assert sizes(spec.rand((2,))) == (2, 1, *spec.shape[1:])
+    if not isinstance(spec, Choice):  # all places are then of one alternative
+        assert spec.is_in(make(shape).rand((9,)))
+    assert spec.unsqueeze(0).shape == (1, -1, *spec.shape[1:])
+    assert spec[0] == make(shape)
+    assert spec[1:].shape[0] == -1
+    with pytest.raises(ValueError, match="unknown"):
+        spec.reshape(-1)
+
+
+@every
+def test_the_repr_names_class_and_shape(make: Make, shape: tuple[int, ...]) -> None:
+    spec = make(shape)
+    assert repr(spec).startswith(type(spec).__name__)
+    assert f"shape={spec.shape}" in repr(spec)
+
+
+@pytest.mark.parametrize(
+    "value", [[0, 1, 1], (0.0, 1.0, 1.0), np.array([0, 1, 1], np.int8), np.array([[0, 1, 1]], ">f8")]
+)
+def test_numbers_become_tensors_of_the_spec(value: Any) -> None:
+    found = Bounded(0, 1, (3,)).encode(value)
+    assert (found.dtype, found.tolist()) == (torch.float32, [0, 1, 1])
+
+
+def test_tensors_pass_as_they_are() -> None:
+    value = torch.zeros(9, dtype=torch.int8)
+    assert Bounded(0, 1, (3,)).encode(value) is value
+
+
+def test_lists_of_tensors_and_of_one_element() -> None:
+    assert Unbounded((2,)).encode([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1, 2]
+    assert Categorical(4).encode([3]).shape == ()
+    assert Categorical(4).encode([[3]]).shape == ()
+    assert Unbounded((-1, 2)).encode([[1, 2], [3, 4], [5, 6]]).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "error", "says"),
+    [
+        (Bounded(0, 1, (2, 3)), 0.5, RuntimeError, "does not fill"),
+        (Bounded(0, 1, (3,)), np.zeros((5, 3)), RuntimeError, r"\[5, 3\]"),
+        (Categorical(4), 1.5, RuntimeError, "does not fit"),
+        (Categorical(4), float("nan"), RuntimeError, "does not fit"),
+        (Categorical(4, dtype=torch.uint8), 300, RuntimeError, "does not fit"),
+        (Categorical(2, dtype=torch.bool), 2, RuntimeError, "does not fit"),
+        (Bounded(0, 1, ()), "a", TypeError, "numbers"),
+        (Bounded(0, 1, ()), None, TypeError, "numbers"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(spec: Any, value: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        spec.encode(value)
+
+
+def test_the_callers_array_is_not_shared() -> None:
+    array = np.array(0.5, np.float32)
+    found = Bounded(0, 1, ()).encode(array)
+    array[...] = 9
+    assert found.item() == 0.5
+
+
+def test_values_are_checked_where_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Bounded(0, 1, (1,))
+    assert spec.encode([3.0]).tolist() == [3]
+    assert spec.to_numpy(torch.tensor([3.0])).tolist() == [3]
+    monkeypatch.setenv("CHECK_SPEC_ENCODE", "1")
+    for ask in (lambda: spec.encode([3.0]), lambda: spec.to_numpy(torch.tensor([3.0]))):
+        with pytest.raises(AssertionError, match="is not in BoundedContinuous"):
+            ask()
+    assert spec.to_numpy(torch.tensor([3.0]), safe=False).tolist() == [3]
+
+
+def test_the_device_can_be_left_out() -> None:
+    spec = Unbounded((1,), device="meta")
+    assert spec.encode([3.0]).device.type == "meta"
+    assert spec.encode([3.0], ignore_device=True).tolist() == [3]
+
+
+def test_bfloat16_becomes_float32_in_numpy() -> None:
+    assert Unbounded((1,), dtype=torch.bfloat16).to_numpy(torch.ones(1, dtype=torch.bfloat16)).dtype == np.float32
+
+
+def test_encoded_values_can_be_remembered() -> None:
+    spec = Categorical(4)
+    with pytest.warns(UserWarning, match="experimental"):
+        spec.memoize_encode()
+    first = spec.encode(3)
+    first += 1
+    assert spec.encode(3).item() == 3
+    assert spec.encode([2]).item() == 2
+    spec.erase_memoize_cache()
+    assert spec.encode(3).item() == 3
+    assert spec == Categorical(4)
+    with pytest.warns(UserWarning, match="experimental"):
+        spec.memoize_encode(False)
+
+
+def test_a_type_check_says_what_was_found() -> None:
+    with pytest.raises(TypeError, match=r"'x' is of type torch.int32, expected a tensor of torch.float32"):
+        Unbounded((1,)).type_check(torch.zeros(1, dtype=torch.int32), "x")
+    with pytest.raises(TypeError, match="the value is a list"):
+        Unbounded((1,)).type_check([1.0])
+
+
+def test_torch_functions_on_specs() -> None:
+    spec: Any = Bounded(torch.arange(3.0), 5)
+    assert torch.index_select(spec, 0, torch.tensor([2, 0])).low.tolist() == [2, 0]
+    assert torch.index_select(spec.expand(2, 3), -1, torch.tensor([1])).shape == (2, 1)
+    with pytest.raises(NotImplementedError, match="out is set"):
+        torch.stack([spec, spec], out=torch.zeros(2))
+    with pytest.raises(SpecTypeError, match=r"torch.add does not take a spec"):
+        torch.add(spec, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda spec: spec.expand(3, 4), ValueError),
+        (lambda spec: spec.expand(2), ValueError),
+        (lambda spec: spec.reshape(5), ValueError),
+        (lambda spec: spec.reshape(-1, -1), ValueError),
+        (lambda spec: spec.unflatten(0, (2, 2)), ValueError),
+        (lambda spec: spec.flatten(1, 0), ValueError),
+        (lambda spec: spec.squeeze(2), IndexError),
+        (lambda spec: spec.unsqueeze(4), IndexError),
+        (lambda spec: spec.unbind(2), IndexError),
+        (lambda spec: spec[0, 0, 0], IndexError),
+        (lambda spec: spec[2], IndexError),
+        (lambda spec: spec[..., ...], IndexError),
+        (lambda spec: spec["a"], IndexError),
+        (lambda spec: spec[True], IndexError),
+        (lambda spec: spec.expand(-1, 2, 3).unbind(0), NotImplementedError),
+    ],
+)
+def test_changes_of_shape_that_do_not_fit_are_refused(change: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        change(Bounded(torch.arange(6.0).reshape(2, 3), 9))
+
+
+@pytest.mark.parametrize(
+    "index", [[0, 1], [[0, 1], [1, 0]], range(2), [], [True, False], np.array([1, 0]), (slice(None), [2, 0])]
+)
+def test_indices_of_many_kinds(index: Any) -> None:
+    low = np.arange(6.0).reshape(2, 3)
+    part = np.asarray(index, dtype=None if len(index) else int) if not isinstance(index, tuple) else index
+    assert Bounded(low, 9)[index].low.tolist() == low[part].tolist()
+
+
+def test_names_of_one_thing() -> None:
+    spec = Bounded(0, 1, (2, 3))
+    assert spec.ndim == spec.ndimension() == 2
+    assert torch.equal(spec.zeros((4,)), spec.zero((4,)))
+    assert torch.equal(spec.ones(4), spec.one((4,)))
+    assert spec.is_in(spec.sample((4,)))
+    assert spec.clear_device_() is spec
+    low, high = spec.space
+    assert (low is spec.low, high is spec.high) == (True, True)
+
+
+def test_a_value_outside_is_named_by_numbers_or_by_shape() -> None:
+    spec = Bounded(0, 1, (2,))
+    with pytest.raises(AssertionError, match=r"a tensor of torch.float32 \[2.0, 0.0\] is not in Bounded"):
+        spec.assert_is_in(torch.tensor([2.0, 0.0]))
+    with pytest.raises(AssertionError, match=r"a tensor of torch.float32 \[50, 2\] is not in"):
+        spec.assert_is_in(torch.full((50, 2), 2.0))
+    with pytest.raises(AssertionError, match="…") as raised:
+        Categorical(2).assert_is_in("a" * 1000)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_torch_stack_is_lazy_where_one_spec_cannot_hold_all(dim: int) -> None:
+    ragged: Any = torch.stack([Unbounded((2, 3)), Unbounded((2, 4))], dim)
+    assert type(ragged) is Stacked
+    assert -1 in ragged.shape
+    assert ragged.unbind(dim) == (Unbounded((2, 3)), Unbounded((2, 4)))
+    assert type(torch.stack([Categorical(3, (2,)), Categorical(4, (2,))], min(dim, 1))) is Stacked
+    assert type(torch.stack([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))], min(dim, 1))) is BoundedContinuous
+
+
+@pytest.mark.parametrize(
+    ("specs", "says"),
+    [
+        ([Unbounded((2,)), Bounded(0, 1, (2,))], "one class"),
+        ([Unbounded((2,)), Unbounded((2,), dtype=torch.float64)], "one dtype"),
+        ([Unbounded((2,)), Unbounded((2,), device="meta")], "one device"),
+        ([Unbounded((2,)), Unbounded((2, 2))], "one ndim"),
+        ([Composite(shape=(2,)), Composite(shape=(3,))], "one shape"),
+        ([Composite(), Unbounded(())], "one class"),
+    ],
+)
+def test_what_differs_otherwise_is_not_stacked(specs: Any, says: str) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        torch.stack(specs)
+
+
+def test_arguments_that_make_no_stack_are_refused() -> None:
+    with pytest.raises(ValueError, match="no specs"):
+        Stacked(dim=0)
+    with pytest.raises(IndexError):
+        Stacked(Unbounded((2,)), dim=2)
+    with pytest.raises(ValueError, match="categories"):
+        Stacked(OneHot(2), OneHot(3), dim=1)
+    with pytest.raises(RuntimeError, match="Composites"):
+        StackedComposite(Unbounded(()), dim=0)  # type: ignore[arg-type]
+
+
+def test_values_of_several_sizes_are_nested_tensors_or_sequences() -> None:
+    spec: Any = torch.stack([Bounded(0, 1, (2,)), Bounded(0, 1, (3,))])
+    drawn = spec.rand()
+    assert drawn.is_nested
+    assert spec.is_in(drawn)
+    assert [part.tolist() for part in spec.project([torch.tensor([2.0, 0]), torch.zeros(3)])] == [[1, 0], [0, 0, 0]]
+    assert [array.shape for array in spec.to_numpy(drawn)] == [(2,), (3,)]
+    assert spec.encode([[0, 1], [0, 1, 1]]).is_nested
+    assert spec.is_in(spec.project(spec.one() * 3))
+    assert not spec.is_in([torch.zeros(2)])
+    assert not spec.is_in(torch.zeros(2, 2))
+    with pytest.raises(RuntimeError, match="nested tensor along dimension 0"):
+        spec.rand((4,))
+
+
+def test_one_hot_specs_of_several_sizes() -> None:
+    spec: Any = torch.stack([OneHot(2, (4, 2)), OneHot(3, (4, 3))])
+    assert spec.to_numpy(spec.rand()).shape == (2, 4)
+    assert spec.is_in(spec.encode(spec.to_numpy(spec.rand())))
+
+
+def test_sharp_edge_9_equal_shapes_make_tensors() -> None:
+    spec = Stacked(Categorical(2, (3,)), Categorical(5, (3,)), dim=1)
+    assert spec.rand((4,)).shape == spec.zero((4,)).shape == (4, 3, 2)
+    assert spec.project(torch.full((3, 2), 9)).tolist() == [[1, 4]] * 3
+    assert spec.space is not None
+    assert (spec == spec.to("meta"), spec.to("meta").device) == (False, torch.device("meta"))
+    assert (spec.cardinality(), spec.enumerate().shape) == (10, (10, 3, 2))
+    assert spec.is_in(spec.enumerate())
+
+
+def test_data_that_are_no_tensors_are_stacked() -> None:
+    spec: Any = torch.stack([NonTensor((2,), example_data="a"), NonTensor((3,), example_data="b")])
+    assert spec.to_numpy(spec.rand()) == ["a", "b"]
+
+
+def test_a_size_of_all_members_becomes_unknown() -> None:
+    spec = Stacked(Categorical(3, (2,)), Categorical(4, (2,)), dim=0)
+    with pytest.raises(ValueError, match="that of the stack"):
+        spec.make_neg_dim(0)
+    spec.make_neg_dim(1)
+    assert (spec.shape, spec[0].shape) == ((2, -1), (-1,))
+    assert spec.is_in(torch.zeros(2, 9, dtype=torch.int64))
