@@ -134,4 +134,3 @@ def test_what_a_function_leaves_running_keeps_no_reader_waiting(shell, folder, w
     (folder / "go").touch()
     assert done.returncode == 0, (folder / "said").read_text()
     assert not (folder / "tired").exists()
-    (folder / "go").unlink()
