@@ -70,7 +70,7 @@ def test_what_never_varies_is_moved_and_not_divided(rows, work, do, how):
     known = work(made, normalize=[f"constant:{how}", f"one:{how}"])
     assert constants_of(known)["constant"].constant == (0, 2)
     assert constants_of(known)["one"].constant == (0,)
-    assert "constant never varies in dimension 0, 2" in known.notes[0]
+    assert "constant never varies in dimension 0, 2" in known.notes((), ())[0]
     found = do(made, normalize=[f"constant:{how}", f"one:{how}"])
     assert (found["constant"][:, [0, 2]] == 0).all()
     assert (found["one"] == 0).all()
@@ -82,7 +82,7 @@ def test_what_is_not_finite_does_not_count_and_stays(rows, work, do):
     known = work(made, normalize="odd,nothing")
     part = constants_of(known)["odd"]
     assert (part.loc, part.nan, part.infinite) == ((3.0,), 1, 1)
-    assert any("1 NaN and 1 infinite values of odd did not count" in note for note in known.notes)
+    assert any("1 NaN and 1 infinite values of odd did not count" in note for note in known.notes((), ()))
     found = do(made, normalize="odd,nothing")
     assert np.isnan(found["odd"][1])
     assert found["odd"][3] == np.inf
