@@ -45,7 +45,7 @@ METHODS = ("fork", "forkserver", "spawn")
 PARTS = ("start", "throughput", "killed", "limit", "parent", "script")
 ROWS = 5000  # of a chunk
 LIMIT = 1.0
-PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.workers.executor", "rbtool.core.preprocess.units.row"]
+PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.workers.executor", "rbtool.core.preprocess.units"]
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ def _asked(hindsight: str | None, goal_key: str | None, achieved_goal_key: str |
         if any(keys.values()):
             raise UsageError("--goal-key and --achieved-goal-key need --hindsight")
         return None
-    from ..core.preprocess.units.hindsight import Hindsight
+    from ..core.preprocess.hindsight import Hindsight
 
     return dataclasses.asdict(Hindsight.of(hindsight)) | keys
 

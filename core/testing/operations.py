@@ -13,10 +13,8 @@ import numpy as np
 
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
-from ..preprocess.operations.base import RowOperation
-from ..preprocess.operations.columns import Fields, LazyBatch
-from ..preprocess.operations.documents import operation_of, pipeline_text  # fmt: skip
-from ..preprocess.operations.program import Program, ProgramProcessor
+from ..preprocess.operations.base import Fields, LazyBatch, RowOperation
+from ..preprocess.operations.program import Program, ProgramProcessor, operation_of, pipeline_text  # fmt: skip
 from ..preprocess.processor import Block, BlockColumn, Context, Pieces, Processor
 from ..ted.schema import NEXT, Field, Key, key_name, role_of
 

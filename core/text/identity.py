@@ -15,7 +15,7 @@ from ..format.digest import digest_bytes, read_regular
 from ..format.documents import dump_json
 from ..format.locate import dataset_folder
 from ..format.manifest import Manifest, Request
-from ..preprocess.units.fingerprints import fingerprint_of
+from ..preprocess.fingerprints import fingerprint_of
 from ..verbs.results import existing_result
 
 SOURCE = "tokens"

@@ -26,7 +26,7 @@ from ..format.packed.recorded_origin import RecordedOrigin
 from ..format.staging import mend
 from ..opening import open_steps
 from ..preprocess.failures import error_text
-from ..preprocess.units.functions import find_function
+from ..preprocess.functions import find_function
 from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes
 from ..recording.recorder import EnvironmentRecorder

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rbtool.core.format.episodes import EpisodeTable
+from rbtool.core.preprocess.functions import FunctionProcessor, find_function
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, LoadedProcessor, Pieces, Unit
-from rbtool.core.preprocess.units.functions import FunctionProcessor, find_function
 from rbtool.core.ted.schema import Key
 
 FLAGS = ("done", "terminated", "truncated")

@@ -28,8 +28,19 @@ from ...errors import UsageError, did_you_mean
 from ...format.contracts import Array
 from ...format.episodes import COLUMNS, EpisodeTable, parse_episodes, select_episodes
 from ...ted.schema import FLAGS, NEXT, SINGLETONS, Field, Key, key_name
-from .base import BoundOperation, Columns, Discount, EpisodeChoice, Operation, RowOperation, texts_of
-from .columns import KEPT, Fields, LazyBatch, LazyColumn
+from .base import (
+    KEPT,
+    BoundOperation,
+    Columns,
+    Discount,
+    EpisodeChoice,
+    Fields,
+    LazyBatch,
+    LazyColumn,
+    Operation,
+    RowOperation,
+    texts_of,
+)
 
 Values: TypeAlias = np.ndarray[Any, Any]
 

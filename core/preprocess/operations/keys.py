@@ -8,8 +8,23 @@ from typing import Any, ClassVar
 
 from ...errors import UsageError
 from ...ted.schema import EPISODE, NEXT, NEXT_REWARD, SINGLETONS, Field, Key, key_name
-from .base import BoundOperation, Derivation, Discount, FieldChanges, Operation, RowOperation, names_of, pairs_of
-from .columns import KEPT, LENGTH, Fields, LazyColumn, in_next, new_key, promoted
+from .base import (
+    KEPT,
+    LENGTH,
+    BoundOperation,
+    Derivation,
+    Discount,
+    FieldChanges,
+    Fields,
+    LazyColumn,
+    Operation,
+    RowOperation,
+    in_next,
+    names_of,
+    new_key,
+    pairs_of,
+    promoted,
+)
 
 _STAY = (*KEPT, NEXT_REWARD, EPISODE)
 

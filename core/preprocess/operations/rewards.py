@@ -15,8 +15,19 @@ from ...format.contracts import Array
 from ...format.returns import add_rewards_to_go, one_step_reward
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, is_floating, key_name
 from ..processor import flagged
-from .base import BoundOperation, Columns, Discount, FieldChanges, Operation, RowOperation, number_of
-from .columns import KEPT, Fields, LazyBatch, LazyColumn
+from .base import (
+    KEPT,
+    BoundOperation,
+    Columns,
+    Discount,
+    FieldChanges,
+    Fields,
+    LazyBatch,
+    LazyColumn,
+    Operation,
+    RowOperation,
+    number_of,
+)
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,20 @@ from ...format.contracts import Array
 from ...stats.moments import Moments, QuantileSketch
 from ...ted.schema import DTYPES, EPISODE, NEXT, SINGLETONS, Field, Key, key_name
 from .base import (
+    KEPT,
     BoundOperation,
     Derivation,
     Discount,
     FieldChanges,
+    Fields,
+    LazyBatch,
+    LazyColumn,
     Operation,
     RowOperation,
+    in_next,
     names_of,
     pairs_of,
 )
-from .columns import KEPT, Fields, LazyBatch, LazyColumn, in_next
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from ...ted.schema import (
 )
 from ..episodes import StepSelection, result_return_field
 from ..failures import ResultRefused, TaskFailed
+from ..functions import FreshModules
 from ..processor import Block, Context, Finished, Job, Processor, Task
-from ..units.modules import FreshModules
 from ..workspace import part_path, placed_folder, rows_digest, write_part
 
 

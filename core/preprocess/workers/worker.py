@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeAlias
 
 from ...errors import RbtoolError
 from ..failures import FunctionFailed, ResultRefused, WorkerFailed, error_text
-from ..units.modules import FreshModules
+from ..functions import FreshModules
 
 Answer: TypeAlias = tuple[bool, Any]
 """Whether the call succeeded, and its result or else its exception."""
@@ -155,7 +155,7 @@ def import_runner() -> None:
     """Import all that a worker needs, for the workers forked from this process."""
     import torch  # noqa: F401
 
-    from ..units import batch, row  # noqa: F401
+    from .. import units  # noqa: F401
     from . import executor  # noqa: F401
 
 

@@ -129,7 +129,7 @@ def test_every_file_may_be_a_fifo(kind: str, tmp_path: Path) -> None:
 
 
 READERS = {"core/format/fs.py", "core/format/digest.py", "core/format/staging.py"}
-USERS_OWN = {"core/progress.py", "core/preprocess/operations/documents.py"}  # may be `<(command)`
+USERS_OWN = {"core/progress.py", "core/preprocess/operations/program.py"}  # may be `<(command)`
 SYSTEMS = {"core/storages/dataset.py"}
 QUICK = {"cli/complete.py"}  # which looks at the kind of a file first, and imports nothing
 OWN = {

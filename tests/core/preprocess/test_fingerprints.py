@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.preprocess.units.fingerprints import fingerprint_of
+from rbtool.core.preprocess.fingerprints import fingerprint_of
 
 FACTOR = 2
 
@@ -141,7 +141,7 @@ def test_nothing_is_run() -> None:
 
 def test_other_processes_say_the_same() -> None:
     code = (
-        "from rbtool.core.preprocess.units.fingerprints import fingerprint_of\n"
+        "from rbtool.core.preprocess.fingerprints import fingerprint_of\n"
         "names = {'north', 'south', 'east', 'west'}\n"
         "def f(x, y=frozenset('abcdef')):\n    return x in {'k', 'l', 'm', 'n'} and names\n"
         "import dataclasses, enum, torch, tensordict\n"

@@ -8,8 +8,8 @@ import pytest
 from function_blocks import block_of, started, values_of
 
 from rbtool.core.errors import UsageError
+from rbtool.core.preprocess.functions import FunctionProcessor, find_function
 from rbtool.core.preprocess.processor import Unit
-from rbtool.core.preprocess.units.functions import FunctionProcessor, find_function
 
 
 def double(rows: Any) -> Any:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from rbtool.core.errors import UsageError
 from rbtool.core.preprocess.failures import FunctionFailed, error_text
-from rbtool.core.preprocess.units.functions import PickledFunction, find_function
+from rbtool.core.preprocess.functions import PickledFunction, find_function
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.preprocess.units.modules import FreshModules, imported_modules
+from rbtool.core.preprocess.functions import FreshModules, imported_modules
 
 FILES = ("helper.py", "other.py", "pack/__init__.py", "pack/deep.py", "pack/inner/__init__.py", "pack/inner/leaf.py")
 

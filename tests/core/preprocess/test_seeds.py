@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.preprocess.units.user_function import RandomState, mixed_seed, preserved_generators, seed_generators
+from rbtool.core.preprocess.units import RandomState, mixed_seed, preserved_generators, seed_generators
 
 
 def drawn() -> tuple[Any, ...]:

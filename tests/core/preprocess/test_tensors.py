@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from rbtool.core.preprocess.failures import ResultRefused
 from rbtool.core.preprocess.processor import BlockColumn
-from rbtool.core.preprocess.units.user_function import chunk_of, columns_of
+from rbtool.core.preprocess.units import chunk_of, columns_of
 from rbtool.core.ted.schema import DTYPES, Field
 
 ROWS = 4

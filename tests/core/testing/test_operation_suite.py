@@ -13,10 +13,17 @@ import scale_reward
 
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.contracts import FinalMethodError
-from rbtool.core.preprocess.operations.base import BoundOperation, Columns, EpisodeChoice, FieldChanges, RowOperation
-from rbtool.core.preprocess.operations.columns import Fields, LazyBatch, LazyColumn
-from rbtool.core.preprocess.operations.documents import program_of
-from rbtool.core.preprocess.operations.program import Program
+from rbtool.core.preprocess.operations.base import (
+    BoundOperation,
+    Columns,
+    EpisodeChoice,
+    FieldChanges,
+    Fields,
+    LazyBatch,
+    LazyColumn,
+    RowOperation,
+)
+from rbtool.core.preprocess.operations.program import Program, program_of
 from rbtool.core.ted.schema import NEXT_DONE, Field
 from rbtool.core.testing.operations import OperationTests as Suite
 

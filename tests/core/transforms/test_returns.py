@@ -14,8 +14,7 @@ from tensordict import TensorDict
 
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.returns import add_rewards_to_go
-from rbtool.core.preprocess.operations.documents import program_of
-from rbtool.core.preprocess.operations.program import ProgramProcessor
+from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.transforms.multi_step import MultiStep

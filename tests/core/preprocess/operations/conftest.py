@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.format.episodes import EpisodeTable
-from rbtool.core.preprocess.operations.documents import program_of
-from rbtool.core.preprocess.operations.program import Program, ProgramProcessor
+from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.ted.schema import Field, Key, role_of
 

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.errors import DatasetNotFoundError, UsageError
-from rbtool.core.preprocess.operations.documents import (
+from rbtool.core.preprocess.operations.filters import Where
+from rbtool.core.preprocess.operations.program import (
+    OPERATIONS,
+    Program,
     pipeline_program,
     pipeline_text,
     program_of,
     program_of_documents,
 )
-from rbtool.core.preprocess.operations.filters import Where
-from rbtool.core.preprocess.operations.program import OPERATIONS, Program
 from rbtool.core.preprocess.operations.values import Constants, NormalizeFields
 
 EVERYTHING = {

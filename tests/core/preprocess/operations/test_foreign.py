@@ -14,10 +14,8 @@ from scale_reward import ScaleReward
 
 import rbtool
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.preprocess.operations.base import BoundOperation, FieldChanges, RowOperation
-from rbtool.core.preprocess.operations.columns import Fields, LazyColumn
-from rbtool.core.preprocess.operations.documents import pipeline_program, program_of
-from rbtool.core.preprocess.operations.program import Program, ProgramProcessor
+from rbtool.core.preprocess.operations.base import BoundOperation, FieldChanges, Fields, LazyColumn, RowOperation
+from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, pipeline_program, program_of
 from rbtool.core.preprocess.processor import Context
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks

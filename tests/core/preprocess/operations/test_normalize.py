@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rbtool import Normalize as Transform
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.preprocess.operations.documents import program_of
-from rbtool.core.preprocess.operations.program import Program, ProgramProcessor
+from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
 from rbtool.core.preprocess.operations.values import Constants, NormalizeFields
 from rbtool.core.preprocess.processor import Context
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name, unknown_field
-from ..processor import Context, LoadedProcessor, Unit
+import numpy as np
+
+from ..errors import UsageError
+from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name, unknown_field
 from .functions import FunctionProcessor, find_function
+from .processor import Context, LoadedProcessor, Unit
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 _GOAL, _ACHIEVED = "desired_goal", "achieved_goal"
 _STRATEGIES = ("future", "final", "episode")
@@ -120,11 +125,11 @@ class HindsightProcessor(FunctionProcessor):
 
     def load(self, context: Context) -> LoadedProcessor:
         """Load the function; UsageError where that fails."""
-        from .batch import EpisodeUnit
-        from .relabelling import Relabeller
-        from .user_function import UserFunction  # describing the processor needs no torch
+        from .units import EpisodeUnit, UserFunction  # describing the processor needs no torch
 
-        relabel = Relabeller(self.function.load(), self.strategy, self.her_ratio, self.goal_key, self.achieved_goal_key)
+        relabel = _Relabeller(
+            self.function.load(), self.strategy, self.her_ratio, self.goal_key, self.achieved_goal_key
+        )
         return EpisodeUnit(UserFunction(self.label, relabel), context.seed, new_flags_end=True)
 
     def arguments(self) -> dict[str, Any]:
@@ -138,3 +143,38 @@ class HindsightProcessor(FunctionProcessor):
     def keeps_rows(self) -> bool:
         """True: every step stays."""
         return True
+
+
+class _Relabeller:
+    """Gives a random share of the steps of an episode goals that were achieved in it, and their consequences.
+
+    Made in the process that runs it: only that one needs torch.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], strategy: str, ratio: float, goal_key: Key, achieved_goal_key: Key
+    ) -> None:
+        from ..buffers.relabelling import Relabelling
+        from ..samplers.achieved_goals import HindsightStrategy
+
+        self._relabelling = Relabelling(function, goal_key=goal_key, achieved_goal_key=achieved_goal_key)
+        self._strategy = HindsightStrategy.of(strategy)
+        self._ratio = ratio
+
+    def __call__(self, episode: TensorDictBase) -> TensorDictBase:
+        """Return an episode `[T]` with other goals, rewards and end flags, edited in place."""
+        import torch
+
+        chances = torch.rand(2, len(episode), dtype=torch.float64).numpy()  # seeded by the episode
+        chosen = np.flatnonzero(chances[0] < self._ratio)
+        if not len(chosen):
+            return episode
+        reach = len(episode) - chosen
+        places = torch.from_numpy(chosen + self._strategy.steps(chances[1][chosen], chosen, reach))
+        rows = torch.from_numpy(chosen)
+        part = episode[rows]
+        self._relabelling.apply(part, episode.get(self._relabelling.achieved_goal_key)[places])
+        for key in self._relabelling.changed:
+            if (value := part.get(key, None)) is not None:
+                episode.get(key)[rows] = value
+        return episode

@@ -1,1 +1,0 @@
-"""User functions and the units of rows that one call takes."""
