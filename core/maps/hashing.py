@@ -17,13 +17,13 @@ from ..kernels.hashes import KeyTable, key_table, project, siphash
 Bytes = NDArray[np.uint8]
 
 DEFAULT_KEY = bytes(range(16))
-"""The key of hashes that are given none: that of the test vectors of SipHash."""
+"""The default key: the one of SipHash's published test vectors."""
 
 
 def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
     """Return the bytes of each row of a tensor `[n, …]` of any dtype as uint8 `[n, width]`.
 
-    SchemaError for a tensor without dimensions, and for sparse and nested ones and those of the device `meta`.
+    SchemaError for tensors without dimensions, sparse and nested tensors, and tensors on the device `meta`.
     """
     if not isinstance(rows, torch.Tensor):
         raise SchemaError(f"{what} is a {type(rows).__name__}; only rows of tensors can be hashed")
@@ -92,7 +92,7 @@ class SipHash(nn.Module):
     """Hashes each row of a tensor `[n, …]` with SipHash-2-4; the result is int64 `[n]` on the tensor's device.
 
     A row's hash depends on its bytes alone: it is the same in every process and on every machine, and 0.0 and -0.0
-    have different ones. `key` is 16 bytes; the default is that of the published test vectors. With `as_tensor=False`
+    have different ones. `key` is 16 bytes; the default is the key of the published test vectors. With `as_tensor=False`
     the bytes of each row are returned unhashed, as a list. Tensors without dimensions, nested and sparse ones raise
     SchemaError (a RuntimeError).
 
@@ -149,7 +149,7 @@ class RandomProjectionHash(SipHash):
         self._matrices: dict[int, torch.Tensor] = {}
 
     def fit(self, x: torch.Tensor) -> None:
-        """Draw the directions for rows like those of `x`, `[n, …]`, unless there are any."""
+        """Draw the directions for rows as wide as the rows of `x`, `[n, …]`, unless they exist."""
         self._matrix(math.prod(x.shape[1:]))
 
     def _matrix(self, features: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ Kinds = list[tuple[torch.dtype, torch.Size]]
 class Hashed(NamedTuple):
     """Keys of a tensordict with batch size `batch`: n hashes, int64 `[n]`, and n rows of bytes, uint8 `[n, width]`.
 
-    `device` is that of the first entry of the key; numbers, hashes and masks for the user go there.
+    `device` is the device of the first entry; numbers, hashes and masks for the user go there.
     """
 
     hashes: torch.Tensor
@@ -53,9 +53,9 @@ class QueryModule(TensorDictModuleBase):
     `hash_key`, in the tensordict or with `clone` in a shallow copy of it, which is returned. Unknown keys get the next
     numbers; with `extend=False` they raise MissingKeyError (a KeyError), as does an entry that is not there.
     SchemaError (a RuntimeError) for entries whose dtype or shape differs from the first ones', and for those that are
-    no tensors. No `in_keys`, and a number of modules other than that of entries, raise UsageError (a ValueError).
+    no tensors. Empty `in_keys`, and another number of modules than entries, raise UsageError (a ValueError).
 
-    Names and defaults are those of TorchRL, where `aggregator` defaults to a single `hash_module` that is given.
+    Names and defaults match TorchRL, except that TorchRL's `aggregator` defaults to a single given `hash_module`.
 
     >>> from tensordict import TensorDict
     >>> query = QueryModule(in_keys=["state", "goal"])
@@ -299,12 +299,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         write_fn: WriteFunction | None = None,
         consolidated: bool | None = None,
     ) -> TensorDictMap:
-        """Make a map for keys like those of `source`, and values like `dest`.
+        """Make a map for keys like `source` and values like `dest`.
 
         It keeps up to `max_size` keys; without a bound (None, the default; TorchRL's is 1000) its memory grows by
         doubling. `storage_constructor` makes the storage, from `max_size` (1000 without one) if it is a class, without
-        arguments otherwise; `consolidated` puts all entries into one buffer. The other arguments are those of
-        `QueryModule` and of this class. MissingKeyError for keys that `source` or `dest` does not have.
+        arguments otherwise; `consolidated` puts all entries into one buffer. The other arguments are as in
+        `QueryModule` and this class. MissingKeyError for keys that `source` or `dest` does not have.
         """
         query = QueryModule(in_keys=in_keys, hash_module=hash_module)
         query.hashed(source)

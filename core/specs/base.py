@@ -163,7 +163,7 @@ class TensorSpec(ABC):
     A size of -1 in `shape` matches any. Values may have further dimensions in front of `shape`: they are
     batches. Draws come from torch's global generator, or from the `generator` given.
 
-    Names and behaviour are those of TorchRL's specs.
+    Names, arguments and behaviour match TorchRL's specs.
     """
 
     domain: str | None = None
@@ -200,14 +200,6 @@ class TensorSpec(ABC):
         return self.ndim
 
     # Values ----------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
-        """Draw a random member of shape `[*shape, *spec.shape]`."""
-
-    @abstractmethod
-    def _fill(self, shape: torch.Size, value: int) -> Any:
-        """Make a value of zeros or ones of shape `[*shape, *spec.shape]`."""
 
     def rand(self, shape: ShapeLike = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw a random member of shape `[*shape, *spec.shape]`; unknown sizes become 1."""
@@ -253,41 +245,27 @@ class TensorSpec(ABC):
         """Return the value if it is a member, else a new one that is the nearest member."""
 
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Make a tensor as this spec has it of numbers, lists and arrays; what is a tensor passes as it is.
+        """Make a tensor of this spec from numbers, lists or arrays; tensors are returned as they are.
 
-        A value of as many elements is given the spec's shape, else SchemaError (a RuntimeError) is raised, as it is
-        for numbers the element type cannot hold. `ignore_device` leaves the tensor on the cpu. NotInSpecError (an
-        AssertionError) for what is no member, where the environment asks for that check.
+        A value with the right number of elements is reshaped to the spec's shape. `ignore_device` leaves the tensor on
+        the CPU. SchemaError (a RuntimeError) for another number of elements, and for numbers that the element type
+        cannot hold. With CHECK_SPEC_ENCODE=1 in the environment, NotInSpecError (an AssertionError) for values that
+        are not members.
         """
         found = self._encode(value, ignore_device)
         if checks_encoding():
             self._check_encoded(found)
         return found
 
-    @abstractmethod
-    def _encode(self, value: Any, ignore_device: bool) -> Any:
-        """Encode a value that is not checked."""
-
-    def _check_encoded(self, value: Any) -> None:
-        self.assert_is_in(value)
-
     def memoize_encode(self, mode: bool = True) -> None:
         """Remember what `encode` made of ints and other hashable values. Experimental, and warns so."""
         warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
         self._memoize(mode)
 
-    def _memoize(self, mode: bool) -> None:
-        for spec in self._within():
-            spec._memoize(mode)
-
     def erase_memoize_cache(self) -> None:
         """Forget what `encode` remembered."""
         for spec in self._within():
             spec.erase_memoize_cache()
-
-    def _within(self) -> Sequence[TensorSpec]:
-        """The specs that this one is made of."""
-        return ()
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return the value as numpy arrays.
@@ -297,10 +275,6 @@ class TensorSpec(ABC):
         if checks_encoding() if safe is None else safe:
             self.assert_is_in(value)
         return self._to_numpy(value)
-
-    @abstractmethod
-    def _to_numpy(self, value: Any) -> Any:
-        """Return a value that is not checked as numpy arrays."""
 
     @abstractmethod
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -320,32 +294,8 @@ class TensorSpec(ABC):
 
     # Shape -----------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _changed(self, change: ShapeChange) -> Self:
-        """Return this spec with another shape."""
-
-    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine.
-
-        By default those that are equal can.
-        """
-        if any(spec != self for spec in specs):
-            raise SchemaError(f"{type(self).__name__} specs that differ cannot be stacked into one")
-        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
-
-    def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
-        """Return a stack that keeps its members as they are."""
-        return Stacked(*specs, dim=dim)
-
-    def _expect_place(self, dim: int) -> None:
-        """Raise UsageError if there cannot be another dimension at this place."""
-
-    def _kind(self) -> type[TensorSpec]:
-        """The class of which specs can be stacked."""
-        return type(self)
-
     def expand(self, *shape: Any) -> Self:
-        """Repeat along new leading dimensions and those of size 1; UsageError if the rest differs."""
+        """Repeat along new leading dimensions and dimensions of size 1; UsageError if others differ."""
         return self._changed(expansion(self.shape, sizes_of(shape)))
 
     def squeeze(self, dim: int | None = None) -> Self:
@@ -424,6 +374,61 @@ class TensorSpec(ABC):
             raise SpecTypeError(f"torch.{name} does not take a spec; those that do are {known}")
         return FUNCTIONS[function](*args, **(kwargs or {}))
 
+    # What a kind of spec implements ----------------------------------------------------------------
+
+    @abstractmethod
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
+        """Draw a random member of shape `[*shape, *spec.shape]`."""
+
+    @abstractmethod
+    def _fill(self, shape: torch.Size, value: int) -> Any:
+        """Make a value of zeros or ones of shape `[*shape, *spec.shape]`."""
+
+    @abstractmethod
+    def _encode(self, value: Any, ignore_device: bool) -> Any:
+        """Encode a value that is not checked."""
+
+    def _check_encoded(self, value: Any) -> None:
+        """Raise NotInSpecError unless an encoded value is a member."""
+        self.assert_is_in(value)
+
+    @abstractmethod
+    def _to_numpy(self, value: Any) -> Any:
+        """Return a value that is not checked as numpy arrays."""
+
+    def _memoize(self, mode: bool) -> None:
+        """Start or stop remembering encoded values."""
+        for spec in self._within():
+            spec._memoize(mode)
+
+    def _within(self) -> Sequence[TensorSpec]:
+        """The specs that this one consists of: members, choices or entries."""
+        return ()
+
+    @abstractmethod
+    def _changed(self, change: ShapeChange) -> Self:
+        """Return this spec with another shape."""
+
+    def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
+        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine.
+
+        By default only equal specs can.
+        """
+        if any(spec != self for spec in specs):
+            raise SchemaError(f"{type(self).__name__} specs that differ cannot be stacked into one")
+        return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
+
+    def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
+        """Return a stack that keeps its members as they are."""
+        return Stacked(*specs, dim=dim)
+
+    def _kind(self) -> type[TensorSpec]:
+        """The class that specs must have in common to be stacked."""
+        return type(self)
+
+    def _expect_place(self, dim: int) -> None:
+        """Raise UsageError if there cannot be another dimension at this place."""
+
 
 def brief(value: Any) -> str:
     """Format a value in one line: small tensors by their numbers, large ones by their shape."""
@@ -465,9 +470,9 @@ _CPU = torch.device("cpu")  # compared with in an eighth of the time of reading 
 class LeafSpec(TensorSpec):
     """The spec of one tensor.
 
-    A subclass keeps parameters of single elements, such as bounds, in tensors whose leading dimensions are those of the
-    spec (1 where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape. Other
-    attributes that distinguish two specs of one class are named in `_FACTS`.
+    A subclass keeps parameters of single elements, such as bounds, in tensors that begin with the shape of the spec (1
+    where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape. Other attributes
+    that distinguish two specs of one class are named in `_FACTS`.
     """
 
     _PARAMETERS: ClassVar[tuple[str, ...]] = ()
@@ -806,7 +811,7 @@ class LazyStack(TensorSpec):
         """Stack values of the members along a dimension."""
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Take a value apart into those of the members; None if it does not have their number or the shape."""
+        """Split a value into one part for each member; None if number or shape do not fit."""
         if isinstance(value, list | tuple):
             return value if len(value) == len(self._members) else None
         if isinstance(value, torch.Tensor) and value.is_nested:
@@ -910,10 +915,12 @@ class LazyStack(TensorSpec):
         return self._members if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension have any size, in place and in all members; UsageError for that of the stack."""
+        """Let one dimension have any size, in place and in all members; UsageError for the stacked dimension."""
         place = normal_dim(dim, self.ndim)
         if place == self._dim:
-            raise UsageError(f"dimension {dim} is that of the stack, which has {len(self._members)} members")
+            raise UsageError(
+                f"dimension {dim} is the one along which the members are stacked; it has size {len(self._members)}"
+            )
         make_neg_dim_of_all(self._members, place - (place > self._dim))
 
     def _expect_place(self, dim: int) -> None:
@@ -969,7 +976,7 @@ class Stacked(LazyStack):
         return stack
 
     @property
-    def domain(self) -> str | None:  # type: ignore[override]  # which is that of the members
+    def domain(self) -> str | None:  # type: ignore[override]  # the members decide
         found: str | None = self._common([spec.domain for spec in self._members])
         return found
 

@@ -630,7 +630,7 @@ def small_integers(
 
 
 def as_int64(value: torch.Tensor) -> torch.Tensor:
-    """Return whole numbers as int64; those of a uint64 that are too large become the largest."""
+    """Return whole numbers as int64; uint64 values that are too large become the largest int64."""
     if value.dtype is torch.uint64:
         found = value.view(torch.int64)
         return torch.where(found < 0, _HIGHEST, found)

@@ -218,7 +218,7 @@ class Categorical(CategoriesSpec):
     def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Pick from the last dimension of `tensor`, which has one entry for each category.
 
-        `index` is one number, or numbers whose leading dimensions broadcast to those of `tensor`.
+        `index` is one number, or numbers whose leading dimensions broadcast to the leading ones of `tensor`.
         """
         number = index.to(torch.int64)
         if not number.dim():
@@ -370,7 +370,7 @@ class MultiCategorical(CategoriesSpec):
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """Which categories are legal, those of all columns along the last dimension; None for all."""
+        """Which categories are legal, with all columns side by side in the last dimension; None for all."""
         if self._allowed is None:
             return None
         columns = self._allowed if self._nvec.dim() else self._allowed.unsqueeze(0)
@@ -520,7 +520,7 @@ def mask_over(
 ) -> torch.Tensor:
     """Return a mask of legal categories as a bool tensor of its own, of this shape.
 
-    `counts` are the categories of each column; those of all columns are along the last dimension. UsageError for a
+    `counts` are the categories of each column; all columns are side by side in the last dimension. UsageError for a
     mask that does not broadcast to the shape, and for one without a legal category in a column.
     """
     found = torch.as_tensor(mask, dtype=torch.bool, device=device)
@@ -565,8 +565,8 @@ def looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 class _Layout:
     """Where the columns are in a row, as tensors on one device; int64.
 
-    `places` number the elements of a row, `counts` those of each column, which are from `starts` to `ends`, both
-    included; `ordinals` number the columns from 1.
+    `places` numbers the elements of a row. Column i has `counts[i]` elements, from `starts[i]` to `ends[i]`, both
+    included; `ordinals` numbers the columns from 1.
     """
 
     places: torch.Tensor
@@ -819,7 +819,8 @@ class _OneHotSpec(LeafSpec):
     def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Pick from the last dimension of `tensor`, which has one entry for each category of each column.
 
-        `index` are rows whose leading dimensions broadcast to those of `tensor`; the result has one entry a column.
+        `index` are rows whose leading dimensions broadcast to the leading ones of `tensor`; the result has one entry
+        per column.
         """
         numbers = self._numbers(index, None) + self._layout_on(index.device).starts
         return tensor.gather(-1, numbers.expand(*tensor.shape[:-1], numbers.shape[-1]))
@@ -962,4 +963,4 @@ ACTION_SPACE_MAP: dict[type[TensorSpec] | str, str] = {
         for spelled in (known, known.replace("_", "-"))
     },
 }
-"""Maps classes of specs and the spellings of their words to one word; words and spellings are those of TorchRL."""
+"""Maps spec classes, and every spelling of a name, to TorchRL's name for the kind of action space."""

@@ -103,11 +103,11 @@ class Composite(TensorSpec):
     """Specs by name, nested to any depth: the spec of a tensordict.
 
     Entries come as one dict, as keyword arguments or both; a dict among them becomes a Composite, a tuple of names is
-    a way through nested ones, and None holds a place whose spec is not known. `shape` (also `batch_size`) is that of
-    the tensordict: the shape of every entry begins with it (UsageError, a ValueError), and nested Composites and
-    NonTensors are given it if they lack it. A `device` holds for all entries (SchemaError, a RuntimeError, if one is on
-    another); None lets each have its own. Values are tensordicts, or of the tensorclass `data_cls`, with the dimension
-    `names`; `step_mdp_static` marks what does not change from step to step.
+    a path through nested ones, and None is an entry whose spec is not known. `shape` (also `batch_size`) is the batch
+    size of the tensordict: the shape of every entry begins with it (UsageError, a ValueError), and nested Composites
+    and NonTensors are given it if they lack it. A `device` holds for all entries (SchemaError, a RuntimeError, if one
+    is on another); None lets each have its own. Values are tensordicts, or of the tensorclass `data_cls`, with the
+    dimension `names`; `step_mdp_static` marks what does not change from step to step.
 
     A Composite can be changed, and therefore has no hash.
 
@@ -726,7 +726,7 @@ def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ())
     return found[name]
 
 
-class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it has of both is a stack's
+class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attributes of LazyStack win
     """Composites of one shape, stacked along `dim` as they are: torch.stack makes it of unequal ones.
 
     Its keys are those that all members have; the entry under one is the stack of the members' entries, lazy where they
@@ -758,13 +758,13 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
 
     @property
     def shape(self) -> torch.Size:
-        """Sizes of the tensordict: those of the members, and their number."""
+        """Batch size of the tensordict: the members' shape, with their number at the stacked dimension."""
         sizes = self._members[0].shape
         return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
 
     @shape.setter
     def shape(self, shape: ShapeLike) -> None:
-        raise UsageError("the shape of a stack is that of its members, and their number", hint="expand makes a new one")
+        raise UsageError("the shape of a stack follows from its members", hint="expand makes a new one")
 
     @property
     def device(self) -> torch.device | None:
@@ -801,12 +801,12 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # what it h
             spec.names = given
 
     @property
-    def data_cls(self) -> type | None:  # type: ignore[override]  # which is that of the members
+    def data_cls(self) -> type | None:  # type: ignore[override]  # the members decide
         found: type | None = self._common([spec.data_cls for spec in self._members])
         return found
 
     @property
-    def step_mdp_static(self) -> bool:  # type: ignore[override]  # which is that of the members
+    def step_mdp_static(self) -> bool:  # type: ignore[override]  # the members decide
         return all(spec.step_mdp_static for spec in self._members)
 
     # Entries ---------------------------------------------------------------------------------------
@@ -1081,8 +1081,8 @@ def consolidate_spec(
 ) -> Composite:
     """Copy a spec so that the members of each lazy stack have the same keys.
 
-    An entry that a member lacks is made of those of the others, with size 0 where they differ in size; where they do
-    not, in all dimensions after those of the Composite. Rows of one-hot specs, which cannot be empty, become an
+    An entry that a member lacks is made like the other members' entries, with size 0 in each dimension in which these
+    differ, or, if they agree, in all dimensions behind the batch. One-hot specs, which cannot be empty, become an
     Unbounded of size 0. `recurse_through_entries` and `recurse_through_stack` decide whether nested Composites and the
     members of stacks are treated, too. UsageError (a ValueError) for entries of one key that differ in class or in
     number of dimensions, SpecTypeError (a TypeError) for what is no Composite.
@@ -1127,7 +1127,7 @@ def _complete(members: Sequence[Composite]) -> None:
 
 
 def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
-    """Make an entry like those of others, without elements where that is possible."""
+    """Make an entry like other members' entries, without elements where possible."""
     first = owners[0]
     for owner in owners:
         if type(owner) is not type(first) or owner.ndim != first.ndim:

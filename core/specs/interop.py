@@ -39,7 +39,7 @@ def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
     `{"type": "Box", "dtype", "shape", "low", "high"}`, whose bounds are numbers, nested lists or the strings
     `"inf"` and `"-inf"`; `Discrete` (n, start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, `Dict` and
     `Tuple` with their `subspaces`. Elements of a Tuple are named by their numbers, as in the data; a subspace of None
-    stays None. Numbers that start elsewhere than at zero become a Bounded, text a NonTensor. FormatError for anything
+    stays None. Discrete spaces that do not start at zero become a Bounded, text a NonTensor. FormatError for anything
     else.
     """
     try:
@@ -51,7 +51,7 @@ def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
 
 
 def _document(space: Any) -> Mapping[str, Any]:
-    """Return a gymnasium space as the document of it; what is one already stays."""
+    """Describe a gymnasium space by a document; documents are returned as they are."""
     if isinstance(space, Mapping) and "type" in space:
         return space
     for kind in type(space).__mro__:
@@ -134,11 +134,12 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], DeviceLike | None], TensorSpec]] 
 def space_from_spec(spec: TensorSpec) -> Any:
     """Return the gymnasium space of the values that a spec holds; ImportError where gymnasium is not installed.
 
-    The space of a Composite is a Dict, of a Categorical a Discrete or, with a shape, a MultiDiscrete, of a
-    MultiCategorical a MultiDiscrete, of bits and one-hot rows a MultiBinary; that of numbers is a Box, and of data that
-    are text a Text. A Bounded of whole numbers without a shape is a Discrete that starts at its lower bound. A space
-    has no masks, nor the rule that one element of a row is set: it may hold more than the spec. SchemaError (a
-    RuntimeError) for specs of unknown sizes, of types that NumPy lacks, and for kinds of spec that no space is like.
+    A Composite becomes a Dict; a Categorical a Discrete or, with a shape, a MultiDiscrete; a MultiCategorical a
+    MultiDiscrete; Binary and one-hot specs a MultiBinary; numbers a Box; text a Text. A Bounded of whole numbers
+    without a shape becomes a Discrete that starts at its lower bound.
+
+    Spaces know neither masks nor one-hot rows, so the space may hold more than the spec. SchemaError (a RuntimeError)
+    for specs with unknown sizes, with an element type that NumPy lacks, or without a matching kind of space.
     """
     from gymnasium import spaces
 
@@ -200,10 +201,12 @@ def _box_of(spec: BoxSpec) -> Any:
 def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
     """Return the spec of a tensordict or tensorclass: an Unbounded for each tensor, a NonTensor for other data.
 
-    Shape, device, element types and nests are those of the tensordict, a NonTensor has the first datum as its example,
-    and `data_cls` is the class of the tensordict, so that values are of it. `unsqueeze_null_shapes` makes `[1]` of the
-    shape `[]`, `dynamic_shape` lets the last dimension of tensors have any size, unless it is one of the batch. A lazy
-    stack becomes a StackedComposite. SpecTypeError (a TypeError) for what is neither.
+    The spec takes its shape, device, element types and nesting from the tensordict, and its class as `data_cls`, so
+    that drawn values have the same class. A NonTensor has the first datum as its example. A lazy stack becomes a
+    StackedComposite.
+
+    `unsqueeze_null_shapes` turns the shape `[]` into `[1]`. `dynamic_shape` lets the last dimension of tensors have any
+    size, unless it belongs to the batch. SpecTypeError (a TypeError) for what is neither tensordict nor tensorclass.
 
     >>> import torch
     >>> from tensordict import TensorDict

@@ -1,7 +1,7 @@
 """Changes of shape, computed once and applied to a spec's shape, to its bounds, its masks and its children alike.
 
-A change acts on the leading dimensions of a tensor and leaves those after them as they are. It therefore does to a
-child of a Composite, whose shape begins with that of its parent, what it does to the parent.
+A change acts on the leading dimensions of a tensor and leaves the trailing ones as they are. The shape of an entry of
+a Composite begins with the shape of the Composite, so one change fits both.
 
 A dimension of unknown size is written -1. Where a shape has such, it is worked on as a view of a very large size,
 which costs nothing, and whatever comes out that large is unknown again.
@@ -53,7 +53,7 @@ def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeC
 
 
 def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
-    """Repeat along new dimensions in front and along those of size 1.
+    """Repeat along new leading dimensions and along dimensions of size 1.
 
     -1 leaves a dimension as it is, or is a new one of unknown size.
     """
@@ -162,7 +162,7 @@ class Changeable(Protocol):
 def changed_stack(
     parts: Sequence[_Part], shape: torch.Size, dim: int, change: ShapeChange, stack: Callable[[list[_Part], int], _Part]
 ) -> _Part:
-    """Apply a change to parts that are stacked along `dim`; `shape` is that of the stack, -1 where parts differ.
+    """Apply a change to parts that are stacked along `dim`; `shape` is the shape of the stack, -1 where parts differ.
 
     The result is one part where all that is left comes from it, else `stack` of what is left along one dimension.
     """

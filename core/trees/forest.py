@@ -178,7 +178,7 @@ class MCTSForest:
     A pair of observation and action leads to one next observation: a step that contradicts this raises SchemaError (a
     RuntimeError), and nothing of its rollout is added. With `stochastic` every outcome is a step of its own.
 
-    Ideas and names are those of TorchRL; there a later outcome replaces the earlier one.
+    Ideas and names are from TorchRL, where a later outcome replaces the earlier one.
 
     >>> from tensordict import TensorDict
     >>> forest = MCTSForest()
@@ -208,7 +208,7 @@ class MCTSForest:
     ) -> None:
         known = None if data_map is None else data_map.max_size
         if data_map is not None and max_size not in (None, known):
-            raise UsageError(f"max_size is {max_size}, that of the data map is {known}")
+            raise UsageError(f"max_size is {max_size}, but the data map has {known}")
         if node_map is not None and len(node_map):
             raise UsageError(f"the node map has {len(node_map)} entries, expected none")
         if data_map is not None and len(data_map):
@@ -310,7 +310,7 @@ class MCTSForest:
             if steps.get(key, None) is None:
                 raise MissingKeyError(
                     f"the rollout has no entry {key!r}; its keys are {list(steps.keys(True, True))}",
-                    hint="name those of this environment with observation_keys and action_keys",
+                    hint="pass the keys of this environment as observation_keys and action_keys",
                 )
 
     def _maps(self, steps: TensorDictBase) -> tuple[TensorDictMap, NodeMap]:

@@ -27,7 +27,7 @@ _VERTICES = 'fill="#dce8f5" stroke="#4a78a8"'
 
 
 class Shape(NamedTuple):
-    """A vertex to draw: its path, its label line by line, that of the step that leads to it, and how many are below."""
+    """A vertex to draw: its path, the lines of its label, the label of the step that leads to it, and its children."""
 
     path: tuple[int, ...]
     lines: tuple[str, ...]
@@ -142,17 +142,17 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
     """A vertex, and all that is below it; the children are the stack `subtree`, of the batch size `[children]`.
 
     A vertex is a state, which `node_data` shows, and `rollout` leads to it from the vertex above: steps in
-    TED, `[steps]`. In a compact tree states with a single branch are no vertices, so rollouts may have many steps, and
-    that of the root leads from the state that was asked for to the first branching, if there is one. A vertex that is
-    reached in several ways is the same below each of its parents.
+    TED, `[steps]`. In a compact tree, states with a single branch are not vertices, so rollouts may have many steps,
+    and the root's rollout leads from the requested state to the first branching, if there is one. A vertex that is
+    reached in several ways is the same object below each of its parents.
 
     `index` are the rows of the branches in the forest's data map, int64 `[children]`; `hash` is the hash of the first
-    step of `rollout`, of the root that of its observations; `node_id` numbers vertices level by level from 0. `count`
+    step of `rollout`, or of the observations at the root; `node_id` numbers vertices level by level from 0. `count`
     (int32) and `wins` (float32) are 0 in a new tree: they belong to the search that uses it. `specs`, a `Composite`,
-    names other keys than "action" in `full_action_spec`, than "done", "terminated" and "truncated" in
-    `full_done_spec`, and than those of `node_data` in `full_observation_spec`.
+    names the keys of actions in `full_action_spec` (default "action"), of flags in `full_done_spec` (default "done",
+    "terminated", "truncated") and of observations in `full_observation_spec` (default: all of `node_data`).
 
-    Ideas and names are those of TorchRL.
+    Ideas and names are from TorchRL.
 
     >>> from tensordict import TensorDict
     >>> below = [Tree.make_node(TensorDict(observation=torch.tensor(number))) for number in (3, 4)]

@@ -37,8 +37,8 @@ class RobotDatasetMetadata:
     `ActionSpace`, `gripper_mode` of `GripperMode`.
 
     UsageError (a ValueError) for an `action_dim` that is no whole number from 1, an unknown space or mode, a frequency
-    that is not above 0, statistics that are NaN or of another shape, and bounds in the wrong order. Names are those of
-    TorchRL; its integer statistics stay integers there.
+    that is not above 0, statistics that are NaN or of another shape, and bounds in the wrong order. Names match
+    TorchRL, where integer statistics stay integers.
 
     >>> metadata = RobotDatasetMetadata("bridge", action_dim=2, action_low=[-1, 0], action_high=[1, 5])
     >>> metadata.action_low, metadata.make_action_spec(shape_prefix=(4,)).shape
@@ -189,7 +189,7 @@ class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
     """Images of a batch of steps: of the main camera, of one at the wrist, and of others by name; None for none.
 
     Images are `[*batch, C, H, W]`, `extra` is a tensordict of them; `padded` states that the last steps repeat others.
-    The name is that of TorchRL's tensorclass.
+    Named as TorchRL's tensorclass.
     """
 
     image: Any = None
@@ -201,7 +201,7 @@ class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
 class VLAObservation(TensorClass):
     """What a policy sees: images, the state of the robot `[*batch, n]`, the instruction, and preprocessed entries.
 
-    The name is that of TorchRL's tensorclass.
+    Named as TorchRL's tensorclass.
     """
 
     images: Any = None
@@ -214,7 +214,7 @@ class VLAAction(TensorClass["nocast", "shadow"]):  # type: ignore[type-arg, name
     """What a policy does: a chunk of actions `[*batch, steps, action_dim]`, its tokens, and how likely they are.
 
     `tokens` and `raw_tokens` (as the model gave them) are int64, `mask` bool; `padded` states that the last steps of
-    chunks repeat others. The name is that of TorchRL's tensorclass.
+    chunks repeat others. Named as TorchRL's tensorclass.
     """
 
     chunk: Any = None
@@ -251,7 +251,7 @@ def validate_vla_tensordict(
     it is there. VLASchemaError (a ValueError and a RuntimeError) with all sentences, unless
     `raise_on_error` is False; UsageError (a ValueError) for what is no tensordict.
 
-    The name is that of TorchRL, which looks at the first instruction only, and takes text for actions.
+    TorchRL's function of this name looks at the first instruction only, and accepts text as actions.
 
     >>> from tensordict import TensorDict
     >>> steps = TensorDict({"action": torch.zeros(3, 7), "observation": {"state": torch.zeros(3, 8)}}, [3])

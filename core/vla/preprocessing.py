@@ -33,13 +33,13 @@ class OpenVLAImagePreprocessor:
 
     `backend` is how images are resized: `torch_reference` with the Lanczos kernel of three lobes, wider where an image
     shrinks, and `torchvision` with the antialiased bicubic kernel, both by torch alone; `pil` by Pillow's Lanczos.
-    JPEG is that of Pillow in all of them. `tensorflow` is not built: `torch_reference` follows its formulas, in
+    All of them use Pillow's JPEG. `tensorflow` is not built: `torch_reference` follows its formulas, in
     float32, but TensorFlow decodes JPEG with a faster, less exact transform.
 
     UsageError (a ValueError) for arguments that make no sense, SchemaError (a RuntimeError and, as
     `ImageShapeError`, a ValueError) for what is no image.
 
-    The steps are those of OpenVLA-OFT (Kim et al., 2025), names those of TorchRL.
+    The steps follow OpenVLA-OFT (Kim et al., 2025), the names TorchRL.
 
     >>> OpenVLAImagePreprocessor(size=64)(torch.zeros(2, 3, 32, 48, dtype=torch.uint8)).shape
     torch.Size([2, 3, 64, 64])
@@ -192,7 +192,7 @@ def _cropped(image: torch.Tensor) -> torch.Tensor:
     """Enlarge the centre of a square image, 0.9 of its area, to its size, bilinearly.
 
     The outermost samples are at the edges of the centre, places being counted from the middle of the first pixel to
-    that of the last. Values are cut to whole numbers as TensorFlow converts floats to uint8.
+    the middle of the last. Values are cut to whole numbers as TensorFlow converts floats to uint8.
     """
     weights = _crop_weights(image.shape[-1])
     shares = weights @ (image.to(torch.float32) / 255) @ weights.T

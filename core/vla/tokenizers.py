@@ -47,7 +47,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
     `low` and `high` are numbers, or `[action_dim]`. Actions outside of the range get the first or last bin; `decode`
     gives the centres of bins. UsageError (a ValueError) for bounds that are not finite or not in order, another shape,
     and fewer than 1 bin; SchemaError (a RuntimeError) for actions that are NaN or of another width, and tokens that are
-    no bins. Names are those of TorchRL, which encodes NaN as some token.
+    no bins. Names match TorchRL, which encodes NaN as some token.
 
     >>> tokenizer = UniformActionTokenizer(4, low=-1.0, high=1.0)
     >>> tokens = tokenizer.encode(torch.tensor([-2.0, -0.3, 0.0, 1.0]))
@@ -111,7 +111,7 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
 
     UsageError (a ValueError) for fewer than 2 bins, a vocabulary that is smaller, and ranges that are not finite, not
     in order, of other shapes, or only one end of them; SchemaError (a RuntimeError) for actions that are NaN or of
-    another width, and tokens outside of the vocabulary. Names are those of TorchRL; the tokens are OpenVLA's.
+    another width, and tokens outside of the vocabulary. Names match TorchRL; the tokens match OpenVLA.
 
     >>> tokenizer = VocabTailActionTokenizer(256, full_vocab_size=32000)
     >>> tokens = tokenizer.encode(torch.tensor([-1.0, 0.0, 1.0]))

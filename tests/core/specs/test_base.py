@@ -450,7 +450,7 @@ def test_data_that_are_no_tensors_are_stacked() -> None:
 
 def test_a_size_of_all_members_becomes_unknown() -> None:
     spec = Stacked(Categorical(3, (2,)), Categorical(4, (2,)), dim=0)
-    with pytest.raises(ValueError, match="that of the stack"):
+    with pytest.raises(ValueError, match="along which the members are stacked"):
         spec.make_neg_dim(0)
     spec.make_neg_dim(1)
     assert (spec.shape, spec[0].shape) == ((2, -1), (-1,))

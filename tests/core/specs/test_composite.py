@@ -613,7 +613,7 @@ def test_names_and_devices_of_a_stack() -> None:
     assert (spec.names, spec[:, 0].names, spec[0].names) == (["time", "agent"], ["time"], ["agent"])
     spec.device = "meta"
     assert spec["a"].device == torch.device("meta")
-    with pytest.raises(ValueError, match="that of its members"):
+    with pytest.raises(ValueError, match="follows from its members"):
         spec.shape = (3,)
     with pytest.raises(ValueError, match="names has"):
         spec.names = ["a"]

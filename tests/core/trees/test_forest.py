@@ -307,7 +307,7 @@ def test_rollouts_that_cannot_be_added(given_rollout: TensorDict, kind: type[Exc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_size": 5}, "max_size is 5, that of the data map is 3"),
+        ({"max_size": 5}, "max_size is 5, but the data map has 3"),
         ({"observation_keys": "pixels"}, "keys is 'pixels', expected a list"),
     ],
 )
