@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import NonTensorStack, is_non_tensor
 
 from ..errors import SchemaError, UsageError
 from .shaping import (
@@ -858,6 +857,8 @@ class LazyStack(TensorSpec):
         return found if isinstance(value, list | tuple) else self._joined(found, self._place_in(value))
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
+        from tensordict import is_non_tensor  # which takes as long to import as torch: specs of tensors do without
+
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             return value
         pieces = [self._piece(value, number) for number in range(len(self._members))]
@@ -995,6 +996,8 @@ class Stacked(LazyStack):
 
     def _joined(self, values: Sequence[Any], dim: int) -> Any:
         if not isinstance(values[0], torch.Tensor):
+            from tensordict import NonTensorStack
+
             return NonTensorStack(*values, stack_dim=dim)
         if any(value.is_nested for value in values):
             raise SchemaError("values of specs whose sizes differ in two dimensions of stacks form no tensor")
