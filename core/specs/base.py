@@ -1,6 +1,6 @@
 """What every spec is: TensorSpec, the contract; LeafSpec, the spec of one tensor; Stacked, specs stacked as they are.
 
-A new kind of spec of a tensor derives from LeafSpec and implements `_draw`, `_members`, `_nearest` and `space`. Shape
+A new kind of spec of a tensor derives from LeafSpec and implements `_draw`, `_members` and `_nearest`. Shape
 changes, stacking, casts, copies, equality and encoding follow from the parameters that it names.
 """
 
