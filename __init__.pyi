@@ -79,11 +79,11 @@ from .core.maps.tensordict_map import TensorMap as TensorMap
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.rollouts import record_rollout as record_rollout
 from .core.recording.vector import RecordVectorEpisodes as RecordVectorEpisodes
-from .core.samplers.achieved_goals import HindsightStrategy as HindsightStrategy
 from .core.samplers.base import Sampler as Sampler
 from .core.samplers.boundaries import find_start_stop_traj as find_start_stop_traj
 from .core.samplers.consuming import ConsumingSampler as ConsumingSampler
 from .core.samplers.ensemble import SamplerEnsemble as SamplerEnsemble
+from .core.samplers.hindsight import HindsightStrategy as HindsightStrategy
 from .core.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .core.samplers.prioritized_slices import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .core.samplers.prompt_groups import PromptGroupSampler as PromptGroupSampler
@@ -91,7 +91,7 @@ from .core.samplers.sample_units import SampleUnit as SampleUnit
 from .core.samplers.sample_units import Sequence as Sequence
 from .core.samplers.sample_units import Transition as Transition
 from .core.samplers.slices import SliceSampler as SliceSampler
-from .core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
+from .core.samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 from .core.samplers.staleness import StalenessAwareSampler as StalenessAwareSampler
 from .core.samplers.stream import StreamSampler as StreamSampler
 from .core.samplers.stream import StreamSliceSampler as StreamSliceSampler

@@ -9,8 +9,7 @@ from ...core.datasets.experience_replay import SourceExperienceReplay, SourceFol
 from ...core.errors import UsageError
 from ...core.format.locate import reader_class, source_class
 from ...core.format.sources import safe_id
-from ...core.samplers.slices import SliceSampler
-from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.transforms.base import Compose
 from ...core.transforms.frames import StoredFrameStack
 

@@ -18,8 +18,7 @@ from ...core.errors import RbtoolError, SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.locate import streams_folder
 from ...core.format.rlds_steps import require_rlds_last
-from ...core.samplers.slices import SliceSampler
-from ...core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from ...core.storages.stream import StreamStorage

@@ -10,8 +10,7 @@ from tensordict import is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
 from ..samplers.base import Sampler
-from ..samplers.ensemble import SamplerEnsemble
-from ..samplers.ensemble_index import BatchForm
+from ..samplers.ensemble import BatchForm, SamplerEnsemble
 from ..storages.ensemble import (
     BUFFER_IDS,
     INDEX,

@@ -12,17 +12,18 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from ..errors import UsageError
-from ..samplers.ensemble import unit_of
-from ..samplers.ensemble_index import (
+from ..samplers.ensemble import (
     BatchForm,
+    Counts,
+    JointDraw,
     compose,
     count_of,
     draw_fully,
     flattened,
     labels_of,
     rows_of,
+    unit_of,
 )
-from ..samplers.joint import Counts, JointDraw
 from ..storages.ensemble import INDEX
 from ..storages.gathering import Gatherer, MemberRows
 from ..transforms.base import Compose

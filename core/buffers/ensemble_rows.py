@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..samplers.ensemble_index import index_with
+from ..samplers.ensemble import index_with
 from ..storages.ensemble import INDEX
 from ..storages.gathering import MemberRows
 from .concurrency import Draw

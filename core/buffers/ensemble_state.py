@@ -14,8 +14,7 @@ import torch
 from ..checkpointers.ensemble import saved_members, transform_file
 from ..encodings.digests import require_digests
 from ..errors import FormatError, RbtoolError, SchemaError
-from ..samplers.ensemble import SamplerEnsemble
-from ..samplers.ensemble_index import compose
+from ..samplers.ensemble import SamplerEnsemble, compose
 from ..state_folder import load_module_state
 from ..storages.ensemble import INDEX, SOURCE_ID, StorageEnsemble, held_state, require_members
 from .base import ReplayBuffer, as_draw

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from ..errors import SchemaError
-from ..samplers.achieved_goals import AchievedRows, HindsightStrategy
 from ..samplers.boundaries import StrictBoundaries
 from ..samplers.earlier_steps import gathered
-from ..samplers.hindsight_rows import HindsightReader
+from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
 from ..samplers.trajectories import TableFinder
 from ..samplers.uniform import fractions
 from ..storages.pytree import TreeSpec, entry_of

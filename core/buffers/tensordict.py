@@ -14,8 +14,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..samplers.sample_units import Sequence
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import added
-from ..writers.base import Writer
-from ..writers.batches import INDEX
+from ..writers.base import INDEX, Writer
 from ..writers.round_robin import TensorDictRoundRobinWriter
 from .base import ReplayBuffer
 from .concurrency import Draw

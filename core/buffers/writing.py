@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from ..errors import MissingKeyError, SchemaError
 from ..storages.cursors import as_index, rows_named
 from ..storages.write_log import Change
-from ..writers.batches import batch_length
+from ..writers.base import batch_length
 from .parts import BufferParts, UnsupportedError, WrongKindError
 from .pytrees import is_key, swap, without_arrays
 from .reading import quiet

@@ -155,7 +155,7 @@ class _Relabeller:
         self, function: Callable[[Any], Any], strategy: str, ratio: float, goal_key: Key, achieved_goal_key: Key
     ) -> None:
         from ..buffers.relabelling import Relabelling
-        from ..samplers.achieved_goals import HindsightStrategy
+        from ..samplers.hindsight import HindsightStrategy
 
         self._relabelling = Relabelling(function, goal_key=goal_key, achieved_goal_key=achieved_goal_key)
         self._strategy = HindsightStrategy.of(strategy)

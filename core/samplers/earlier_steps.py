@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..kernels.recycling import Memory, memory_of
+from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.stream import StreamStorage

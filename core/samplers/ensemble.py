@@ -1,34 +1,60 @@
-"""Draws from several storages: which members a batch is of, and the rows that their samplers draw."""
+"""Draws from several storages: which members a batch is of, the rows that their samplers draw, and their index.
+
+`SamplerEnsemble` draws of the members one by one, or by a `JointDraw` in one go where their samplers are of one kind.
+"""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import from_numpy
 
 from ..errors import SchemaError, UsageError, require_flags
+from ..kernels.parts import SliceTables, scaled_parts
+from ..kernels.trees import Forest
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 from ..storages.ensemble import (
+    BUFFER_IDS,
     INDEX,
+    SOURCE_ID,
     EnsembleKindError,
     StorageEnsemble,
     checked_members,
     chosen_members,
     load_members,
 )
-from ..storages.gathering import MemberRows
+from ..storages.gathering import MemberRows, Parts
+from ..storages.pytree import TensorDictNode, TensorNode
 from .base import Sampler
-from .ensemble_index import BatchForm, compose, draw_fully, index_of
-from .joint import Counts, Info, JointDraw, joint_draw
+from .prioritized import PrioritizedSampler
+from .slices import SliceEnds, SliceMarks, SliceSampler, WholeSlices
 from .uniform import RandomSampler, fractions
+
+_INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
+
+BatchForm: TypeAlias = Literal["stack", "exact"]
+"""`stack`: `[k, batch // k]`, one row for each of k draws of a member; `exact`: `[batch]`."""
+
+
+Chances: TypeAlias = NDArray[np.float64]
+Counts: TypeAlias = list[tuple[int, int]]
+"""Members, each with the number of elements to draw of it."""
+Info: TypeAlias = dict[Any, torch.Tensor]
+
+_KEPT = 1 << 16
+"""Parts of batches with so many rows in all are kept."""
+
 
 _SIZE = "size"
 _STATE = "ensemble"
@@ -413,3 +439,368 @@ def normalised(weights: Any, count: int) -> torch.Tensor:
     if not total > 0:
         raise UsageError(f"p is {found.tolist()}, expected at least one weight above 0")
     return found / total
+
+
+class JointDraw(ABC):
+    """Draws elements of the members of an ensemble in one go, with the probabilities of their samplers.
+
+    It belongs to certain samplers and storages; the arguments of these samplers may be assigned between draws.
+    """
+
+    reads_rows: ClassVar[bool] = False
+    """Whether the rows of a draw are those of its instant: the caller excludes writers until they are read."""
+
+    uses_state: ClassVar[bool] = False
+    """Whether samplers are not thread-safe: the caller excludes other draws and updates of them."""
+
+    def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
+        self._samplers: Sequence[Any] = samplers
+        self._storages = storages
+        self._known: dict[tuple[tuple[int, int], ...], Parts] = {}
+        self._kept = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether the arguments of the samplers, as they are now, allow it."""
+        return True
+
+    @property
+    def unit(self) -> int:
+        """The number that the count of each member is a multiple of."""
+        return 1
+
+    def chances_of(self, count: int) -> int:
+        """Return how many random numbers it takes to draw `count` elements."""
+        return count
+
+    def shares(self, generator: torch.Generator | None) -> bool:
+        """Whether all samplers draw from this generator."""
+        found = [sampler.generator for sampler in self._samplers]
+        return found.count(generator) == len(found)
+
+    @abstractmethod
+    def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
+        """Draw so many elements of members with so many; return their rows, and the info of all, `[n, …]`.
+
+        `chances` in [0, 1) are as many as `chances_of` returns for all counts together; None has each sampler draw
+        from its own generator. None is returned where the samplers have to draw one by one, or would refuse to.
+        """
+
+    def info_of(self, rows: Any) -> Info:
+        """Return the info that follows from the rows of a draw, a tensordict; it has the shape of the rows."""
+        return {}
+
+    def _parts_of(self, counts: Counts) -> Parts:
+        """Return the parts of a batch, which are kept: there are few ways to round the shares of members."""
+        key = tuple(counts)
+        found = self._known.get(key)
+        if found is None:
+            found = Parts(counts)
+            self._kept += found.size
+            if self._kept > _KEPT:
+                self._known, self._kept = {}, found.size
+            self._known[key] = found
+        return found
+
+    def _own_chances(self, counts: Counts) -> Chances:
+        return np.concatenate(
+            [fractions(self.chances_of(count), self._samplers[member].generator) for member, count in counts]
+        )
+
+
+def joint_draw(samplers: Sequence[Sampler], storages: Sequence[Storage]) -> JointDraw | None:
+    """Make the joint draw of these samplers; None unless they are of one known kind, for storages of one dimension."""
+    kinds = {type(sampler) for sampler in samplers}
+    kind = _KINDS.get(kinds.pop()) if len(kinds) == 1 else None
+    return None if kind is None or any(storage.ndim != 1 for storage in storages) else kind(samplers, storages)
+
+
+class UniformDraw(JointDraw):
+    """Draws as `RandomSampler` does."""
+
+    def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
+        super().__init__(samplers, storages)
+        self._lengths: tuple[list[int], NDArray[np.int64]] = ([], np.zeros(0, np.int64))
+        self._on_cpu: list[torch.Generator | None] = []
+
+    def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
+        """Draw elements; None for a member without any, and for generators of its own that are not on the CPU."""
+        found = [sizes[member] for member, _ in counts]
+        if 0 in found:
+            return None
+        parts = self._parts_of(counts)
+        if chances is None:
+            rows = self._own_rows(parts, found)
+            return None if rows is None else (MemberRows(parts, rows), {})
+        known, lengths = self._lengths
+        if known != found:
+            lengths = np.array(found, np.int64)
+            self._lengths = found, lengths
+        return MemberRows(parts, scaled_parts(chances, parts.stops, lengths)), {}
+
+    def _own_rows(self, parts: Parts, lengths: Sequence[int]) -> NDArray[np.int64] | None:
+        """Draw rows of each member with its own generator, as its sampler does; None for generators off the CPU."""
+        generators = [self._samplers[member].generator for member in parts.listed]
+        if generators != self._on_cpu:
+            if any(generator is not None and generator.device.type != "cpu" for generator in generators):
+                return None
+            self._on_cpu = generators
+        for piece, generator, length in zip(parts.pieces, generators, lengths, strict=True):
+            piece.random_(length, generator=generator)  # in memory that already exists: half of the time
+        return parts.memory.copy()
+
+
+class SlicesDraw(JointDraw):
+    """Draws as `SliceSampler` does, where all members have whole slices, drawn and marked alike."""
+
+    reads_rows = True
+    uses_state = True
+
+    def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
+        super().__init__(samplers, storages)
+        self._form: WholeSlices | None = None
+        self._trajectories = SliceTables(len(samplers))
+        self._marks = SliceMarks(None)
+        self._ends: tuple[Any, SliceEnds] | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether slices are whole, and drawn and marked alike."""
+        form = self._form = self._samplers[0].whole_slices
+        return form is not None and all(sampler.whole_slices == form for sampler in self._samplers[1:])
+
+    @property
+    def unit(self) -> int:
+        """The steps of a slice."""
+        assert self._form is not None  # it is asked for where draws are possible
+        return self._form.window.length
+
+    def chances_of(self, count: int) -> int:
+        """Return two for each slice: for the trajectory, and for the place in it."""
+        return 2 * (count // self.unit)
+
+    def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
+        """Draw slices; None for a part of one, and for a member without a trajectory that is long enough."""
+        form, length = self._form, self.unit
+        assert form is not None
+        for member, count in counts:
+            if not sizes[member] or count % length or not self._lists(member, form):
+                return None
+        chances = self._own_chances(counts) if chances is None else chances
+        parts = self._parts_of(counts)
+        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, length, form.anchor)
+        return MemberRows(parts, drawn), {}
+
+    def _lists(self, member: int, form: WholeSlices) -> bool:
+        """List the trajectories of a member as they are now; return whether there are any."""
+        table = self._samplers[member].trajectories(self._storages[member])
+        runs = table.eligible(form.window)
+        if not runs.count:
+            return False
+        self._trajectories.put(member, runs.table(table.capacity, by_start=form.weight == "step"))
+        return True
+
+    def info_of(self, rows: Any) -> Info:
+        """Return the flags of slices: see `truncated_key` of `SliceSampler`."""
+        form, size = self._form, rows.batch_size
+        assert form is not None
+        if self._marks.key != form.truncated_key:
+            self._marks = SliceMarks(form.truncated_key)
+        if self._ends is None or self._ends[0] != (size, self.unit):
+            self._ends = (size, self.unit), SliceEnds.whole(size, self.unit)
+        return self._marks.of_rows(rows, self._ends[1])
+
+
+class PrioritiesDraw(JointDraw):
+    """Draws as `PrioritizedSampler` does, where all members have the same `beta` and `normalize`."""
+
+    uses_state = True
+
+    def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
+        super().__init__(samplers, storages)
+        self._forest = Forest(len(samplers))
+        self._attached = [False] * len(samplers)
+
+    @property
+    def possible(self) -> bool:
+        """Whether weights are made alike."""
+        first, *others = self._samplers
+        return all(sampler.beta == first.beta and sampler.normalize == first.normalize for sampler in others)
+
+    def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
+        """Draw elements, with `"priority_weight"`; None for a member whose priorities are 0, or not on the CPU."""
+        for member, _ in counts:
+            size = sizes[member]
+            if not size:
+                return None
+            tree = self._samplers[member].tree_of(self._storages[member], size if self._attached[member] else -1)
+            self._attached[member] = True
+            if not self._forest.plant(member, tree):
+                return None
+        first, parts = self._samplers[0], self._parts_of(counts)
+        chances = self._own_chances(counts) if chances is None else chances
+        by_batch = first.normalize == "batch"
+        drawn = self._forest.draw(chances, parts.members, parts.stops, by_batch=by_batch)
+        if drawn is None:
+            return None
+        weights = torch.from_numpy(drawn[1]).pow_(-first.beta).float()
+        return MemberRows(parts, drawn[0]), {"priority_weight": weights}
+
+
+_KINDS: dict[type[Sampler], type[JointDraw]] = {
+    RandomSampler: UniformDraw,
+    SliceSampler: SlicesDraw,
+    PrioritizedSampler: PrioritiesDraw,
+}
+
+
+def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
+    """Draw `count` elements of a member, in exact batches with as many draws as it takes.
+
+    A sampler without replacement returns fewer at the end of an epoch. SchemaError (a RuntimeError) for one that
+    returns more than it was asked for, or nothing, and for one whose slices are shorter than asked for, if the rest is
+    no multiple of its `unit`: a part of a slice would end without a mark.
+    """
+    found, missing = [], count
+    while missing:
+        drawn = draw(missing)
+        got = count_of(drawn[0])
+        found.append((member, *drawn))
+        if form == "stack":
+            break
+        missing -= got
+        if missing % unit and got and missing > 0:
+            raise SchemaError(
+                f"member {member} drew {got} of {missing + got} elements, and the other {missing} are no whole slice: "
+                "it has trajectories shorter than its slices",
+                hint="give it a sampler with strict_length=True, or shorter slices",
+            )
+        if missing < 0 or not got:
+            raise SchemaError(f"the sampler of member {member} returned {got} elements, expected {missing + got}")
+    return found
+
+
+def count_of(index: Any) -> int:
+    """Return how many elements an index names."""
+    first = index[0] if isinstance(index, tuple) else index
+    return flattened(first).get(SOURCE_ID).numel() if isinstance(first, TensorDict) else int(first.numel())
+
+
+def rows_of(parts: Sequence[Any]) -> MemberRows | None:
+    """Return the rows of drawn parts, each `(member, index, …)`; None for other indices than row numbers."""
+    numbers = []
+    for part in parts:
+        index = part[1]
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        if type(index) is not torch.Tensor or index.dim() != 1 or not index.is_cpu:
+            return None
+        numbers.append(index.numpy())
+    counts = [(part[0], len(one)) for part, one in zip(parts, numbers, strict=True)]
+    return MemberRows(Parts(counts), np.concatenate(numbers))
+
+
+def labels_of(
+    rows: MemberRows, storage: StorageEnsemble, form: BatchForm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of a batch, in its form.
+
+    With `"stack"` the parts have one length.
+    """
+    ids, sources = rows.parts.labels(storage.sources)
+    numbers = rows.numbers
+    if form == "stack":  # arrays take a fifth of the time of views of tensors
+        shape = len(rows.parts), -1
+        ids, numbers, sources = ids.reshape(shape), numbers.reshape(shape), sources.reshape(shape)
+    return from_numpy(ids), from_numpy(numbers), from_numpy(sources)
+
+
+def index_of(rows: MemberRows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
+    """Make the index of an ensemble of rows."""
+    return index_with(rows, labels_of(rows, storage, form))
+
+
+def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
+    """Make the index of an ensemble of rows with these labels."""
+    ids, numbers, sources = labels
+    if ids.dim() > 1:
+        ids = torch.from_numpy(rows.parts.members.copy())
+    index: TensorDict = _INDEX.unflatten(iter((ids, numbers, sources)), ids.shape)
+    return index
+
+
+def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
+    """Make the index of an ensemble of drawn parts, each `(member, index, info, …)`, and their common info."""
+    rows, infos = rows_of(parts), [part[2] for part in parts]
+    if rows is not None and (form == "exact" or rows.parts.equal):
+        return index_of(rows, storage, form), _common(infos, torch.cat if form == "exact" else torch.stack)
+    numbers = [_numbers(part[1]) for part in parts]
+    width = max(one.shape[-1] if one.dim() > 1 else 1 for one in numbers)
+    if width > 1:
+        numbers = [_widened(one, width) for one in numbers]
+    ids = torch.tensor([part[0] for part in parts])
+    sources = [_sources(part[1], part[0], storage, one) for part, one in zip(parts, numbers, strict=True)]
+    if form == "exact":
+        lengths = torch.tensor([len(one) for one in numbers])
+        index = {BUFFER_IDS: ids.repeat_interleave(lengths), INDEX: torch.cat(numbers), SOURCE_ID: torch.cat(sources)}
+        return TensorDict(index, [int(lengths.sum())]), _common(infos, torch.cat)
+    together = torch.stack if len({one.shape for one in numbers}) == 1 else _nested
+    index = {BUFFER_IDS: ids, INDEX: together(numbers), SOURCE_ID: together(sources)}
+    return TensorDict(index, [len(parts)]), _common(infos, torch.stack)
+
+
+def _nested(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+def _numbers(index: Any) -> torch.Tensor:
+    """Return row numbers int64 `[n]`, or coordinates `[n, ndim]`."""
+    if isinstance(index, TensorDict):  # of a nested ensemble
+        numbers: torch.Tensor = flattened(index).get(INDEX)
+        return numbers
+    if isinstance(index, tuple):
+        flat = [part.reshape(-1).cpu() for part in index]
+        return flat[0] if len(flat) == 1 else torch.stack(flat, -1)
+    return index.reshape(-1).cpu()  # type: ignore[no-any-return]
+
+
+def _widened(numbers: torch.Tensor, width: int) -> torch.Tensor:
+    wide = numbers.unsqueeze(-1) if numbers.dim() == 1 else numbers
+    return torch.nn.functional.pad(wide, (0, width - wide.shape[-1]), value=-1)
+
+
+def _sources(index: Any, member: int, storage: StorageEnsemble, numbers: torch.Tensor) -> torch.Tensor:
+    first = int(storage.sources[member])
+    if isinstance(index, TensorDict):
+        inner: torch.Tensor = flattened(index).get(SOURCE_ID)
+        return inner + first
+    return torch.full((len(numbers),), first)
+
+
+def flattened(index: TensorDict) -> TensorDict:
+    """Return the index of a nested ensemble row by row: `[n]` instead of `[k, n / k]`."""
+    if index.get(SOURCE_ID).dim() == 1 and not index.get(INDEX).is_nested:
+        return index
+    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID)
+    parts = list(zip(numbers.unbind(), sources.unbind(), strict=True))
+    flat = {
+        BUFFER_IDS: ids.repeat_interleave(torch.tensor([len(part) for part, _ in parts])),
+        INDEX: torch.cat([part for part, _ in parts]),
+        SOURCE_ID: torch.cat([source for _, source in parts]),
+    }
+    return TensorDict(flat, [len(flat[INDEX])])
+
+
+def _common(
+    infos: Sequence[Mapping[Any, Any]], together: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> dict[Any, Any]:
+    """Return the entries that all infos have, as tensors of one type and row shape."""
+    found: dict[Any, Any] = {}
+    for key, value in (infos[0] if infos else {}).items():
+        values = [info.get(key) for info in infos]
+        if key == INDEX or not all(isinstance(one, torch.Tensor) and one.dtype == value.dtype for one in values):
+            continue
+        part = slice(1, None) if together is torch.cat else slice(0, None)
+        if len({one.shape[part] for one in values}) == 1:  # type: ignore[union-attr]
+            found[key] = together(values)  # type: ignore[arg-type]
+    return found

@@ -15,8 +15,7 @@ from tensordict.utils import NestedKey
 
 from ..storages.base import Storage
 from .base import Index
-from .priorities import StartTree
-from .prioritized import PrioritizedSampler
+from .prioritized import PrioritizedSampler, StartTree
 from .slices import Anchor, SliceSampler
 from .trajectories import TrajectoryTable
 

@@ -17,8 +17,7 @@ from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from .base import Index, Sampler
 from .boundaries import boundary_key
-from .slice_info import SliceEnds, SliceMarks
-from .slices import SliceMeasure, scaled
+from .slices import SliceEnds, SliceMarks, SliceMeasure, scaled
 from .uniform import permutation, seed_of
 
 Numbers: TypeAlias = NDArray[np.int64]

@@ -12,8 +12,7 @@ from tensordict import TensorDict
 from torch import from_numpy
 
 from ..kernels.parts import gather_parts, warm
-from ..kernels.recycling import BatchPool
-from ..kernels.rows import Numbers
+from ..kernels.rows import BatchPool, Numbers
 from .base import Storage
 from .columns import Columns, renames
 from .ensemble import BUFFER_IDS, INDEX

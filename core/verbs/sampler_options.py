@@ -188,7 +188,7 @@ def make_sampler(options: SamplerOptions, reader: StepReader) -> Sampler:
 
         return SliceSampler(**slices)
     if options.sampler == "slice-without-replacement":
-        from ..samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+        from ..samplers.slices import SliceSamplerWithoutReplacement
 
         slices.pop("cache_values")  # it always caches
         return SliceSamplerWithoutReplacement(**slices, **epochs)

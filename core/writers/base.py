@@ -1,21 +1,29 @@
-"""The contract of writers: where new rows go."""
+"""The contract of writers: where new rows go, and what a batch is.
+
+A tensor, a tensordict and a tensorclass are batches along dimension 0; a list is a sequence of elements, and so is an
+array, a range or a set; a tuple and a dict are nests whose leaves share dimension 0.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, final
 
+import numpy as np
 import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..errors import SchemaError
+from ..errors import SchemaError, UsageError
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..storages.base import Storage
-from .batches import as_batch, batch_length, capacity_rows, chosen_rows, row_numbers
-from .state import Counting, counts_in, read_state, rows_in, write_state
+from ..storages.tensor import TensorStorage
+from ..storages.write_log import Counter, Generations
+from .state import counts_in, read_state, rows_in, write_state
 
 _FINAL = {
     "empty": "reset()",
@@ -26,7 +34,7 @@ _FINAL = {
 }
 
 
-class Writer(Counting, ABC):
+class Writer(ABC):
     """Puts new elements into a storage and counts them.
 
     A writer implements `place(data, count, capacity)`, which returns the rows of a batch. One with a state of its own
@@ -77,6 +85,20 @@ class Writer(Counting, ABC):
 
     writes: ClassVar[bool] = True
     """Whether anything can be written; if not, there is no state."""
+
+    tracks_generations = False
+    """Whether this writer counts how often each row is overwritten."""
+
+    generator: torch.Generator | None = None
+    """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
+
+    _informed = False
+
+    def __init__(self, compilable: bool = False) -> None:
+        self._storage: Storage | None = None
+        self._compilable = compilable
+        self._cursor_counter = Counter(0, shared=not compilable)
+        self._write_counter = Counter(0, shared=not compilable)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -282,6 +304,69 @@ class Writer(Counting, ABC):
         """Start again at the first row; with `empty_write_count`, count from 0."""
         self._empty(empty_write_count)
 
+    # Cursor and counts ------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that is written to; UsageError where none is registered."""
+        if self._storage is None:
+            raise UsageError(f"this {type(self).__name__} has no storage to write to", hint="call register_storage()")
+        return self._storage
+
+    @property
+    def cursor(self) -> int:
+        """The row that is written next."""
+        return self._cursor_counter.value
+
+    @cursor.setter
+    def cursor(self, value: int) -> None:
+        self._cursor_counter.value = value
+
+    @property
+    def write_count(self) -> int:
+        """How many elements were written in all, along dimension 0."""
+        return self._write_counter.value
+
+    @write_count.setter
+    def write_count(self, value: int) -> None:
+        self._write_counter.value = value
+
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers that every write changes, in memory that processes share."""
+        return [self._cursor_counter, self._write_counter]
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """Return the generation of the row of each element at `index`, int64 of as many elements.
+
+        `index` is an int, row numbers of any shape, or for a storage of several dimensions coordinates `[..., ndim]`
+        or a tuple of one tensor a dimension. -1 for rows that were never written or do not exist, and for all rows if
+        generations are not tracked.
+        """
+        rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
+        if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
+            rows = rows[..., 0]
+        generations = self._generations if self.tracks_generations else None
+        return torch.full(rows.shape, -1) if generations is None else generations.at(rows.long())
+
+    @property
+    def _generations(self) -> Generations | None:
+        """The generations of the storage's rows, which all writers of the storage share."""
+        return None if self._storage is None else self._storage.generations
+
+    def _count_generations(self, index: Any) -> None:
+        """Count a write to each row of an index, if the storage has generations; skips negative numbers."""
+        if (generations := self._generations) is not None:
+            rows = torch.as_tensor(index)
+            if rows.dim() > 1:  # coordinates of all elements of the rows
+                rows = rows[:: self.storage.shape[1:].numel(), 0]
+            generations.count(rows[rows >= 0].reshape(-1))
+
+    @final
+    def unshare(self) -> None:
+        """Stop sharing cursor and counts with other processes: the rows of this process are a copy."""
+        self._cursor_counter, self._write_counter = Counter(self.cursor), Counter(self.write_count)
+
     # State ------------------------------------------------------------------------------------------
 
     @final
@@ -334,6 +419,50 @@ class Writer(Counting, ABC):
             generations.count_all()
         self.reset()
 
+    def _mark_update(self, index: Any) -> None:
+        """Notify the buffers attached to the storage of new elements."""
+        self._informed = True
+        self.storage.notify(index)
+
+    def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the elements of rows `[n]`: the rows, or `[n * k, ndim]` for a storage of several dimensions."""
+        storage = self.storage
+        if storage.ndim == 1:
+            return index
+        others = storage.shape[1:]
+        found = np.empty((len(index), others.numel(), storage.ndim), np.int64)
+        found[:, :, 0] = index.numpy(force=True)[:, None]
+        found[:, :, 1:] = np.indices(others).reshape(len(others), -1).T
+        return torch.from_numpy(found.reshape(-1, storage.ndim))
+
+    @property
+    def _cursor(self) -> int:
+        return self.cursor
+
+    @_cursor.setter
+    def _cursor(self, value: int) -> None:
+        self.cursor = value
+
+    @property
+    def _write_count(self) -> int:
+        return self.write_count
+
+    @_write_count.setter
+    def _write_count(self, value: int) -> None:
+        self.write_count = value
+
+    @property
+    def _rng(self) -> torch.Generator | None:
+        return self.generator
+
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generator, which torch cannot pickle."""
+        return {name: value for name, value in self.__dict__.items() if name != "generator"}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
 
@@ -381,3 +510,154 @@ class ImmutableDatasetWriter(Writer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class EmptyBatchError(SchemaError, IndexError):
+    """A batch without elements was to be written."""
+
+
+class NotABatchError(SchemaError, TypeError):
+    """Data without a dimension of elements was to be written as a batch."""
+
+
+def batch_length(data: Any) -> int:
+    """Count the elements of a batch.
+
+    NotABatchError (a TypeError) for data without a dimension of elements, EmptyBatchError (an IndexError) for 0
+    elements, and SchemaError, their base, for leaves of different lengths.
+    """
+    if type(data) is TensorDict or isinstance(data, torch.Tensor) or is_tensor_collection(data):
+        count = _leading(data, "the data")
+    elif isinstance(data, tuple | Mapping):
+        count = _common_length(data)
+    elif hasattr(data, "__len__") and not isinstance(data, str | bytes):
+        count = len(data)
+    else:
+        raise NotABatchError(f"expected a batch of elements, found a {type(data).__name__}")
+    if not count:
+        raise EmptyBatchError("expected a batch of at least one element, found none")
+    return count
+
+
+def _leading(data: Any, name: str) -> int:
+    shape = data.shape if isinstance(data, torch.Tensor) else data.batch_size
+    if not shape:
+        raise NotABatchError(
+            f"{name} has no dimension to count elements along, expected a batch", hint="write one element with add()"
+        )
+    return int(shape[0])
+
+
+def _common_length(data: Any) -> int:
+    lengths = {".".join(path): _length_of_leaf(leaf, path) for path, leaf in _leaves(data, ())}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise SchemaError(f"expected leaves of one length, {found}")
+    return next(iter(lengths.values()), 0)
+
+
+def _length_of_leaf(leaf: Any, path: tuple[str, ...]) -> int:
+    name = f"the entry {'.'.join(path)!r}"
+    if isinstance(leaf, torch.Tensor) or is_tensor_collection(leaf):
+        return _leading(leaf, name)
+    if hasattr(leaf, "__len__") and not isinstance(leaf, str | bytes):
+        return len(leaf)
+    raise NotABatchError(f"{name} is a {type(leaf).__name__}, expected something with elements to count")
+
+
+def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the leaves of a nest with their paths; below the root a list is a node, like a tuple."""
+    if is_tensor_collection(data) or not isinstance(data, tuple | list | Mapping):
+        yield path, data
+        return
+    for key, child in data.items() if isinstance(data, Mapping) else enumerate(data):
+        yield from _leaves(child, (*path, str(key)))
+
+
+def capacity_rows(max_size: int, ndim: int, data: Any, *, batch: bool = False) -> int:
+    """Return how many rows of the shape of `data` a storage of `max_size` elements has, rounded up.
+
+    With `batch`, `data` is a batch of such rows. SchemaError if it has fewer than `ndim` dimensions of elements.
+    """
+    if ndim == 1:
+        return max_size
+    if batch and isinstance(data, list):
+        data, batch = data[0], False
+    leaf = next(_leaves(data, ()))[1]
+    shape = tuple(getattr(leaf, "batch_size" if is_tensor_collection(leaf) else "shape", ()))
+    others = shape[batch : batch + ndim - 1]
+    if len(others) < ndim - 1:
+        raise SchemaError(f"expected data with at least {ndim - 1 + batch} dimensions, found {list(shape)}")
+    lanes: int = max(1, math.prod(others))
+    return -(-max_size // lanes)
+
+
+def as_batch(data: Any) -> Any:
+    """Return a batch of one element."""
+    return data[None] if isinstance(data, torch.Tensor) or is_tensor_collection(data) else [data]
+
+
+def chosen_rows(data: Any, rows: torch.Tensor) -> Any:
+    """Return the elements of a batch at `rows`, int64 `[n]`, as a batch of the same kind."""
+    if isinstance(data, torch.Tensor) or is_tensor_collection(data):
+        return data[rows.to(data.device) if data.device is not None else rows]
+    if isinstance(data, Mapping):
+        return {key: chosen_rows(child, rows) for key, child in data.items()}
+    if isinstance(data, tuple):
+        return tuple(chosen_rows(child, rows) for child in data)
+    return [data[row] for row in rows.tolist()]
+
+
+INDEX = "index"
+
+
+class Labels:
+    """Adds row numbers to the data of one storage, unless its rows were made without them."""
+
+    def __init__(self) -> None:
+        self._kept: bool | None = None
+
+    def put(self, data: TensorDictBase, rows: int | range | torch.Tensor, storage: Storage) -> TensorDictBase:
+        """Return a shallow copy of `data` with `"index"`, int64 of its batch size."""
+        if self._kept is None:
+            self._kept = _has_place(storage)
+        if self._kept is False:
+            return data
+        numbers = row_numbers(rows)
+        storage.numbered_by = INDEX
+        if type(data) is TensorDict and data.device is None and isinstance(storage, TensorStorage):
+            # Such a storage copies the leaves, so the nests may be those of the data: `copy()` takes ten times as long.
+            entries = {**data._tensordict, INDEX: _spread(numbers, data.batch_size)}
+            return TensorDict._new_unsafe(entries, batch_size=data.batch_size, nested=False)
+        labelled = data.copy()
+        if isinstance(labelled, LazyStackedTensorDict) and labelled.stack_dim == 0 and numbers.dim():
+            for row, element in zip(numbers, labelled.tensordicts, strict=True):  # whose shapes may differ
+                element.set(INDEX, row.expand(element.batch_size))
+            return labelled
+        return labelled.set(INDEX, _spread(numbers, data.batch_size))
+
+
+def row_numbers(rows: int | range | torch.Tensor) -> torch.Tensor:
+    """Return rows as int64 `[n]`, an int as `[]`."""
+    if isinstance(rows, range):
+        return torch.from_numpy(np.arange(rows.start, rows.stop))  # half of the time of torch.arange
+    return torch.as_tensor(rows)
+
+
+def _spread(numbers: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    """Repeat the numbers of rows, or of one, for all elements of the batch size `size`."""
+    if numbers.shape == size:
+        return numbers
+    return (numbers.reshape(-1, *[1] * (len(size) - 1)) if size and numbers.dim() else numbers).expand(size)
+
+
+def _has_place(storage: Storage) -> bool | None:
+    """Whether the rows of a storage have an `"index"`; None before the first write."""
+    try:
+        rows = storage.read_at(slice(0, 0))
+    except (RuntimeError, IndexError):  # nothing was ever written
+        return None
+    if not is_tensor_collection(rows):  # a list, whose rows need not be alike
+        return True
+    names = set(rows.keys())
+    return INDEX in names if names else None

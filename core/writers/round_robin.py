@@ -14,8 +14,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 from ..errors import FormatError, SchemaError
 from ..storages.base import Storage
 from ..storages.write_log import Generations
-from .base import Writer
-from .batches import Labels, batch_length, capacity_rows
+from .base import Labels, Writer, batch_length, capacity_rows
 from .state import counts_of, read_array, read_metadata, rows_in, write_folder
 
 _GENERATIONS = "generation.memmap"

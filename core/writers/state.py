@@ -1,4 +1,4 @@
-"""The state of a writer: its cursor and counts, and the folder that they are saved to."""
+"""The folder that the state of a writer is saved to: its cursor and counts, and an array."""
 
 from __future__ import annotations
 
@@ -6,144 +6,18 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
 from ..format import fs
 from ..format.digest import read_regular
 from ..format.documents import dump_json, load_json
 from ..format.syncing import replace_file
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
-from ..storages.write_log import Counter, Generations
-
-
-class Counting:
-    """The storage of a writer, its cursor and its counts, also under the names of TorchRL's writers."""
-
-    tracks_generations = False
-    """Whether this writer counts how often each row is overwritten."""
-
-    generator: torch.Generator | None = None
-    """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
-
-    _informed = False
-
-    def __init__(self, compilable: bool = False) -> None:
-        self._storage: Storage | None = None
-        self._compilable = compilable
-        self._cursor_counter = Counter(0, shared=not compilable)
-        self._write_counter = Counter(0, shared=not compilable)
-
-    @property
-    def storage(self) -> Storage:
-        """The storage that is written to; UsageError where none is registered."""
-        if self._storage is None:
-            raise UsageError(f"this {type(self).__name__} has no storage to write to", hint="call register_storage()")
-        return self._storage
-
-    @property
-    def cursor(self) -> int:
-        """The row that is written next."""
-        return self._cursor_counter.value
-
-    @cursor.setter
-    def cursor(self, value: int) -> None:
-        self._cursor_counter.value = value
-
-    @property
-    def write_count(self) -> int:
-        """How many elements were written in all, along dimension 0."""
-        return self._write_counter.value
-
-    @write_count.setter
-    def write_count(self, value: int) -> None:
-        self._write_counter.value = value
-
-    @property
-    def counters(self) -> list[Counter]:
-        """The numbers that every write changes, in memory that processes share."""
-        return [self._cursor_counter, self._write_counter]
-
-    def generations_of(self, index: Any) -> torch.Tensor:
-        """Return the generation of the row of each element at `index`, int64 of as many elements.
-
-        `index` is an int, row numbers of any shape, or for a storage of several dimensions coordinates `[..., ndim]`
-        or a tuple of one tensor a dimension. -1 for rows that were never written or do not exist, and for all rows if
-        generations are not tracked.
-        """
-        rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
-        if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
-            rows = rows[..., 0]
-        generations = self._generations if self.tracks_generations else None
-        return torch.full(rows.shape, -1) if generations is None else generations.at(rows.long())
-
-    @property
-    def _generations(self) -> Generations | None:
-        """The generations of the storage's rows, which all writers of the storage share."""
-        return None if self._storage is None else self._storage.generations
-
-    def _count_generations(self, index: Any) -> None:
-        """Count a write to each row of an index, if the storage has generations; skips negative numbers."""
-        if (generations := self._generations) is not None:
-            rows = torch.as_tensor(index)
-            if rows.dim() > 1:  # coordinates of all elements of the rows
-                rows = rows[:: self.storage.shape[1:].numel(), 0]
-            generations.count(rows[rows >= 0].reshape(-1))
-
-    @final
-    def unshare(self) -> None:
-        """Stop sharing cursor and counts with other processes: the rows of this process are a copy."""
-        self._cursor_counter, self._write_counter = Counter(self.cursor), Counter(self.write_count)
-
-    # Names of TorchRL's writers ---------------------------------------------------------------------
-
-    def _mark_update(self, index: Any) -> None:
-        """Notify the buffers attached to the storage of new elements."""
-        self._informed = True
-        self.storage.notify(index)
-
-    def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the elements of rows `[n]`: the rows, or `[n * k, ndim]` for a storage of several dimensions."""
-        storage = self.storage
-        if storage.ndim == 1:
-            return index
-        others = storage.shape[1:]
-        found = np.empty((len(index), others.numel(), storage.ndim), np.int64)
-        found[:, :, 0] = index.numpy(force=True)[:, None]
-        found[:, :, 1:] = np.indices(others).reshape(len(others), -1).T
-        return torch.from_numpy(found.reshape(-1, storage.ndim))
-
-    @property
-    def _cursor(self) -> int:
-        return self.cursor
-
-    @_cursor.setter
-    def _cursor(self, value: int) -> None:
-        self.cursor = value
-
-    @property
-    def _write_count(self) -> int:
-        return self.write_count
-
-    @_write_count.setter
-    def _write_count(self, value: int) -> None:
-        self.write_count = value
-
-    @property
-    def _rng(self) -> torch.Generator | None:
-        return self.generator
-
-    @_rng.setter
-    def _rng(self, generator: torch.Generator | None) -> None:
-        self.generator = generator
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which torch cannot pickle."""
-        return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
 
 def rows_in(storage: Storage) -> int:

@@ -19,8 +19,7 @@ from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.prompt_groups import PromptGroupSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage

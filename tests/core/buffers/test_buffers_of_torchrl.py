@@ -14,11 +14,11 @@ from tensordict import is_tensor_collection
 import rbtool
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.pytrees import map_tensors
-from rbtool.core.samplers import prioritized, prioritized_slices, slices, slices_without_replacement
+from rbtool.core.samplers import prioritized, prioritized_slices, slices
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent.name for case in WRITTEN.glob("*/case.json"))
-PARTS = (prioritized, prioritized_slices, slices, slices_without_replacement)
+PARTS = (prioritized, prioritized_slices, slices, slices)
 NAMES = {name: getattr(rbtool, name) for name in rbtool.__all__} | {
     name: value for part in PARTS for name, value in vars(part).items()
 }

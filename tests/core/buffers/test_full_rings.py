@@ -19,8 +19,7 @@ from rbtool.core.checkpointers.episodes import (
     NestedStorageCheckpointer,
 )
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage

@@ -26,7 +26,7 @@ from rbtool import (
     TensorDictReplayBuffer,
     UsageError,
 )
-from rbtool.core.samplers import hindsight_rows
+from rbtool.core.samplers import hindsight
 from rbtool.core.testing.slice_samplers import CONTENTS
 from rbtool.core.testing.slices import (
     Coordinates,
@@ -46,7 +46,7 @@ CAPACITY = 12
 @pytest.fixture(autouse=True, params=[0, 50], ids=["together", "apart"])
 def _reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and goals are read in one compiled call from the first batch on, or the first ones apart."""
-    monkeypatch.setattr(hindsight_rows, "_PATIENCE", request.param)
+    monkeypatch.setattr(hindsight, "_PATIENCE", request.param)
 
 
 def reached(rows: Any) -> Any:

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 

@@ -13,8 +13,7 @@ import torch
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import LazyTensorStorage, ReplayBuffer, TensorDictMaxValueWriter, TensorDictReplayBuffer
-from rbtool.core.samplers.priorities import NEVER_WRITTEN
+from rbtool.core.samplers.prioritized import NEVER_WRITTEN
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 

@@ -22,8 +22,7 @@ from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import checkpoint

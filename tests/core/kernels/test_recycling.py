@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rbtool.core.kernels.recycling import ArrayPool, BatchPool
-from rbtool.core.kernels.rows import fastest_rows
+from rbtool.core.kernels.rows import ArrayPool, BatchPool, fastest_rows
 
 Make = Callable[[], torch.Tensor]
 

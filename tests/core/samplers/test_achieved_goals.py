@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool import HindsightStrategy, LazyTensorStorage, TensorDictReplayBuffer
-from rbtool.core.samplers.achieved_goals import AchievedRows
 from rbtool.core.samplers.boundaries import StrictBoundaries
+from rbtool.core.samplers.hindsight import AchievedRows
 from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table
 
 CAPACITY = 16

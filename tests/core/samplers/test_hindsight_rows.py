@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, assert_close
 
 from rbtool import HindsightStrategy, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
-from rbtool.core.samplers import hindsight_rows
-from rbtool.core.samplers.achieved_goals import AchievedRows
+from rbtool.core.samplers import hindsight
 from rbtool.core.samplers.boundaries import StrictBoundaries
-from rbtool.core.samplers.hindsight_rows import HindsightReader
+from rbtool.core.samplers.hindsight import AchievedRows, HindsightReader
 from rbtool.core.samplers.trajectories import TableFinder
 
 CAPACITY = 16
@@ -26,7 +25,7 @@ TABLES = TableFinder(StrictBoundaries(("next", "done"), any_flag=True).source)
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hindsight_rows, "_PATIENCE", 0)
+    monkeypatch.setattr(hindsight, "_PATIENCE", 0)
 
 
 def steps(ends: np.ndarray[Any, Any], first: int) -> TensorDict:

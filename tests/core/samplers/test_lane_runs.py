@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rbtool.core.samplers.lane_runs import LaneRuns, Window
+from rbtool.core.samplers.trajectories import LaneRuns, Window
 
 
 class Lists:

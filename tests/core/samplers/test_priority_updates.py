@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rbtool.core.kernels.compiled_trees import CompiledTree
-from rbtool.core.samplers.priorities import Priorities
+from rbtool.core.samplers.prioritized import Priorities
 
 CAPACITY = 70
 FAULTS = ["none", "negative", "infinite", "not a number", "no leaf", "skipped", "unknown", "too heavy", "too many"]

@@ -26,7 +26,7 @@ from rbtool import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rbtool.core.samplers.grouped_rows import GroupedRows
+from rbtool.core.samplers.prompt_groups import GroupedRows
 
 CAPACITY = 10
 STRATEGIES = ("random", "recency", "reward", "variance")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.testing.slice_samplers import SliceSamplerTests
 
 

@@ -18,8 +18,7 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.samplers.slices import SliceSampler, scaled
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, scaled
 from rbtool.core.samplers.trajectories import trajectory_table
 from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage

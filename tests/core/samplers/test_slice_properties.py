@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.testing.slice_samplers import CONTENTS, SIGNAL_OPTIONS, SITUATIONS, Twin, cut, situation
 from rbtool.core.testing.slices import (
     SIGNALS,

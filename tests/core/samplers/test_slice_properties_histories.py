@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.testing.slice_samplers import SIGNAL_OPTIONS, Twin
 from rbtool.core.testing.slices import SIGNALS, Slice, SliceRule, Step, expected_marks, step_lists
 

@@ -13,8 +13,7 @@ from tensordict import TensorDict
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.core.samplers.priorities import StartTree
+from rbtool.core.samplers.prioritized import StartTree
 
 SIZE = 37
 

@@ -17,8 +17,7 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.samplers.boundaries import BoundarySource, EpisodeBoundaries, FlagBoundaries, IdBoundaries
-from rbtool.core.samplers.lane_runs import Window
-from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table
+from rbtool.core.samplers.trajectories import TrajectoryTable, Window, trajectory_table
 from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage

@@ -21,8 +21,7 @@ from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.loading.loader import TorchLoader
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage

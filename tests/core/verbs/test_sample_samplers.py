@@ -16,8 +16,7 @@ from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
-from rbtool.core.samplers.slices import SliceSampler
-from rbtool.core.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
+from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks

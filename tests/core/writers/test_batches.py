@@ -8,7 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.errors import SchemaError
-from rbtool.core.writers.batches import batch_length, capacity_rows
+from rbtool.core.writers.base import batch_length, capacity_rows
 
 Pair = namedtuple("Pair", ["left", "right"])
 
