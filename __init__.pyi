@@ -42,7 +42,7 @@ from .core.checkpointers.hooks import TED2Flat as TED2Flat
 from .core.checkpointers.hooks import TED2Nested as TED2Nested
 from .core.checkpointers.lists import CompressedListStorageCheckpointer as CompressedListStorageCheckpointer
 from .core.checkpointers.lists import ListStorageCheckpointer as ListStorageCheckpointer
-from .core.checkpointers.packed import PackedStorageCheckpointer as PackedStorageCheckpointer
+from .core.checkpointers.references import PackedStorageCheckpointer as PackedStorageCheckpointer
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
 from .core.datasets.buffer import load_dataset as load_dataset
 from .core.datasets.clips import VideoClipRef as VideoClipRef
@@ -140,14 +140,14 @@ from .core.specs.interop import spec_from_space as spec_from_space
 from .core.specs.non_tensor import Choice as Choice
 from .core.specs.non_tensor import NonTensor as NonTensor
 from .core.storages.base import Storage as Storage
-from .core.storages.compressed import CompressedListStorage as CompressedListStorage
 from .core.storages.ensemble import StorageEnsemble as StorageEnsemble
 from .core.storages.lazy_tensor import LazyMemmapStorage as LazyMemmapStorage
 from .core.storages.lazy_tensor import LazyTensorStorage as LazyTensorStorage
+from .core.storages.list_storage import CompressedListStorage as CompressedListStorage
 from .core.storages.list_storage import LazyStackStorage as LazyStackStorage
 from .core.storages.list_storage import ListStorage as ListStorage
+from .core.storages.packed import PackedRecording as PackedRecording
 from .core.storages.packed import PackedStorage as PackedStorage
-from .core.storages.packed_recording import PackedRecording as PackedRecording
 from .core.storages.tensor import TensorStorage as TensorStorage
 from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
 from .core.text.batches import create_infinite_iterator as create_infinite_iterator

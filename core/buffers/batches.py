@@ -12,7 +12,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils.data import get_worker_info
 
-from ..storages.filling import fill
+from ..storages.columns import fill
 from ..storages.write_log import Written
 from .concurrency import Draw, Prefetcher
 from .cuda_streams import StreamedBatch

@@ -16,12 +16,12 @@ from ..storages.ensemble import (
     INDEX,
     SOURCE_ID,
     EnsembleKindError,
+    Gatherer,
     StorageEnsemble,
     checked_members,
     chosen_members,
     refuse_write,
 )
-from ..storages.gathering import Gatherer
 from ..writers.ensemble import WriterEnsemble
 from .base import ReplayBuffer
 from .ensemble_draws import EnsembleDraws

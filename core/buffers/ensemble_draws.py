@@ -24,8 +24,7 @@ from ..samplers.ensemble import (
     rows_of,
     unit_of,
 )
-from ..storages.ensemble import INDEX
-from ..storages.gathering import Gatherer, MemberRows
+from ..storages.ensemble import INDEX, Gatherer, MemberRows
 from ..transforms.base import Compose
 from .base import ReplayBuffer
 from .concurrency import Draw

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..samplers.ensemble import index_with
-from ..storages.ensemble import INDEX
-from ..storages.gathering import MemberRows
+from ..storages.ensemble import INDEX, MemberRows
 from .concurrency import Draw
 
 

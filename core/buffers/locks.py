@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..storages.base import Storage
-from ..storages.journal import WriteJournal
-from ..storages.write_log import Counter
+from ..storages.write_log import Counter, WriteJournal
 
 # After so many failed reads a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2

@@ -11,8 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
-from ..storages.compressed import CompressedListStorage
-from ..storages.list_storage import LazyStackStorage
+from ..storages.list_storage import CompressedListStorage, LazyStackStorage
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:

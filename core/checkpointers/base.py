@@ -1,21 +1,320 @@
-"""The contract of a checkpointer, which saves and loads a storage."""
+"""The contract of a checkpointer, which saves and loads a storage, and the folders that it writes.
+
+A folder shows which class wrote it, and takes the place of an older one at one instant.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..errors import SchemaError, UsageError
+from ..encodings.digests import noted_files, require_digests, write_digests
+from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
+from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from ..format import fs
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
-from ..format.syncing import Durable
+from ..format.documents import Count, decode, dump_json, load_json
+from ..format.episodes import EPISODES
+from ..format.manifest import HIDDEN, Manifest, has_manifest
+from ..format.staging import Staging, is_ours, mend
+from ..format.syncing import Durable, write_file
+from ..opening import open_steps
 from ..storages.base import Storage
 from ..storages.cursors import last_row
-from .folders import CheckpointStaging, RowsNote, holds_objects, open_rows
-from .loading import replace_rows
+from ..storages.list_storage import ListStorage
+from ..storages.pytree import tree_spec_of
+from ..ted.schema import key_name
+from ..torchrl.reader import torchrl_form
+from .storage_rows import article, replace_rows
+
+LIST_FILE = "items.json"
+_TENSORS = "TensorStorageCheckpointer"
+_TENSORS_FILE = "storage_metadata.json"
+PACKED_FILE = "packed.json"
+STREAM_FILE = "stream.json"
+COMPRESSED_FILES: tuple[str, str] = ("metadata.json", "data_indices.json")
+
+_WRITERS = {
+    "ListStorageCheckpointer": (LIST_FILE,),
+    "PackedStorageCheckpointer": (PACKED_FILE,),
+    "StreamStorageCheckpointer": (STREAM_FILE,),
+    "StorageEnsembleCheckpointer": (ENSEMBLE_FILE,),
+    "CompressedListStorageCheckpointer": COMPRESSED_FILES,
+    _TENSORS: (_TENSORS_FILE,),
+}
+"""The files by which a checkpoint shows what wrote it; `SEGMENTS_FILE` is another one for tensors."""
+
+_WRITERS_OF_LAYOUTS = {
+    "flat": "FlatStorageCheckpointer",
+    "nested": "NestedStorageCheckpointer",
+    "h5": "H5StorageCheckpointer",
+}
+
+
+class CheckpointStaging(Staging):
+    """A `Staging` for the checkpoint of a storage.
+
+    An older checkpoint at the destination, of whatever storage, is replaced at one instant; an empty folder, too.
+    UsageError for anything else there, and for a checkpoint in which somebody keeps files of another kind.
+    """
+
+    def __init__(self, destination: str | os.PathLike[str], durable: Durable = "full") -> None:
+        super().__init__(Path(destination), replace=True, durable=durable)
+
+    def refuse_if_taken(self) -> None:
+        """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
+        place = self.destination
+        around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
+        if around is not None and not (around == place and _is_of_storage(place)):
+            raise UsageError(f"{place} is inside the dataset {around}", hint="choose another destination")
+        if not os.path.lexists(place):
+            return
+        empty = place.is_dir() and not any(place.iterdir())
+        try:
+            known = empty or (place.is_file() and _is_h5_of_storage(place)) or writer_of(place) is not None
+        except FormatError as error:
+            raise UsageError(f"{error}; nothing is replaced", hint="choose another destination") from error
+        if not known:
+            raise UsageError(
+                f"{place} already exists and is not the checkpoint of a storage; left unchanged",
+                hint="choose another destination",
+            )
+        noted = noted_files(place)
+        strange = next(
+            (
+                file
+                for file in place.rglob("*")
+                if not _looks_like_ours(file) and (file.is_symlink() or file.relative_to(place).as_posix() not in noted)
+            ),
+            None,
+        )
+        if strange is not None:
+            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
+
+    def publish_noted(self, *, covered: Collection[str] = (), known: Mapping[str, str] | None = None) -> None:
+        """Note the digests of all files, then put the folder at its destination; see `write_digests`."""
+        write_digests(self.path, covered=covered, known=known)
+        self.publish()
+
+
+def _looks_like_ours(file: Path) -> bool:
+    if file.is_symlink():
+        return False
+    return file.is_dir() or file.suffix in {".json", ".memmap"} or _is_h5_of_storage(file)
+
+
+def _manifest_of(path: Path) -> Manifest | None:
+    """Read the manifest of one of our folders or HDF5 files; None if there is none, or if it is damaged."""
+    if not is_ours(path):
+        return None
+    try:
+        if path.is_dir():
+            return Manifest.load(path)
+        with open_steps(path) as reader:
+            return reader.manifest
+    except (RbtoolError, OSError):
+        return None
+
+
+def _is_of_storage(path: Path) -> bool:
+    manifest = _manifest_of(path)
+    return manifest is not None and manifest.kind == "checkpoint" and manifest.request.source == STORAGE
+
+
+def _is_h5_of_storage(file: Path) -> bool:
+    """Whether a file is an H5 checkpoint of a storage, ours or one in TorchRL's form."""
+    return _is_of_storage(file) or (file.is_file() and torchrl_form(file) == "h5")
+
+
+def is_segmented(folder: Path) -> bool:
+    """Whether a folder holds the checkpoint of a storage of tensors in segments."""
+    return (folder / SEGMENTS_FILE).is_file()
+
+
+def writer_of(folder: Path) -> str | None:
+    """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged.
+
+    FormatError for a checkpoint of `write(rows, folder)` that a newer version of rbtool wrote.
+    """
+    if not folder.is_dir():
+        return None
+    manifest = _manifest_of(folder)
+    if manifest is not None:
+        return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
+    if has_manifest(folder) or (folder / EPISODES).is_dir():
+        return None  # damaged: opening it raises the error that names the damage
+    if (folder / RowsNote.FILE).is_file():
+        try:
+            return RowsNote.load(folder).writer
+        except CorruptDataError:
+            return None
+    theirs = torchrl_form(folder)
+    if theirs is not None:
+        return _WRITERS_OF_LAYOUTS[theirs]
+    if is_segmented(folder):
+        return _TENSORS
+    for writer, files in _WRITERS.items():
+        if all((folder / name).is_file() for name in files):
+            return writer
+    inside = [entry for entry in folder.iterdir() if entry.name != HIDDEN]
+    return _WRITERS_OF_LAYOUTS["h5"] if len(inside) == 1 and _is_h5_of_storage(inside[0]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsNote:
+    """What is recorded of a storage that a checkpointer saves by the methods `write` and `read`.
+
+    `writer` is the name of its class. `length` counts elements; the storage has room for `capacity` rows, of which
+    `last_row` was written last. `leaves` are the names, dtypes and shapes of the rows, or the count of `objects`.
+    """
+
+    writer: str
+    length: Count
+    capacity: Count
+    last_row: Count | None
+    objects: bool
+    leaves: tuple[str, ...]
+    format_version: int = 1
+
+    FILE: ClassVar[str] = f"{HIDDEN}/rows.json"
+
+    @classmethod
+    def of(cls, writer: str, storage: Storage, rows: Any) -> RowsNote:
+        """Describe a storage whose rows are saved as `rows`, None if it is empty."""
+        objects = holds_objects(storage)
+        leaves = () if rows is None else _leaves(rows, objects)
+        return cls(writer, len(storage), storage.capacity_rows, last_row(storage.last_cursor), objects, leaves)
+
+    def save(self, folder: Path) -> None:
+        """Write the note."""
+        fs.make_folder(folder / HIDDEN)
+        write_file(folder / self.FILE, dump_json(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> RowsNote:
+        """Read the note; FormatError for one of a newer version, CorruptDataError for one that is damaged."""
+        path = folder / cls.FILE
+        try:
+            document = load_json(path)
+        except FormatError as error:
+            raise CorruptDataError(f"{path} is damaged: {error}") from error
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version != 1:
+            raise FormatError(
+                f"{path} was written by a newer rbtool: it has format version {version}, this rbtool reads 1",
+                hint="update rbtool",
+            )
+        return decode(cls, document, str(path), CorruptDataError)
+
+    def require_same(self, rows: Any, folder: Path, reader: str) -> None:
+        """Raise CorruptDataError unless rows that were read have the length, dtypes and shapes of those saved."""
+        for found, saved in itertools.zip_longest(_leaves(rows, self.objects), self.leaves):
+            if found != saved:
+                raise CorruptDataError(f"{reader}.read() returns {found} of {folder}, where {saved} was saved")
+
+
+def holds_objects(storage: Storage) -> bool:
+    """Whether the rows of a storage are a list of objects."""
+    return storage.returns_objects or isinstance(storage, ListStorage)
+
+
+def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
+    """Describe rows by their leaves, in the order of their names."""
+    if objects:
+        return (f"{len(rows):,} objects",)
+    structure = tree_spec_of(rows)
+    pairs = zip(structure.paths(), structure.flatten(rows), strict=True)
+    return tuple(sorted(f"{key_name(path)} {leaf.dtype} {list(leaf.shape)}" for path, leaf in pairs))
+
+
+def open_rows(path: str | os.PathLike[str], writer: str) -> tuple[Path, RowsNote]:
+    """Return the folder of a checkpoint that `writer` wrote by the methods of the contract, and its note.
+
+    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError for what another checkpointer or none
+    wrote, CorruptDataError for files that were changed.
+    """
+    folder = _existing(path, writer)
+    require_writer(folder, writer)
+    if not (folder / RowsNote.FILE).is_file():
+        raise _not_ours(folder, writer)
+    return folder, RowsNote.load(folder)
+
+
+def _existing(path: str | os.PathLike[str], writer: str) -> Path:
+    folder = Path(path)
+    mend(folder)
+    if not os.path.lexists(folder):
+        raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
+    if not folder.is_dir():
+        theirs = _is_h5_of_storage(folder) or _manifest_of(folder) is not None
+        what = "is a checkpoint that an H5StorageCheckpointer loads" if theirs else "is not a folder"
+        raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
+    require_digests(folder)  # first: what is damaged may look like another checkpointer's
+    return folder
+
+
+def _is_laid_out(folder: Path) -> bool:
+    """Whether whole episodes lie here that hooks, or the checkpointers TorchRL makes of hooks, had a storage save.
+
+    Such a folder does not record which of the two it was: either reads it.
+    """
+    return (folder / _TENSORS_FILE).is_file() and torchrl_form(folder) is not None
+
+
+def require_writer(folder: Path, writer: str) -> str | None:
+    """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if none did."""
+    found = writer_of(folder)
+    if found not in (writer, None):
+        raise FormatError(f"{folder} was written by {article(found or '')}; this is {article(writer)}")
+    return found
+
+
+def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = False) -> Path:
+    """Return the folder of a checkpoint that `writer` can read.
+
+    `hooked`: load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
+    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
+    another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
+    CorruptDataError for files that are not those whose digests were noted, where any were.
+    """
+    folder = _existing(path, writer)
+    laid_out = _is_laid_out(folder)
+    if laid_out and writer == _TENSORS and not hooked:
+        raise FormatError(
+            f"{folder} holds whole episodes in the layout {torchrl_form(folder)}; {article(writer)} takes rows",
+            hint=f"load it with {article(writer_of(folder) or '')}, or register the load hooks that undo the layout",
+        )
+    found = writer if laid_out and writer == _TENSORS else require_writer(folder, writer)
+    if writer in _WRITERS_OF_LAYOUTS.values():
+        if found is None:
+            raise _not_ours(folder, writer)
+        return folder
+    missing = [name for name in _WRITERS[writer] if not (folder / name).is_file()]
+    if missing and not (writer == _TENSORS and is_segmented(folder)):
+        # Callers catch the error that TorchRL raises for compressed lists.
+        kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
+        raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
+    return folder
+
+
+def _not_ours(folder: Path, writer: str) -> RbtoolError:
+    try:
+        manifest = Manifest.load(folder)  # raises what is wrong with it
+    except DatasetNotFoundError:
+        if (folder / HIDDEN).is_dir():
+            return CorruptDataError(f"{folder} was a checkpoint of ours, but its manifest is missing")
+    except RbtoolError as error:
+        return error
+    else:
+        return FormatError(f"{folder} is a {manifest.kind} in layout {manifest.layout}; this is {article(writer)}")
+    return FormatError(f"{folder} is no checkpoint that {article(writer)} reads")
+
 
 _FINAL = {
     "register_save_hook": "write(rows, folder)",

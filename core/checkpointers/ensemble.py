@@ -16,8 +16,7 @@ from ..format.syncing import Durable, write_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage, register_checkpointer
 from ..storages.ensemble import StorageEnsemble, all_or_none
-from .base import Captured, StorageCheckpointerBase, captured
-from .folders import CheckpointStaging, open_folder
+from .base import Captured, CheckpointStaging, StorageCheckpointerBase, captured, open_folder
 
 
 @dataclass(frozen=True, slots=True)

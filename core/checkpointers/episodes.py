@@ -22,20 +22,16 @@ from ..format.ted.builder import provenance_step
 from ..progress import Silent
 from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage
-from ..storages.packed_recording import PackedRecording
-from ..storages.pytree import tree_spec_of
+from ..storages.packed import PackedRecording
+from ..storages.pytree import is_tree, tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..storages.tree_files import is_tree
 from ..ted.schema import NEXT, key_name
 from ..torchrl.layout import TorchrlKeys
 from ..torchrl.reader import TorchrlReader, torchrl_form
 from ..torchrl.writer import OWN_FORM, write_torchrl
-from .base import Captured, StorageCheckpointerBase
-from .captured_rows import CapturedRows
-from .episode_ends import KeyLike, keys_of, require_keys
-from .folders import CheckpointStaging, article, open_folder, require_writer
-from .loading import fill, fill_storage, held_keys
-from .storage_rows import rows_of_storage
+from .base import Captured, CheckpointStaging, StorageCheckpointerBase, open_folder, require_writer
+from .segments import CapturedRows
+from .storage_rows import KeyLike, article, fill, fill_storage, held_keys, keys_of, require_keys, rows_of_storage
 
 
 class EpisodeCheckpointer(StorageCheckpointerBase):

@@ -18,15 +18,12 @@ from ..format.syncing import Durable, sync_file, write_file
 from ..format.ted.tree import require_own_files
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import byte_count, bytes_behind, tensor_bytes, to_bytestream
-from ..storages.compressed import CompressedListStorage, CompressedTensor
-from ..storages.item_documents import document_of, read_dtype, read_shape, tree_from
-from ..storages.items import ObjectNode, Tree, tree_of
-from ..storages.list_storage import ListStorage
+from ..storages.items import ObjectNode, Tree, document_of, read_dtype, read_shape, tree_from, tree_of
+from ..storages.list_storage import CompressedListStorage, CompressedTensor, ListStorage
 from ..storages.pytree import ConstantNode, TensorNode, TreeSpec
 from ..storages.pytree import Path as KeyPath
 from ..ted.schema import file_stem, safe_part
-from .base import StorageCheckpointerBase
-from .folders import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, open_folder
+from .base import COMPRESSED_FILES, LIST_FILE, CheckpointStaging, StorageCheckpointerBase, open_folder
 
 _DATA_FILE = "items.memmap"
 _FORMAT = "rbtool list"

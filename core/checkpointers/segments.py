@@ -1,33 +1,661 @@
-"""Writes a storage of tensors in segments, and shares unchanged ones with the checkpoint that is replaced."""
+"""Checkpoints of storages of tensors in segments: what a dump writes, keeps and merges, and how it is read.
+
+    segments.json              how the data is made, its length, its leaves, the rows and the digest of every segment
+    segment-00000.memmap …     some runs of rows: for each leaf, a block for each run
+    .rbtool/digests.json       the digest of segments.json, which has one of its own, too
+
+Segments are numbered in the order in which they were written: a row that is in several is that of the last one. A
+segment is never changed once it is published, and its file is read-only: later checkpoints at the same place, and
+processes that mapped it, share it. Log-structured file systems and Lucene keep data in such segments.
+
+A block starts at the first place in the file that is, modulo 4 KiB, its place among the bytes of all rows of the leaf:
+so whole pages of it can be mapped there. Bytes between blocks are zeros.
+
+Each dump adds a segment of the rows that changed, and shares the unchanged ones with the checkpoint that it replaces.
+So that loads stay fast, segments of about the same size are merged when there are eight of them, as log-structured
+merge trees do: a row is written about twice where a dump has a per cent of the rows, three times where it has a
+thousandth, whatever the number of dumps. Rows of older segments that are in later ones, too, take room on the disk: up
+to a quarter of the rows.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import math
+import mmap
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+
+import torch
 
 from ..encodings.digests import write_digests
+from ..encodings.layout import SEGMENTS_FILE
 from ..encodings.streams import Blocks, LeafFile
-from ..errors import OutOfSpaceError, RbtoolError
+from ..errors import CorruptDataError, OutOfSpaceError, RbtoolError, SchemaError
 from ..format import fs
-from ..format.digest import Hasher, open_folder
-from ..format.syncing import Durable, published_place, skip_sync, unsynced_around
+from ..format.digest import Hasher, digest_descriptor, open_folder, open_regular
+from ..format.documents import Count, decode, document_digest, dump_with_digest, newer_version, parse_json
+from ..format.manifest import HIDDEN
+from ..format.private_memory import PrivateMemory, can_map
+from ..format.syncing import Durable, published_place, skip_sync, unsynced_around, write_file
 from ..format.together import run_together, threads_for_memory
-from ..storages.codec import tensor_bytes
+from ..format.unreadable import reading_from
+from ..storages.base import Storage
+from ..storages.codec import byte_count, dtype_named, tensor_bytes
 from ..storages.cursors import last_row
-from ..storages.snapshots import Snapshot
+from ..storages.items import read_shape
+from ..storages.lazy_tensor import LazyTensorStorage
+from ..storages.pytree import TreeSpec, spec_from_json, spec_to_json
 from ..storages.tensor import TensorStorage
-from ..storages.tree_files import spec_to_json
-from ..storages.write_log import Written
-from .folders import CheckpointStaging
-from .runs import Run, count_of, joined, without
-from .segment_layout import Segment, SegmentManifest, block_rows, leaves_of
-from .segment_plan import merged, written
+from ..storages.write_log import Snapshot, Written
+from .base import CheckpointStaging
+
+Run: TypeAlias = tuple[int, int]
+Runs: TypeAlias = Sequence[Run]
+
+
+def count_of(runs: Iterable[Run]) -> int:
+    """Return how many rows there are.
+
+    >>> count_of([(0, 3), (5, 6)])
+    4
+    """
+    return sum(stop - start for start, stop in runs)
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """Return the rows of any runs: those that overlap or touch become one.
+
+    >>> joined([(5, 9), (0, 2), (2, 3), (8, 8), (6, 12)])
+    [(0, 3), (5, 12)]
+    """
+    found = list[Run]()
+    for start, stop in sorted(run for run in runs if run[0] < run[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def common(runs: Runs, others: Runs) -> list[Run]:
+    """Return the rows that are in both.
+
+    >>> common([(0, 10), (20, 30)], [(5, 22), (29, 40)])
+    [(5, 10), (20, 22), (29, 30)]
+    """
+    found, place = list[Run](), 0
+    for start, stop in runs:
+        while place < len(others) and others[place][1] <= start:
+            place += 1
+        at = place
+        while at < len(others) and others[at][0] < stop:
+            found.append((max(start, others[at][0]), min(stop, others[at][1])))
+            at += 1
+    return found
+
+
+def without(runs: Runs, others: Runs) -> list[Run]:
+    """Return the rows of the first that are not in the second.
+
+    >>> without([(0, 10), (20, 30)], [(5, 22), (29, 40)])
+    [(0, 5), (22, 29)]
+    """
+    if not runs:
+        return []
+    bounds = [runs[0][0], *(bound for run in others for bound in run), runs[-1][1]]
+    gaps = [(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
+    return common(runs, gaps)
+
+
+def cut(runs: Runs, most: int, block: int) -> list[list[Run]]:
+    """Cut runs into groups of about `most` rows each, at multiples of `block`.
+
+    >>> cut([(0, 8), (10, 30)], 10, 4)
+    [[(0, 8), (10, 12)], [(12, 24)], [(24, 30)]]
+    """
+    total = count_of(runs)
+    size = -(-total // max(1, round(total / most))) if total else 0
+    groups, group, room = list[list[Run]](), list[Run](), size
+    for start, stop in runs:
+        while start < stop:
+            end = min(stop, -(-(start + room) // block) * block)
+            group.append((start, end))
+            room -= end - start
+            start = end
+            if room <= 0:
+                groups.append(group)
+                group, room = [], size
+    return [*groups, group] if group else groups
+
+
+PAGE = 4096
+"""Blocks can be mapped in units of this."""
+_BLOCKS, _FEWEST_BYTES = 1024, 1 << 19
+_VERSION = 2
+_HINT = "if TorchRL wrote over this checkpoint, remove segments.json and .rbtool in it; else save it again"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLeaf:
+    """A leaf: the path of its keys, its element type and the shape of a row."""
+
+    name: tuple[str, ...]
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+@functools.lru_cache(256)
+def _width(dtype: str, shape: tuple[int, ...]) -> int:
+    return byte_count(dtype_named(dtype), read_shape(shape))
+
+
+def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor]) -> tuple[SegmentLeaf, ...]:
+    """Describe tensors whose first dimension counts rows."""
+    pairs = zip(names, tensors, strict=True)
+    return tuple(SegmentLeaf(tuple(name), str(tensor.dtype), tuple(tensor.shape[1:])) for name, tensor in pairs)
+
+
+def block_rows(filled: int, row_bytes: int) -> int:
+    """Return in what units rows are written that changed here and there, and segments are cut: a power of two.
+
+    There are at most 1,024 of them, of at least 512 KiB.
+    """
+    least = max(filled / _BLOCKS, _FEWEST_BYTES / max(row_bytes, 1), 1)
+    return 1 << math.ceil(math.log2(least))
+
+
+class Block(NamedTuple):
+    """The bytes of one run in one leaf: its rows, and where it starts in the file of the segment."""
+
+    leaf: int
+    rows: Run
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file with the rows of some runs, and its digest."""
+
+    number: Count
+    runs: tuple[tuple[Count, Count], ...]
+    digest: str = ""
+    whole_pages: bool = field(default=False, metadata={"json": False})
+    """Whether blocks start and end at multiples of 4 KiB, as in format version 1."""
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return f"segment-{self.number:05}.memmap"
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has, also those that are in later segments."""
+        return count_of(self.runs)
+
+    def blocks(self, widths: Sequence[int]) -> Iterator[Block]:
+        """Yield the blocks in the order of the file: leaf after leaf, of rows of so many bytes, and run after run."""
+        end = 0
+        for leaf, width in enumerate(widths):
+            for run in self.runs:
+                start = end + self._gap(run[0] * width, end)
+                yield Block(leaf, run, start)
+                end = start + (run[1] - run[0]) * width
+
+    def size(self, widths: Sequence[int]) -> int:
+        """Return the bytes of the file, of leaves with rows of so many bytes."""
+        end = 0
+        for width in widths:
+            for first, stop in self.runs:
+                end += self._gap(first * width, end) + (stop - first) * width
+        return end + self._gap(0, end) if self.whole_pages else end
+
+    def _gap(self, place: int, end: int) -> int:
+        """Return the bytes between `end` and a block of which `place` is the place among all rows of the leaf."""
+        return (-end if self.whole_pages else place - end) % PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentManifest:
+    """The document of a checkpoint in segments; `structure` is None where nothing was ever written.
+
+    `ndim` dimensions count elements, of which there are `length` in `rows` rows; the storage had room for `capacity`.
+    `synced`: the segments were brought to the disk before they were published. `digest` is that of the document, and
+    covers all bytes of the checkpoint: what has the same one has the same contents.
+    """
+
+    structure: Mapping[str, Any] | None
+    ndim: Count
+    length: Count
+    rows: Count
+    last_row: Count | None
+    capacity: Count
+    synced: bool
+    leaves: tuple[SegmentLeaf, ...]
+    segments: tuple[Segment, ...] = ()
+    digest: str = ""
+    format_version: int = _VERSION
+
+    FILE: ClassVar[str] = SEGMENTS_FILE
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of a row of each leaf."""
+        return [_width(leaf.dtype, leaf.shape) for leaf in self.leaves]
+
+    @property
+    def files(self) -> list[str]:
+        """The files of all segments."""
+        return [segment.file for segment in self.segments]
+
+    def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
+        """Yield the segments, the last one first, with those of these rows that are not in a later one."""
+        left = rows
+        for segment in reversed(self.segments):
+            yield segment, common(left, segment.runs)
+            left = without(left, segment.runs)
+
+    def resembles(self, other: SegmentManifest) -> bool:
+        """Whether segments of another checkpoint can be part of this one."""
+        return self.leaves == other.leaves and self.format_version == other.format_version
+
+    # The document ----------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> SegmentManifest:
+        """Write the document into a folder; return it with its digest."""
+        document = {name: getattr(self, name) for name in _ENTRIES}
+        document["leaves"] = [{"name": leaf.name, "dtype": leaf.dtype, "shape": leaf.shape} for leaf in self.leaves]
+        document["segments"] = [
+            {"number": segment.number, "runs": segment.runs, "digest": segment.digest} for segment in self.segments
+        ]
+        text, digest = dump_with_digest(document)
+        write_file(folder / self.FILE, text.encode())
+        return replace(self, digest=digest)
+
+    @classmethod
+    def load(cls, folder: Path, descriptor: int) -> SegmentManifest:
+        """Read the document of the folder with this descriptor, also where another one is at its path by now.
+
+        CorruptDataError if it is damaged, or if there are files that do not belong to the checkpoint. FormatError for
+        one of a newer version.
+        """
+        path = folder / cls.FILE
+        with os.fdopen(open_regular(path, within=descriptor), "rb") as file:
+            document = parse_json(file.read(), str(path))
+        version = document.get("format_version") if isinstance(document, dict) else None
+        if type(version) is int and version > _VERSION:
+            raise newer_version(str(path), version, _VERSION, "format version")
+        if version == 1:
+            found = decode(_Version1, document, str(path), CorruptDataError).manifest
+        else:
+            found = decode(cls, document, str(path), CorruptDataError)
+        if found.digest != document_digest(document, "digest"):
+            raise CorruptDataError(f"{path} was changed after it was written: its digest does not match", hint=_HINT)
+        found._require_rows(path)
+        known = {cls.FILE, HIDDEN, *found.files}
+        strange = next((name for name in sorted(os.listdir(descriptor)) if name not in known and name[0] != "."), None)
+        if strange is not None:
+            raise CorruptDataError(f"{folder / strange} was not saved with the rest of {folder}", hint=_HINT)
+        return found
+
+    def _require_rows(self, path: Path) -> None:
+        """Raise CorruptDataError unless the segments are in order and have all rows."""
+        numbers = [segment.number for segment in self.segments]
+        in_order = numbers == sorted(set(numbers)) and all(
+            list(segment.runs) == joined(segment.runs) and segment.runs for segment in self.segments
+        )
+        found = sum(count_of(runs) for _, runs in self.valid([(0, self.rows)])) if in_order else -1
+        if found != self.rows:
+            raise CorruptDataError(f"{path} does not list the segments of {self.rows:,} rows")
+
+
+_ENTRIES = [entry.name for entry in fields(SegmentManifest) if entry.name != "digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Version1:
+    """A document of format version 1: each file has `segment_rows` consecutive rows."""
+
+    structure: Mapping[str, Any] | None
+    ndim: Count
+    length: Count
+    rows: Count
+    last_row: Count | None
+    capacity: Count
+    segment_rows: Count
+    synced: bool
+    leaves: tuple[SegmentLeaf, ...]
+    digests: tuple[str, ...]
+    digest: str
+
+    @property
+    def manifest(self) -> SegmentManifest:
+        """The same as a document of today."""
+        segments = tuple(
+            Segment(number, ((start, min(start + self.segment_rows, self.rows)),), digest, whole_pages=True)
+            for number, digest in enumerate(self.digests)
+            if (start := number * self.segment_rows) < self.rows
+        )
+        return SegmentManifest(
+            self.structure, self.ndim, self.length, self.rows, self.last_row, self.capacity, self.synced, self.leaves,
+            segments, self.digest, format_version=1,
+        )  # fmt: skip
+
+
+_ALIKE = 8
+"""Segments that are merged, and how much larger the next size is."""
+_LARGE = 32
+"""Segments of more than this part of all rows are not merged."""
+_WHOLE = 16
+"""Segments into which a storage is written at once."""
+
+Kept = Mapping[Segment, Sequence[Run]]
+"""Segments, and the rows that are read from each."""
+
+
+def merged(kept: Kept, rows: int, block: int) -> dict[Segment, Sequence[Run]]:
+    """Return which of the segments stay as they are; the rows of the others are written again.
+
+    `rows` are those of the storage. Rows that are in none of the segments are written in any case.
+    """
+    valid = {segment: count_of(runs) for segment, runs in kept.items()}
+    new = rows - sum(valid.values())
+    if new:
+        new += _merge_alike(valid, new, rows, block)
+    unused = {segment: segment.rows - count for segment, count in valid.items()}
+    while sum(unused.values()) > max(rows // 4, block):
+        most = max(unused, key=unused.__getitem__)
+        del unused[most], valid[most]
+    return {segment: runs for segment, runs in kept.items() if segment in valid}
+
+
+def _merge_alike(valid: dict[Segment, int], new: int, rows: int, block: int) -> int:
+    """Leave out small segments that are too many; return how many rows they have."""
+    large, found = max(rows // _LARGE, block), 0
+    while True:
+        most = _size(new, block)
+        alike = [segment for segment, count in valid.items() if count < large and _size(count, block) <= most]
+        if len(alike) < _ALIKE - 1:
+            return found
+        taken = sum(valid.pop(segment) for segment in alike)
+        new, found = new + taken, found + taken
+
+
+def _size(rows: int, block: int) -> int:
+    """Number the sizes of segments: each is `_ALIKE` times the one before."""
+    return max(0, math.floor(math.log(rows / block, _ALIKE)))
+
+
+def written(kept: Kept, rows: int, block: int, first: int) -> list[Segment]:
+    """Return the segments to be written, numbered from `first` on: of all rows that are in none of those kept."""
+    left: list[Run] = [(0, rows)] if rows else []
+    for runs in kept.values():
+        left = without(left, runs)
+    groups = cut(left, max(rows // _WHOLE, block), block)
+    return [Segment(number, tuple(group)) for number, group in enumerate(groups, first)]
+
+
+_MAPPED_FROM = 1 << 15
+"""Bytes of a block from which on mapping it costs less than reading it."""
+_MOST_ROOMS = 512
+"""Pieces of memory that one call fills; Linux takes 1,024."""
+_ALWAYS_VERIFIED = 64 << 20
+"""Bytes of all segments up to which they are compared with their digests in any case: it takes some milliseconds."""
+
+
+class SegmentFolder:
+    """A checkpoint in segments, open: what takes its place meanwhile is not mixed with it. Made by `opened`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.manifest = SegmentManifest.load(path, descriptor)
+        self._widths = self.manifest.widths
+        self._descriptor = descriptor
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path) -> Iterator[SegmentFolder]:
+        """Open a folder; CorruptDataError and FormatError as for `SegmentManifest.load`."""
+        descriptor = open_folder(path)
+        try:
+            yield cls(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def structure_for(self, target: TensorStorage, *, raw: bool = False) -> TreeSpec | None:
+        """How the data is made, None where nothing was ever written.
+
+        Classes that are not loaded here are taken from the target, whose `ndim` must be the saved one, else SchemaError
+        is raised; `raw` data has nothing to do with it.
+        """
+        described, ndim = self.manifest.structure, self.manifest.ndim
+        if described is None:
+            return None
+        if not raw and ndim != target.ndim:
+            raise SchemaError(f"{self.path} was saved with ndim={ndim}, this storage has ndim={target.ndim}")
+        found = spec_from_json(described, target.structure if target.initialized and not raw else None)
+        if list(found.paths()) != [leaf.name for leaf in self.manifest.leaves]:
+            raise CorruptDataError(f"{self.path} does not say how its leaves belong together")
+        return found
+
+    def verify(self) -> None:
+        """Raise CorruptDataError unless all segments hold the bytes that were saved."""
+        run_together([partial(self._verify, segment) for segment in self.manifest.segments], threads_for_memory())
+
+    def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
+        """Return tensors of `rows` rows, zeros behind the ones that were saved.
+
+        Sizes are checked, and with `verify` the bytes of all segments; also where they are few, and where nobody waited
+        for the disk when they were saved. CorruptDataError for what is not as it was saved.
+        """
+        manifest, widths = self.manifest, self._widths
+        if verify or not manifest.synced or manifest.rows * sum(widths) <= _ALWAYS_VERIFIED:
+            self.verify()
+        memories, maps = [PrivateMemory(rows * width) for width in widths], can_map(self._descriptor)
+        for segment, runs in manifest.valid([(0, manifest.rows)]):
+            with self._opened(segment) as descriptor:
+                copied = list[tuple[int, memoryview]]()
+                for leaf, its, start in segment.blocks(widths):
+                    width = widths[leaf]
+                    for first, stop in common(runs, [its]):
+                        place, size = first * width, (stop - first) * width
+                        offset = start + (first - its[0]) * width
+                        copied += _mapped(memories[leaf], place, size, descriptor if maps else -1, offset)
+                read_blocks(descriptor, copied)
+        return [
+            tensor_of(memory, dtype_named(leaf.dtype), (rows, *read_shape(leaf.shape)))
+            for leaf, memory in zip(manifest.leaves, memories, strict=True)
+        ]
+
+    def _verify(self, segment: Segment) -> None:
+        with self._opened(segment) as descriptor:
+            if digest_descriptor(descriptor) != segment.digest:
+                path = self.path / segment.file
+                raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
+
+    @contextlib.contextmanager
+    def _opened(self, segment: Segment) -> Iterator[int]:
+        """Open a segment, which must have its size; give its descriptor."""
+        path, size = self.path / segment.file, segment.size(self._widths)
+        try:
+            descriptor = open_regular(path, within=self._descriptor)
+        except FileNotFoundError:
+            raise CorruptDataError(f"{path} is missing, expected {size:,} bytes") from None
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
+            with reading_from(path):
+                yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _mapped(
+    memory: PrivateMemory, place: int, size: int, descriptor: int, offset: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Map the whole pages of some bytes of a file, -1 for none, into memory; yield what is to be copied."""
+    head = -place % PAGE
+    whole = max(size - head, 0) // PAGE * PAGE
+    possible = descriptor >= 0 and whole > 0 and size >= _MAPPED_FROM
+    if not (possible and memory.map_file(place + head, whole, descriptor, offset + head)):
+        head, whole = size, 0
+    for start, stop in ((0, head), (head + whole, size)):
+        if start < stop:
+            yield offset + start, memory.bytes[place + start : place + stop]
+
+
+def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """View memory as a tensor, which keeps it."""
+    tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
+    return tensor.view(*shape)
+
+
+def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill memory from a file that is long enough: each with the bytes from a place on; places ascend.
+
+    Neighbours in the file, with less than `PAGE` bytes between them, are read by one call of the system.
+    """
+    waiting = [(start, into) for start, into in blocks if len(into)]
+    while waiting:
+        place = first = waiting[0][0]
+        rooms, taken = list[memoryview](), 0
+        for start, into in waiting:
+            if start - place >= PAGE or len(rooms) > _MOST_ROOMS:
+                break
+            if start > place:
+                rooms.append(memoryview(bytearray(start - place)))
+            rooms.append(into)
+            place, taken = start + len(into), taken + 1
+        end = first + os.preadv(descriptor, rooms, first)
+        if end == first:
+            raise CorruptDataError("a file ends in the middle of a leaf: it was cut meanwhile")
+        short = [(max(start, end), into[max(end - start, 0) :]) for start, into in waiting[:taken]]
+        waiting[:taken] = [(start, into) for start, into in short if len(into)]
+
+
+def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
+    """Put a checkpoint in segments into a storage, whose next dump at the same place writes what changed since.
+
+    A `LazyTensorStorage` of which nobody has references to rows takes mapped memory over, and does not read it; bytes
+    that are copied are always verified. SchemaError, with nothing changed, for data of other keys, types or shapes,
+    and for more rows than there is room for.
+    """
+    with SegmentFolder.opened(path) as folder:
+        manifest, structure = folder.manifest, folder.structure_for(storage)
+        if structure is None:
+            storage.empty()
+            return
+        if not _taken_over(storage, folder, structure, verify):
+            tensors = folder.tensors(manifest.rows, verify=True)
+            capacity, last = manifest.capacity, manifest.last_row
+            storage.fill(structure, tensors, manifest.length, capacity=capacity, last_row=last)
+    if not storage.rotated:  # else the rows are in another order now
+        storage.log.saved_as(manifest.digest, storage.log.now)
+
+
+def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSpec, verify: bool) -> bool:
+    """Have a storage take mapped rows over if it can."""
+    manifest = folder.manifest
+    if not isinstance(storage, LazyTensorStorage) or not storage.takes_over or not manifest.rows:
+        return False
+    if storage.numbered_by is not None and (storage.numbered_by,) not in structure.paths():
+        return False
+    room = storage.rows_for(read_shape(manifest.leaves[0].shape)[: manifest.ndim - 1])
+    if manifest.rows > room or storage.rotation_of(manifest.rows, room, manifest.capacity, manifest.last_row):
+        return False
+    last = manifest.last_row if storage.rotated is None else manifest.rows - 1
+    storage.take_over(structure, folder.tensors(room, verify=verify), manifest.rows, last)
+    return True
+
+
+_BLOCKS_AT_ONCE = 8
+"""Blocks of rows that are read at once: one alone has few bytes of each entry."""
+
+
+class CapturedRows:
+    """The rows of a storage as they are now, of which `write` gives `save` a storage of their own.
+
+    Writers continue, in other threads than the one of `write`. A context manager: leaving it ends the capture.
+
+    A snapshot is read in parts of some rows with all entries, and released part by part, while the forms of whole
+    episodes read entry after entry. So rows first go to a file without a name, next to the checkpoint, which is mapped
+    in place of memory: what is held in memory stays bounded, and writers wait for no digest, compression or sync.
+    """
+
+    def __init__(
+        self, storage: TensorStorage, snapshot: Snapshot, part_rows: int, path: Path, save: Callable[[Storage], None]
+    ) -> None:
+        columns = storage.columns
+        self._save = save
+        self._storage, self._snapshot, self._part_rows = storage, snapshot, part_rows
+        self._file = path.with_name(f".{path.name}.rows")
+        self._rows, self._lead, self._widths = storage.rows, columns.lead, columns.widths
+        self._structure, self._last_row = storage.structure, last_row(storage.last_cursor)
+        self._types = list(zip(columns.dtypes, [leaf.shape for leaf in columns.leaves], strict=True))
+        sizes = (-(-self._rows * width // mmap.PAGESIZE) * mmap.PAGESIZE for width in self._widths)
+        self._starts = list(itertools.accumulate(sizes, initial=0))
+
+    @classmethod
+    def of(cls, storage: TensorStorage, path: Path, save: Callable[[Storage], None]) -> Self | None:
+        """Capture the rows for a checkpoint at `path`; None where they could be replaced unnoticed."""
+        if not storage.initialized:
+            return None
+        columns = storage.columns
+        part_rows = _BLOCKS_AT_ONCE * block_rows(storage.rows, sum(columns.widths))
+        snapshot = storage.snapshot(part_rows)
+        return None if snapshot is None else cls(storage, snapshot, part_rows, path, save)
+
+    def write(self) -> None:
+        """Save the rows."""
+        fs.make_folder(self._file.parent)
+        descriptor = fs.create(self._file)
+        try:
+            fs.remove(self._file)
+            self._put_aside(descriptor)
+            held = LazyTensorStorage(math.prod(self._lead), ndim=self._storage.ndim)
+            held.take_over(self._structure, self._tensors(descriptor), self._rows, self._last_row)
+        finally:
+            fs.close(descriptor, self._file)
+        self._save(held)
+
+    def _put_aside(self, descriptor: int) -> None:
+        """Write the rows to the file, entry after entry, each from a page on."""
+        fs.require_space(self._file.parent, self._starts[-1])
+        fs.truncate(descriptor, self._starts[-1], self._file)
+        for number in self._snapshot.parts():
+            rows = range(number * self._part_rows, min((number + 1) * self._part_rows, self._rows))
+            for leaf, width in enumerate(self._widths):
+                place = self._starts[leaf] + rows.start * width
+                for data in self._snapshot.read(leaf, rows):
+                    fs.pwrite(descriptor, data, place, self._file)
+                    place += len(data)
+
+    def _tensors(self, descriptor: int) -> list[torch.Tensor]:
+        """Return the entries, with zeros in rows that are not valid, mapped where the file system allows it."""
+        found, maps = [], can_map(descriptor)
+        for (dtype, shape), width, start, stop in zip(
+            self._types, self._widths, self._starts[:-1], self._starts[1:], strict=True
+        ):
+            memory = PrivateMemory(self._lead[0] * width)
+            if stop > start and not (maps and memory.map_file(0, stop - start, descriptor, start)):
+                read_blocks(descriptor, [(start, memory.bytes[: self._rows * width])])
+            found.append(tensor_of(memory, dtype, shape))
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._storage.end_snapshot(self._snapshot)
+
 
 _READ_ONLY = 0o444
 

@@ -1,47 +1,286 @@
-"""The rows of a storage as steps of episodes, which checkpoints of datasets are written from, too."""
+"""The rows of a storage as steps of episodes, which checkpoints of datasets are written from; and back into a storage.
+
+Rows are read in the order of time, lane after lane, in each lane the oldest first. A lane is one element of the
+dimensions after the first that count elements, such as one of several environments; a storage of one dimension has one
+lane. A storage that cannot be written to must hold the rows of a checkpoint already.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from ..encodings.layout import STORAGE, FilledStorage
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..encodings.rows import differing_rows, leaf_parts, table_of_ends
+from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, nearest
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest, Request
 from ..format.packed.reader import PackedReader
 from ..format.ted.builder import created_by
+from ..format.together import run_together, threads_for_memory
 from ..storages.base import Storage
-from ..storages.compressed import CompressedListStorage
+from ..storages.codec import dtype_named
+from ..storages.columns import Columns, plain_column
 from ..storages.cursors import last_row
-from ..storages.list_storage import ListStorage
-from ..storages.packed import PackedStorage
-from ..storages.packed_recording import PackedRecording
-from ..storages.pytree import TreeSpec, tree_spec_of
+from ..storages.dataset import tensor_of
+from ..storages.list_storage import CompressedListStorage, ListStorage
+from ..storages.packed import PackedRecording, PackedStorage
+from ..storages.pytree import TensorDictNode, TreeSpec, is_tree, spec_from_json, spec_to_json, tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..storages.tree_files import is_tree, spec_to_json
-from ..ted.schema import DTYPES, NEXT, REWARD, Field, Key, key_name, role_of
-from .episode_ends import (
-    ELSEWHERE,
-    KeyLike,
-    LaneLeaf,
-    Order,
-    done_keys_of,
-    find_episodes,
-    host_array,
-    keys_of,
-    require_keys,
-    role_below_next,
+from ..ted.schema import (
+    DTYPES,
+    FLAGS,
+    NEXT,
+    REWARD,
+    SINGLETONS,
+    Field,
+    Key,
+    Role,
+    as_numbers,
+    field_named,
+    key_name,
+    role_of,
+    state_keys,
 )
-from .folders import article
+
+_KNOWN_TO_NUMPY = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
+    torch.float64, torch.complex64, torch.complex128,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of some lanes: the steps from `start` to before `stop` lie in `rows` of `lanes`."""
+
+    start: int
+    stop: int
+    lanes: slice
+    rows: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Where steps lie in a storage of `rows` valid rows and so many `lanes`, of whose rows `oldest` came first."""
+
+    rows: int
+    lanes: int
+    oldest: int
+
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        """Yield the places of the steps `[start, stop)`. A run of several lanes holds each of them in full."""
+        while start < stop:
+            lane, begin = divmod(start, self.rows)
+            whole = (stop - start) // self.rows if begin == 0 and not self.oldest else 0
+            if whole > 1:
+                end = start + whole * self.rows
+                yield Run(start, end, slice(lane, lane + whole), slice(0, self.rows))
+            else:
+                row = (self.oldest + begin) % self.rows
+                count = min(stop - start, self.rows - begin, self.rows - row)
+                end = start + count
+                yield Run(start, end, slice(lane, lane + 1), slice(row, row + count))
+            start = end
+
+
+class LaneLeaf:
+    """One leaf of a storage, of which `ndim` dimensions count elements, read and written by runs."""
+
+    def __init__(self, tensor: torch.Tensor, field: Field, ndim: int) -> None:
+        self._field = field
+        self._others = tensor.shape[1:ndim]
+        plain = plain_column(tensor)
+        self._lane_by_lane = ndim > 1 and not plain.is_contiguous()
+        # Where the lanes do not lie side by side, a view with one dimension for all of them need not exist.
+        self._rows = plain if ndim == 1 or self._lane_by_lane else plain.flatten(1, ndim - 1)
+        self._array = _array(self._rows, field) if _is_plain(self._rows) else None
+        self._one_lane = ndim == 1
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `read` shows the storage's own memory, so that rows can be put there, too."""
+        return self._array is not None and self._one_lane
+
+    def read(self, run: Run) -> Array:
+        """Return the rows of a run, as a view of the storage where they lie together in memory."""
+        if self._array is not None and self._one_lane:
+            return self._array[run.rows]
+        if self._array is not None:
+            found = self._array[run.rows, run.lanes]
+        elif self._one_lane:
+            return host_array(self._rows[run.rows], self._field)
+        else:
+            found = host_array(self._part(run), self._field)
+        lanes_first: Array = np.ascontiguousarray(found.swapaxes(0, 1))
+        return lanes_first.reshape(run.stop - run.start, *self._field.shape)
+
+    def write(self, run: Run, rows: Array) -> None:
+        """Put the rows of a run into the storage."""
+        if self.in_place:
+            self.read(run)[...] = rows
+            return
+        count, lanes = run.rows.stop - run.rows.start, run.lanes.stop - run.lanes.start
+        tensor = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        tensor = tensor if tensor.dtype is self._rows.dtype else tensor.view(self._rows.dtype)
+        by_row = tensor.reshape(lanes, count, *self._field.shape).swapaxes(0, 1)
+        if self._one_lane:
+            self._rows[run.rows].copy_(by_row[:, 0])
+        elif self._lane_by_lane:
+            for number in range(lanes):
+                self._rows[self._place(run, number)].copy_(by_row[:, number])
+        else:
+            self._rows[run.rows, run.lanes].copy_(by_row)
+
+    def _part(self, run: Run) -> torch.Tensor:
+        """The rows of a run, `[rows, lanes, ...]`."""
+        if not self._lane_by_lane:
+            return self._rows[run.rows, run.lanes]
+        lanes = range(run.lanes.stop - run.lanes.start)
+        return torch.stack([self._rows[self._place(run, number)] for number in lanes], 1)
+
+    def _place(self, run: Run, number: int) -> tuple[slice | int, ...]:
+        """Index of the `number`-th lane of a run."""
+        coordinates = np.unravel_index(run.lanes.start + number, self._others)
+        return (run.rows, *map(int, coordinates))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether numpy sees the values of a tensor in its memory."""
+    return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
+
+
+def host_array(tensor: torch.Tensor, field: Field) -> Array:
+    """Return the values of a tensor on any device as an array; bfloat16 as its bits."""
+    return _array(tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg(), field)
+
+
+def _array(tensor: torch.Tensor, field: Field) -> Array:
+    """View a tensor as an array; bfloat16 as its bits."""
+    known = tensor if tensor.dtype in _KNOWN_TO_NUMPY else tensor.view(torch.int16)
+    return known.numpy().view(field.numpy)
+
+
+KeyLike: TypeAlias = str | tuple[str, ...]
+
+ELSEWHERE = "a TensorStorageCheckpointer saves any storage of tensors"
+
+
+def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
+    """Read keys below `next`: texts or tuples of texts, with or without `next` in front; None is no key."""
+    given: Any = [keys] if isinstance(keys, str) else () if keys is None else keys
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{argument} is {given!r}; keys are texts or tuples of texts")
+    found = []
+    for key in given:
+        parts = (key,) if isinstance(key, str) else key
+        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, str) for part in parts):
+            raise UsageError(f"{argument} holds {key!r}; keys are texts or tuples of texts")
+        found.append(parts[1:] if parts[0] == NEXT and len(parts) > 1 else parts)
+    return found
+
+
+def require_keys(
+    asked: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
+) -> None:
+    """Raise MissingKeyError for a key that is not below `next`: it may be misspelt.
+
+    TED's own done, terminated, truncated and reward may be missing: they mean those that exist.
+    With `anywhere`, keys at the root count too, for a layout that has all keys there and is separated by these.
+    """
+    below = (
+        field.key[1:] if field.key[0] == NEXT else field.key for field in fields if anywhere or field.key[0] == NEXT
+    )
+    there = list(dict.fromkeys(key for key in below if key))
+    lacking = next((key for key in keys_of(asked, argument) if key not in there and key not in SINGLETONS), None)
+    if lacking is None:
+        return
+    names = [key_name(key) for key in there]
+    near = nearest(key_name(lacking), names)
+    raise MissingKeyError(
+        f"{argument} names {key_name(lacking)!r}, but below {NEXT!r} {place} has only {', '.join(names) or 'nothing'}",
+        hint=f"did you mean {near!r}?" if near else "",
+    )
+
+
+def done_keys_of(keys: Collection[Key], asked: Sequence[KeyLike] | None) -> list[Key]:
+    """Choose the flags that end episodes, as keys below `next`; SchemaError where there is none."""
+    after = [key[1:] for key in keys if key[0] == NEXT and len(key) > 1]
+    if asked is None:
+        named = {flag[0] for flag in FLAGS}
+        found = [key for key in after if key in FLAGS] or [key for key in after if key[-1] in named]
+    else:
+        found = [key for key in keys_of(asked, "done_keys") if key in after]
+    if found:
+        return found
+    wanted = "done, terminated or truncated" if asked is None else ", ".join(map(key_name, keys_of(asked, "done_keys")))
+    raise SchemaError(
+        f"there is no {wanted} below 'next', so the ends of episodes are unknown",
+        hint=f"name the flags with done_keys=[...]; {ELSEWHERE}",
+    )
+
+
+def role_below_next(key: Key, dones: Collection[Key], rewards: Collection[Key]) -> Role:
+    """What a leaf is, given the flags and rewards below `next`."""
+    inner = key[1:] if key[0] == NEXT else ()
+    return "done" if inner in dones else "reward" if inner in rewards else role_of(key)
+
+
+def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags: Sequence[Key]) -> EpisodeTable:
+    """Make the episode table of rows that lie lane after lane.
+
+    An episode ends where a flag is set, with the last row of a lane, and between the newest and the oldest row.
+    Where a flag is set for some agents and not for others, the episode continues if the next observation follows.
+    """
+    steps = reader.manifest.steps
+    every, some = _flagged(reader, flags)
+    partial = some & ~every
+    if partial.any():
+        every |= partial & _broken(reader)
+    ended = every.copy()
+    if steps:
+        ended.reshape(order.lanes, order.rows)[:, -1] = True
+        seam = filled.cursor if filled.cursor and not filled.full else order.rows
+        ended.reshape(order.lanes, order.rows)[:, seam - 1] = True
+    last = np.flatnonzero(ended)
+    return table_of_ends(reader, last, every[last])
+
+
+def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
+    """Of each step, whether all numbers of some flag are set, and whether any is."""
+    steps = reader.manifest.steps
+    every, some = np.zeros(steps, bool), np.zeros(steps, bool)
+    for key in flags:
+        field = field_named(reader.fields, key)
+        for start, stop in leaf_parts(steps, field.row_bytes):
+            values = as_numbers(reader.read(key, start, stop), field.dtype).reshape(stop - start, -1) != 0
+            found = values[:, 0] if values.shape[1] == 1 else values.any(1)
+            some[start:stop] |= found
+            every[start:stop] |= found if values.shape[1] == 1 else found & values.all(1)
+    return every, some
+
+
+def _broken(reader: StepReader) -> Array:
+    """Of each step, whether its next observation is another than the observation of the step after it."""
+    steps = reader.manifest.steps
+    broken = np.zeros(steps, bool)
+    for key in state_keys(reader.fields):
+        field = field_named(reader.fields, key)
+        if field_named(reader.fields, (NEXT, *key)).role in {"done", "reward"}:
+            continue
+        for start, stop in leaf_parts(steps - 1, field.row_bytes):
+            rows = differing_rows(reader.read((NEXT, *key), start, stop), reader.read(key, start + 1, stop + 1))
+            broken[rows + start] = True
+    return broken
 
 
 class EpisodeRows(StepReader, ABC):
@@ -158,6 +397,11 @@ def _dtype_name(dtype: Any, key: Key) -> str:
     if name not in DTYPES:
         raise SchemaError(f"the entry {key_name(key)!r} is of {dtype}, which this form cannot hold", hint=ELSEWHERE)
     return name
+
+
+def article(name: str) -> str:
+    """Put the article in front of the name of a class."""
+    return f"an {name}" if name[:1] in "AEIO" or name.startswith("H5") else f"a {name}"
 
 
 def rows_of_storage(
@@ -297,3 +541,212 @@ def _unlike(found: str) -> SchemaError:
         f"{found}; a form of whole episodes holds steps that are all alike, tensordicts of batch size []",
         hint="a ListStorageCheckpointer saves any list",
     )
+
+
+def fill_storage(
+    storage: TensorStorage, reader: StepReader, filled: FilledStorage, checks: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
+
+    If a buffer loads a ring that was full into a larger storage, they lie in the order of time instead.
+
+    SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
+    for. The bytes must have been verified before: what fails then leaves only part of the rows replaced. A storage
+    that holds nothing yet may have them verified meanwhile, by `checks`: if one of them raises, it is empty again.
+    """
+    if len(filled.shape) != storage.ndim:
+        raise SchemaError(
+            f"{reader.path} was saved with ndim={len(filled.shape)}, this storage has ndim={storage.ndim}"
+        )
+    fields = {field.key: field for field in reader.fields}
+    structure = structure_for(storage, reader, filled)
+    keys = list(structure.paths())
+    lead = filled.shape
+    likes = [torch.empty((*lead, *fields[key].shape), dtype=_dtype(fields[key]), device="meta") for key in keys]
+
+    def write(columns: Columns, in_time: bool) -> None:
+        order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
+        leaves = dict(zip(columns.names, columns.leaves, strict=True))
+        groups = [
+            [(field, LaneLeaf(leaves[key_name(field.key)], field, storage.ndim)) for field in group]
+            for group in _groups(fields)
+        ]
+        parts = [
+            partial(_fill_part, targets, reader, order, *part) for targets in groups for part in _parts(targets, reader)
+        ]
+        together = reader.serves_threads and all(leaf.in_place for targets in groups for _, leaf in targets)
+        if parts and together:
+            parts.pop()()  # what the reader makes at its first use is there for all threads
+        run_together([*checks, *parts], threads_for_memory() if together else 1)
+
+    storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
+
+
+def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:
+    """Put fields together whose rows are read from the same place: a key at the root and below `next`."""
+    alone = [key for key in fields if key[0] != NEXT or key[1:] not in fields]
+    pairs = {key: [key, (NEXT, *key)] if (NEXT, *key) in fields else [key] for key in alone}
+    return [[fields[key] for key in keys] for keys in pairs.values()]
+
+
+_Targets: TypeAlias = Sequence[tuple[Field, LaneLeaf]]
+
+
+def _parts(targets: _Targets, reader: StepReader) -> Iterator[tuple[int, int]]:
+    return leaf_parts(reader.manifest.steps, max(field.row_bytes for field, _ in targets))
+
+
+def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, stop: int) -> None:
+    """Put the steps from `start` to `stop` into leaves that are read from the same place."""
+    for field, leaf in targets:
+        if leaf.in_place:
+            for run in order.runs(start, stop):
+                _copy(reader.pieces(field.key, run.start, run.stop), leaf.read(run))
+        else:
+            _write(reader.pieces(field.key, start, stop), leaf, order, start)
+
+
+def _copy(pieces: Iterable[Array], rows: Array) -> None:
+    """Put rows, piece by piece, into an array that is a storage's own memory."""
+    begin = 0
+    for piece in pieces:
+        end = begin + len(piece)
+        rows[begin:end] = piece
+        begin = end
+
+
+def _write(pieces: Iterable[Array], leaf: LaneLeaf, order: Order, start: int) -> None:
+    """Put rows, piece by piece, where a storage has those from step `start` on."""
+    for piece in pieces:
+        for run in order.runs(start, start + len(piece)):
+            leaf.write(run, piece[run.start - start : run.stop - start])
+        start += len(piece)
+
+
+def _dtype(field: Field) -> torch.dtype:
+    return dtype_named(f"torch.{field.dtype}")
+
+
+def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> TreeSpec:
+    """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves.
+
+    CorruptDataError if these are not the leaves there are.
+    """
+    keys = [field.key for field in reader.fields]
+    if filled.structure is None:
+        return TensorDictNode.nested(keys)
+    try:
+        structure = spec_from_json(filled.structure)
+    except SchemaError:
+        if storage is None or not storage.initialized or list(storage.structure.paths()) != keys:
+            raise
+        return storage.structure
+    if sorted(structure.paths()) != sorted(keys):
+        raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
+    return structure
+
+
+Fetch: TypeAlias = Callable[[Field, int, int], Array]
+"""Reads rows `[start, stop)` of a leaf."""
+
+_HERE = "load it into a LazyTensorStorage, which can be written to"
+
+
+def fill(
+    storage: Storage, reader: StepReader, filled: FilledStorage, asked: str, checks: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Put the rows of a checkpoint, made of the storage `filled`, where they were there.
+
+    Tensors and lists take them over. A packed dataset and a recording cannot: SchemaError unless they hold these very
+    rows already. UsageError for other storages, which `asked` was to load. `checks` are those of `fill_storage`.
+    """
+    if isinstance(storage, TensorStorage):
+        fill_storage(storage, reader, filled, checks)
+    elif isinstance(storage, PackedStorage | PackedRecording):
+        with rows_of_storage(storage, None, None, asked) as rows:
+            _require_one_run(reader, filled, len(storage))
+            require_equal_rows(
+                rows, list(reader.fields), lambda field, *part: reader.read(field.key, *part), reader.path
+            )
+    else:
+        _fill_list(storage, reader, filled, asked)
+
+
+def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, last_row: int | None = None) -> None:
+    """Replace the contents of any storage that can be written; SchemaError, with nothing changed, where it cannot hold
+    them.
+
+    The rows are from a storage with room for `capacity` rows, of which `last_row` was written last.
+    """
+    if isinstance(storage, TensorStorage):
+        structure = tree_spec_of(rows, storage.ndim)
+        tensors = structure.flatten(rows)
+        if not tensors:
+            raise SchemaError("the rows to load have no tensor")
+        lead = tensors[0].shape[: storage.ndim]
+        storage.fill(structure, tensors, lead.numel(), capacity=capacity, last_row=last_row)
+    elif isinstance(storage, ListStorage):
+        storage.replace_all(list(rows), capacity=capacity, last_row=last_row)
+    else:
+        storage.load_state_dict({"_storage": rows, "_len": len(rows), "_capacity": capacity})
+        storage.last_cursor = last_row
+
+
+def held_keys(storage: Storage) -> frozenset[Key] | None:
+    """The keys of what a storage holds; None where it holds nothing yet."""
+    if isinstance(storage, TensorStorage):
+        return frozenset(storage.structure.paths()) if storage.initialized else None
+    if isinstance(storage, PackedStorage):
+        return frozenset(field.key for field in storage.fields)
+    if not len(storage):
+        return None
+    first: Any = storage[0]
+    return frozenset(key if isinstance(key, tuple) else (key,) for key in first.keys(True, True))
+
+
+def require_equal_rows(rows: StepReader, fields: list[Field], fetch: Fetch, place: object) -> None:
+    """Compare every value of `rows` with what `fetch` reads from `place`; SchemaError names the first that differs."""
+    one, other = ({field.key: (field.dtype, field.shape) for field in side} for side in (rows.fields, fields))
+    odd = next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
+    if odd is not None:
+        raise SchemaError(
+            f"{key_name(odd)!r} of {place} is not that of the {rows.path}, which cannot be written to", hint=_HERE
+        )
+    for field in fields:
+        for start, stop in leaf_parts(rows.manifest.steps, field.row_bytes):
+            wrong = differing_rows(rows.read(field.key, start, stop), fetch(field, start, stop))
+            if len(wrong):
+                raise SchemaError(
+                    f"{field.name!r} of step {start + int(wrong[0]):,} of {place} is not that of the {rows.path}, "
+                    "which cannot be written to",
+                    hint=_HERE,
+                )
+
+
+def _require_one_run(reader: StepReader, filled: FilledStorage, steps: int) -> None:
+    if filled.shape != (steps,) or filled.oldest:
+        raise SchemaError(
+            f"{reader.path} holds {reader.manifest.steps:,} steps of a storage of {list(filled.shape)}, this one has "
+            f"{steps:,} and cannot be written to",
+            hint=_HERE,
+        )
+
+
+def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str) -> None:
+    """Make an element of every row."""
+    if not isinstance(storage, ListStorage) or type(storage).__name__ == "CompressedListStorage":
+        rows_of_storage(storage, None, None, asked)  # raises UsageError
+        return
+    if len(filled.shape) != 1:
+        raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, a list has ndim=1")
+    storage.require_room(filled.length)
+    structure = structure_for(None, reader, filled)
+    fields = {field.key: field for field in reader.fields}
+    ordered = [fields[path] for path in structure.paths()]
+    items: list[Any] = [None] * filled.length
+    for start, stop in reader.chunks():
+        leaves = [tensor_of(reader.read(field.key, start, stop).copy(), field) for field in ordered]
+        for number in range(stop - start):
+            row = (start + number + filled.oldest) % filled.length
+            items[row] = structure.unflatten(iter([leaf[number].clone() for leaf in leaves]), torch.Size([]))
+    storage.replace_all(items, capacity=filled.rows, last_row=filled.last_row)

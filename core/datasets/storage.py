@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..checkpointers.folders import open_folder, writer_of
-from ..checkpointers.loading import require_equal_rows
-from ..checkpointers.packed import PackedNote
+from ..checkpointers.base import open_folder, writer_of
+from ..checkpointers.references import PackedNote
+from ..checkpointers.storage_rows import require_equal_rows
 from ..checkpointers.tensor import TensorStorageCheckpointer
 from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
@@ -33,7 +33,7 @@ from ..progress import readable_size
 from ..storages.base import Storage, register_checkpointer
 from ..storages.columns import plain_column
 from ..storages.dataset import MappedDataset, exceeds_memory, tensor_of, tensordict_of
-from ..storages.memory_maps import mapped_tensor
+from ..storages.lazy_tensor import mapped_tensor
 from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
 from ..storages.tensor import TensorStorage

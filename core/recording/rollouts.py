@@ -21,7 +21,7 @@ from ..format.packed.recorded_origin import SOURCE
 from ..format.returns import episode_return
 from ..format.staging import Staging
 from ..format.ted.builder import Origin, provenance_step
-from ..storages.packed_recording import array_of, missing_flags
+from ..storages.packed import array_of, missing_flags
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (
     EPISODE,

@@ -29,12 +29,13 @@ from ..storages.ensemble import (
     INDEX,
     SOURCE_ID,
     EnsembleKindError,
+    MemberRows,
+    Parts,
     StorageEnsemble,
     checked_members,
     chosen_members,
     load_members,
 )
-from ..storages.gathering import MemberRows, Parts
 from ..storages.pytree import TensorDictNode, TensorNode
 from .base import Sampler
 from .prioritized import PrioritizedSampler

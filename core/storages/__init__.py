@@ -1,6 +1,5 @@
 """Where rows live. torch begins here."""
 
-from .base import Storage
-from .elements import require_like
+from .base import Storage, require_like
 
 __all__ = ["Storage", "require_like"]

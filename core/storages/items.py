@@ -1,21 +1,21 @@
-"""Items of a list: any objects as trees, which are a tree spec with its leaves."""
+"""Items of a list: any objects as trees (a tree spec and its leaves), as JSON documents, and as entries of state dicts.
+
+The documents are ours or TorchRL's; reading them executes no code.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    TensorDict,
-    TensorDictBase,
-    is_non_tensor,
-    is_tensorclass,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor, is_tensorclass
 
+from ..errors import FormatError, SchemaError
+from .codec import dtype_named
 from .pytree import NO_BATCH, ConstantNode, MappingNode, Path, SequenceNode, TensorDictNode, TensorNode, TreeSpec
 
 
@@ -157,3 +157,289 @@ def to_device(item: Any, device: torch.device) -> Any:
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(to_device(part, device) for part in item))
     return item
+
+
+Document: TypeAlias = Mapping[str, Any]
+
+TakeLeaf: TypeAlias = Callable[[Document, Path], Any]
+"""Returns the leaf that a document at a path describes."""
+
+
+def document_of(tree: Tree, describe: Callable[[Any], Document], *, portable: bool) -> dict[str, Any]:
+    """Describe an item without its leaves, each of which adds what `describe` returns for it.
+
+    A `portable` document is plain JSON; SchemaError for what that cannot hold. Otherwise it contains foreign objects
+    and classes by reference.
+    """
+    return _document(tree.spec, map(describe, tree.leaves), portable)
+
+
+def _document(spec: TreeSpec, leaves: Iterator[Document], portable: bool) -> dict[str, Any]:
+    if isinstance(spec, TensorNode):
+        return {"type": "tensor", **next(leaves)} | ({"array": spec.kind} if isinstance(spec, ArrayNode) else {})
+    if isinstance(spec, ObjectNode):
+        return {"type": "other", "value": _plain(spec.value) if portable else spec.value}
+    if isinstance(spec, ConstantNode):
+        # The tag and its place are TorchRL's.
+        tagged = {"__type__": "NonTensorData", "value": _plain(spec.value) if portable else spec.value}
+        return {"type": "non_tensor", "value": tagged, "batch_size": list(spec.tail)}
+    if isinstance(spec, SequenceNode):
+        return _sequence_document(spec, leaves, portable)
+    if portable:
+        _require_portable(spec)
+    fields = {key: _document(child, leaves, portable) for key, child in spec.children.items()}
+    if not isinstance(spec, ItemNode):
+        return {"type": "mapping", "fields": fields}
+    found: dict[str, Any] = {"type": "tensordict", "fields": fields, "batch_size": list(spec.tail)}
+    found |= ({"placed": True} if spec.on_device else {}) | ({"names": list(spec.names)} if spec.names else {})
+    return {"type": "tensorclass", "class": spec.kind, "fields": found} if spec.kind else found
+
+
+def _sequence_document(spec: SequenceNode, leaves: Iterator[Document], portable: bool) -> dict[str, Any]:
+    items = [_document(child, leaves, portable) for child in spec.children.values()]
+    if isinstance(spec, LazyStackNode):
+        return {"type": "lazy_stack", "stack_dim": spec.stack_dim, "items": items}
+    if spec.kind in (list, tuple):
+        return {"type": spec.kind.__name__, "items": items}
+    if portable:
+        raise SchemaError(f"a {spec.kind.__name__} is a named tuple; a checkpoint can hold lists and tuples")
+    return {"type": "named_tuple", "class": spec.kind, "items": items}
+
+
+def _require_portable(spec: TreeSpec) -> None:
+    if isinstance(spec, ItemNode) and spec.kind:
+        raise SchemaError(
+            f"a {spec.kind.__name__} is a tensorclass, which a checkpoint of a list cannot name",
+            hint="write .to_tensordict() of it into the storage",
+        )
+    strange = next((key for key in spec.children if type(key) is not str), None)
+    if strange is not None:
+        raise SchemaError(f"{strange!r} is a key of a dict; a checkpoint can hold texts as keys")
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a value; SchemaError if it has nothing that gives the same value back."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"__type__": "float", "value": str(value)}
+    if type(value) is list:
+        return [_plain(item) for item in value]
+    if type(value) is tuple:
+        return {"__type__": "tuple", "value": [_plain(item) for item in value]}
+    if type(value) is dict and "__type__" not in value and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise SchemaError(
+        f"a {type(value).__name__} cannot be written to a checkpoint; tensors, arrays, tensordicts, numbers, texts "
+        "and nests of them can"
+    )
+
+
+def tree_from(document: Any, take: TakeLeaf, *, portable: bool = True) -> Tree:
+    """Return the tree that a document describes, with the leaves that `take` returns; FormatError if it describes none.
+
+    A document that is not `portable` may hold classes and objects: it never left memory, or the caller loaded it.
+    """
+    leaves: list[Any] = []
+    reader = _DocumentReader(lambda about, path: leaves.append(take(about, path)), portable)
+    try:
+        return Tree(reader.spec(document, ()), leaves)
+    except RecursionError:
+        raise FormatError("the description of an item is nested without end") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _DocumentReader:
+    add: Callable[[Document, Path], None]
+    portable: bool
+
+    def spec(self, document: Any, path: Path) -> TreeSpec:
+        if not isinstance(document, Mapping):
+            raise FormatError(f"an item is described by {_short(document)}, expected an object")
+        kind = document.get("type")
+        if kind == "tensor":
+            return self._tensor(document, path)
+        if kind == "other":
+            value = document.get("value")
+            return ObjectNode(_untagged(value) if self.portable else value)
+        if kind == "non_tensor":
+            return self._non_tensor(document)
+        if kind in ("tensordict", "mapping"):
+            fields = _expect(document, "fields", Mapping)
+            children = {key: self.spec(part, (*path, str(key))) for key, part in fields.items()}
+            return MappingNode(children, distinct=False) if kind == "mapping" else _tensordict(document, children)
+        if kind in ("list", "tuple", "lazy_stack"):
+            items = self._items(document, path)
+            if kind == "lazy_stack":
+                return _lazy_stack(document, items)
+            return SequenceNode(items, list if kind == "list" else tuple)
+        if not self.portable and kind == "named_tuple":
+            return SequenceNode(self._items(document, path), _expect(document, "class", type))
+        if not self.portable and kind == "tensorclass":
+            owner, fields = _expect(document, "class", type), self.spec(document["fields"], path)
+            if not isinstance(fields, ItemNode):
+                raise FormatError(f"the fields of a {owner.__name__} are a {fields}, expected a tensordict")
+            return ItemNode(fields.children, fields.tail, fields.on_device, fields.names, owner)
+        raise FormatError(f"{_short(kind)} is no kind of item")
+
+    def _tensor(self, document: Document, path: Path) -> TreeSpec:
+        array = document.get("array", "")
+        if array not in ("", "ndarray", "number"):
+            raise FormatError(f"{_short(array)} is no kind of array")
+        self.add(document, path)
+        return ArrayNode(array) if array else TensorNode()
+
+    def _items(self, document: Document, path: Path) -> list[TreeSpec]:
+        items = _expect(document, "items", list)
+        return [self.spec(part, (*path, str(number))) for number, part in enumerate(items)]
+
+    def _non_tensor(self, document: Document) -> TreeSpec:
+        value: Any = document.get("value")
+        if isinstance(value, Mapping) and value.get("__type__") == "NonTensorData":
+            value = value.get("value")
+        if not self.portable and is_non_tensor(value):  # TorchRL's, in memory
+            value = value.data
+        batch = read_shape(document.get("batch_size", []))
+        return ConstantNode(_untagged(value) if self.portable else value, torch.Size(batch))
+
+
+def _tensordict(document: Document, children: dict[str, TreeSpec]) -> ItemNode:
+    batch = read_shape(document.get("batch_size", []))  # TorchRL records none, and means []
+    names = document.get("names")
+    if names is not None and (
+        not isinstance(names, list)
+        or len(names) != len(batch)
+        or not all(name is None or isinstance(name, str) for name in names)
+    ):
+        raise FormatError(f"{_short(names)} cannot name the {len(batch)} dimensions of a tensordict")
+    return ItemNode(children, torch.Size(batch), document.get("placed") is True, tuple(names) if names else None)
+
+
+def _lazy_stack(document: Document, items: list[TreeSpec]) -> LazyStackNode:
+    stack_dim = document.get("stack_dim")
+    if any(not isinstance(item, TensorDictNode | LazyStackNode | ConstantNode) for item in items):
+        raise FormatError("a lazy stack of other things than tensordicts cannot be")
+    if type(stack_dim) is not int or stack_dim < 0 or not items:
+        raise FormatError(f"a lazy stack of {len(items)} items along {_short(stack_dim)} cannot be")
+    return LazyStackNode(items, stack_dim)
+
+
+def _untagged(value: Any) -> Any:
+    """Undo the tags, `{"__type__": …, "value": …}`, with which plain JSON represents other values."""
+    if isinstance(value, list):
+        return [_untagged(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "__type__" not in value:
+        return {key: _untagged(part) for key, part in value.items()}
+    tag, inner = value["__type__"], value.get("value")
+    if tag == "torch.Size":
+        return torch.Size(read_shape(inner))
+    if tag == "torch.dtype":
+        return dtype_named(inner)
+    if tag == "NonTensorData":
+        return _untagged(inner)
+    if tag == "tuple" and isinstance(inner, list):
+        return tuple(_untagged(part) for part in inner)
+    if tag == "float" and inner in ("nan", "inf", "-inf"):
+        return float(inner)
+    try:
+        if tag == "torch.device" and isinstance(inner, str):
+            return torch.device(inner)
+        if tag == "torch.Tensor":
+            return torch.tensor(_untagged(inner))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FormatError(f"{_short(inner)} is not the value of a {tag}") from error
+    raise FormatError(f"{_short(inner)} cannot be read as {_short(tag)}")
+
+
+def read_shape(value: Any) -> tuple[int, ...]:
+    """Read a shape, tagged or not; FormatError for anything but a few sizes whose product is a 64-bit number."""
+    if isinstance(value, Mapping) and value.get("__type__") == "torch.Size":
+        value = value.get("value")
+    if not isinstance(value, Sequence) or not all(type(size) is int and size >= 0 for size in value):
+        raise FormatError(f"{_short(value)} is no shape")
+    if len(value) > 64 or math.prod(max(size, 1) for size in value) >= 1 << 59:  # bytes, too, must fit into 64 bits
+        raise FormatError(f"{_short(value)} is the shape of no tensor")
+    return tuple(value)
+
+
+def read_dtype(value: Any) -> torch.dtype:
+    """Read an element type, tagged or not; FormatError for what is none."""
+    return dtype_named(value.get("value") if isinstance(value, Mapping) else value)
+
+
+def _expect(document: Document, name: str, kind: type[Any]) -> Any:
+    value = document.get(name)
+    if not isinstance(value, kind):
+        raise FormatError(f"{name!r} of a described item is {_short(value)}, expected a {kind.__name__}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# States --------------------------------------------------------------------------------------------
+
+
+def state_of_item(tree: Tree, describe: Callable[[Any], dict[str, Any]] = lambda _: {}) -> tuple[Any, dict[str, Any]]:
+    """Return an item's tensors (the one, or all by dotted path) or the object itself, and what describes it."""
+    if isinstance(tree.spec, ObjectNode):
+        return tree.spec.value, {"type": "other"}
+    about = document_of(tree, describe, portable=False)
+    if isinstance(tree.spec, TensorNode):
+        return tree.leaves[0], about
+    tensors = {".".join(path): leaf for path, leaf in tree.named_leaves()}
+    if len(tensors) < len(tree.leaves):
+        names = ", ".join(".".join(path) for path in tree.spec.paths())
+        raise SchemaError(f"two of the keys {names} are written alike with dots")
+    return tensors, about
+
+
+def leaf_of_state(state: Any, path: Path) -> torch.Tensor:
+    """Find a tensor of an item's state; SchemaError if it is not there."""
+    found = state
+    if path:
+        found = state.get(".".join(path)) if isinstance(state, Mapping) else None
+    if not isinstance(found, torch.Tensor):
+        raise SchemaError(f"the state has no tensor {'.'.join(path)!r}, but describes one")
+    return found
+
+
+def items_of_states(states: Sequence[Any], abouts: Sequence[Any]) -> list[Any]:
+    """Make the items that `state_of_item` described, of copies of their tensors."""
+    if len(states) != len(abouts):
+        raise SchemaError(f"the state holds {len(states)} objects and describes {len(abouts)}")
+    return [_item(state, about) for state, about in zip(states, abouts, strict=True)]
+
+
+def _item(state: Any, about: Any) -> Any:
+    if about == {"type": "other"}:
+        return state
+    return tree_from(about, lambda _, path: leaf_of_state(state, path), portable=False).unflatten(torch.clone)
+
+
+def item_of_state(state: Any) -> Any:
+    """Make an item of what TorchRL keeps of one: a tensor, or what `TensorDict.state_dict` returns."""
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if not isinstance(state, Mapping) or not all(isinstance(leaf, torch.Tensor) for leaf in state.values()):
+        raise TypeError(f"a state without descriptions holds tensors and tensordicts, found a {type(state).__name__}")
+    # torch keeps such facts in an attribute of the OrderedDict, by dotted path, parents before children.
+    facts: Mapping[str, Mapping[str, Any]] = getattr(state, "_metadata", {})
+    root = TensorDict({}, batch_size=facts.get("", {}).get("batch_size", []))
+    for name, about in facts.items():
+        if name:
+            root.set(tuple(name.split(".")), _empty_node(about))
+    for name, leaf in state.items():
+        root.set(tuple(name.split(".")), leaf.clone())
+    return root
+
+
+def _empty_node(about: Mapping[str, Any]) -> Any:
+    batch = about.get("batch_size", [])
+    if about.get("_type") == "NonTensorData":
+        return NonTensorData(about.get("_non_tensor", {}).get("data"), batch_size=batch)
+    return TensorDict({}, batch_size=batch)

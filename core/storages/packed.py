@@ -1,31 +1,596 @@
-"""PackedStorage: the rows of a dataset in layout packed."""
+"""Datasets in layout `packed`: read from mapped files, and recorded episode by episode while they are drawn from.
+
+The leaves are gathered from records, which hold one step each, and from fields in files of their own.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
+from ..format.manifest import Manifest
+from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
-from ..format.packed.recording import SYNC_SECONDS
-from ..ted.schema import Field
+from ..format.packed.recording import SYNC_SECONDS, PackedRecorder
+from ..format.packed.row_files import RowCodec
+from ..format.packed.schema import PackedField
+from ..kernels.rows import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
+from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, key_name, role_of
 from .base import IndexedStorage
-from .cursors import as_index, row_numbers
-from .dataset import exceeds_memory, tensordict_of
-from .packed_leaves import PackedLeaves
-from .packed_recording import PackedRecording
+from .cursors import as_index, row_numbers, rows_of
+from .dataset import Pages, exceeds_memory, tensor_of, tensordict_of
 from .pytree import TreeSpec, tree_spec_of
+from .write_log import Change
 
 Numbers = NDArray[np.int64]
+
+_RECORDS, _EXPLICIT = "records.bin", "explicit_next.bin"
+_LARGE = 4 << 20
+"""Bytes of records from which on it pays to import what compiles loops."""
+
+
+class PackedLeaves:
+    """The leaves `fields` of a packed dataset, mapped read-only. With `advise` it exceeds memory."""
+
+    def __init__(self, reader: PackedReader, fields: Sequence[Field], *, advise: bool) -> None:
+        self._schema, numbers = reader.schema, reader.numbers
+        self._advise = advise
+        self._fields = list(fields)
+        size = self._schema.record_bytes
+        self._records = _MappedFile(reader.listed, _RECORDS, numbers.records * size, advise)
+        self._explicit = _MappedFile(reader.listed, _EXPLICIT, numbers.explicit_records * size, advise)
+        self.places = RecordPlaces(
+            self._records.bytes.reshape(-1, size), self._explicit.bytes.reshape(-1, size),
+            numbers.starts, numbers.explicit_starts,
+        )  # fmt: skip
+        found = [self._schema.place(field) for field in fields]
+        self.columns = {
+            number: RecordColumn(one.offset, field.numpy, field.shape, after)
+            for number, (field, (one, after)) in enumerate(zip(fields, found, strict=True))
+            if one.offset is not None
+        }
+        self._make = fastest_records if len(self._records.bytes) >= _LARGE else PlainRecords
+        self._gatherer = self._make(self.places, list(self.columns.values()), self._schema.state_bytes)
+        self._single: dict[int, PlainRecords] = {}
+        self._layout = self._strided()
+        self._without_elements = [number for number, field in enumerate(fields) if not field.row_bytes]
+        self._halves = [number for number, field in enumerate(fields) if field.dtype == "bfloat16"]
+        self._own = {one.field.key: _OwnField(reader, one, advise) for one, _ in found if one.stem is not None}
+        self._apart = {
+            number: (self._own[one.field.key], after)
+            for number, (one, after) in enumerate(found)
+            if one.stem is not None
+        }
+
+    def gather(self, numbers: Numbers) -> list[torch.Tensor]:
+        """Read each leaf at these steps: `[n, *shape]`; negative numbers count from the end, IndexError beyond."""
+        self._expect(numbers)
+        found = self._empty(len(numbers))
+        for number, rows in zip(self.columns, self._gatherer.gather(numbers), strict=True):
+            found[number] = rows
+        self._gather_apart(numbers, found)
+        return self._typed(found)
+
+    def gather_leaf(self, number: int, numbers: Numbers) -> torch.Tensor:
+        """Read one of the leaves at these steps; see `gather`."""
+        if number in self._without_elements:
+            return self._empty(len(numbers))[number]
+        if number in self.columns:
+            if self._advise:
+                _, _, records = self.places.find(numbers)
+                size = self._schema.record_bytes
+                self._records.expect(records * size, size + self._schema.state_bytes)
+            if number not in self._single:
+                self._single[number] = self._make(self.places, [self.columns[number]], self._schema.state_bytes)
+            [found] = self._single[number].gather(numbers)
+        else:
+            steps, episodes, records = self.places.find(numbers)
+            explicit = self.places.explicit_of(steps, episodes)
+            own, after = self._apart[number]
+            if self._advise:
+                own.expect(steps, records, explicit[1])
+            found = torch.from_numpy(own.gather(steps, records, [after], explicit)[0])
+        return found.view(torch.bfloat16) if number in self._halves and found.dtype != torch.bfloat16 else found
+
+    def gather_views(self, numbers: Numbers, device: torch.device) -> list[torch.Tensor]:
+        """As `gather`, but fields of the records are views, with strides, of one tensor on `device`."""
+        self._expect(numbers)
+        spans = self._gatherer.spans(numbers)
+        spans = spans if device.type == "cpu" else spans.to(device)
+        found, bases = self._empty(len(numbers)), {}
+        for number, dtype, lead, strides, offset in self._layout:
+            if dtype not in bases:
+                bases[dtype] = spans.view(dtype)
+            found[number] = bases[dtype].as_strided((len(numbers), *lead), strides, offset)
+        self._gather_apart(numbers, found)
+        return [rows if rows.device == device else rows.to(device) for rows in self._typed(found)]
+
+    def _strided(self) -> list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
+        """The layout of each leaf in a row of spans: number, type, shape, strides and offset counted in elements."""
+        size, found = self._schema.record_bytes, []
+        for number, column in self.columns.items():
+            width = column.dtype.itemsize
+            inner = tuple(stride // width for stride in np.empty((1, *column.shape), column.dtype).strides[1:])
+            strides = ((size + self._schema.state_bytes) // width, *inner)
+            dtype = getattr(torch, self._fields[number].dtype)
+            found.append((number, dtype, column.shape, strides, (column.offset + size * column.after) // width))
+        return found
+
+    def _empty(self, count: int) -> list[torch.Tensor]:
+        """One tensor a leaf, which all but those without elements are put in the place of."""
+        found = [_NOTHING] * len(self._fields)
+        for number in self._without_elements:
+            field = self._fields[number]
+            found[number] = torch.empty((count, *field.shape), dtype=getattr(torch, field.dtype))
+        return found
+
+    def _typed(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
+        for number in self._halves:
+            if found[number].dtype != torch.bfloat16:
+                found[number] = found[number].view(torch.bfloat16)
+        return found
+
+    def _gather_apart(self, numbers: Numbers, found: list[torch.Tensor]) -> None:
+        if not self._apart:
+            return
+        places = self.places
+        steps, episodes, records = places.find(numbers)
+        explicit = places.explicit_of(steps, episodes)
+        wanted: dict[_OwnField, dict[bool, int]] = {}
+        for number, (own, after) in self._apart.items():
+            wanted.setdefault(own, {})[after] = number
+        for own, leaves in wanted.items():
+            for number, rows in zip(leaves.values(), own.gather(steps, records, list(leaves), explicit), strict=True):
+                found[number] = torch.from_numpy(rows)
+
+    def _expect(self, numbers: Numbers) -> None:
+        """Hint at the rows to come."""
+        if not self._advise:
+            return
+        places, size = self.places, self._schema.record_bytes
+        steps, episodes, records = places.find(numbers)
+        _, explicit = places.explicit_of(steps, episodes)
+        self._records.expect(records * size, size + self._schema.state_bytes)
+        self._explicit.expect(explicit * size, self._schema.state_bytes)
+        for own in self._own.values():
+            own.expect(steps, records, explicit)
+
+
+_NOTHING = torch.empty(0)
+
+
+class _MappedFile:
+    """A file of known size, mapped read-only: an array of its bytes, which nobody outside gets hold of."""
+
+    def __init__(self, files: ListedFiles, name: str, size: int, advise: bool) -> None:
+        self._pages: Pages | None = None
+        self.bytes: Array = np.empty(0, np.uint8)
+        if not size:
+            return
+        path, descriptor = files.root / name, files.descriptor(name)
+        found = os.fstat(descriptor).st_size
+        if found != size:  # a read beyond the end of a mapped file would kill the process
+            raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
+        pages = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        self.bytes = np.frombuffer(pages, np.uint8)
+        self._pages = Pages(pages) if advise else None
+
+    def expect(self, starts: Numbers, lengths: int | Numbers) -> None:
+        if self._pages is not None:
+            self._pages.expect(starts, lengths)
+
+
+class _OwnField:
+    """A field in a file of its own, with the file of its explicit next rows."""
+
+    def __init__(self, reader: PackedReader, one: PackedField, advise: bool) -> None:
+        self._state = one.state
+        self._rows = _rows_of(reader, one, advise, explicit=False)
+        self._explicit = _rows_of(reader, one, advise, explicit=True) if one.state else None
+
+    def gather(
+        self, steps: Numbers, records: Numbers, leaves: Sequence[bool], explicit: tuple[Numbers, Numbers]
+    ) -> list[Array]:
+        """Read the rows of the steps, of what came after them, or both: [False], [True] or [False, True]."""
+        if not self._state:
+            return [self._rows.take(steps)]
+        found = self._rows.take_all([records + after for after in leaves])
+        chosen, places = explicit
+        if len(chosen) and True in leaves and self._explicit is not None:
+            found[list(leaves).index(True)][chosen] = self._explicit.take(places)
+        return found
+
+    def expect(self, steps: Numbers, records: Numbers, explicit: Numbers) -> None:
+        """Hint at the rows to come."""
+        self._rows.expect(np.concatenate((records, records + 1)) if self._state else steps)
+        if self._explicit is not None:
+            self._explicit.expect(explicit)
+
+
+class _Whole:
+    """Rows as they are."""
+
+    def __init__(self, file: _MappedFile, field: Field, rows: int) -> None:
+        self._file = file
+        self._width = field.row_bytes
+        self._count = rows
+        array = file.bytes.view(field.numpy).reshape(rows, *field.shape)
+        self._gatherer: PlainRows = (fastest_rows if array.nbytes >= _LARGE else PlainRows)([array])
+
+    def take(self, rows: Numbers) -> Array:
+        return self._gatherer.gather(rows, self._count)[0].numpy()
+
+    def take_all(self, wanted: Sequence[Numbers]) -> list[Array]:
+        return [self.take(rows) for rows in wanted]
+
+    def expect(self, rows: Numbers) -> None:
+        self._file.expect(rows * self._width, self._width)
+
+
+class _Chunked:
+    """Rows in compressed chunks."""
+
+    def __init__(self, file: _MappedFile, field: Field, rows: int, codec: RowCodec, per: int, offsets: Numbers) -> None:
+        self._file = file
+        self._field = field
+        self._count = rows
+        self._codec = codec
+        self._per = per
+        self._offsets = offsets
+        self._data = memoryview(file.bytes.data) if len(file.bytes) else memoryview(b"")
+
+    def take(self, rows: Numbers) -> Array:
+        return self.take_all([rows])[0]
+
+    def take_all(self, wanted: Sequence[Numbers]) -> list[Array]:
+        """Read several lots of rows; chunks that they share are undone once."""
+        per, offsets = self._per, self._offsets
+        rows = np.concatenate(wanted)
+        chunks, which = np.unique(rows // per, return_inverse=True)
+        bounds = zip(offsets[chunks].tolist(), offsets[chunks + 1].tolist(), strict=True)
+        data = [self._data[start:stop] for start, stop in bounds]
+        held = np.minimum(self._count - chunks * per, per)
+        whole = self._codec.decompress(data, (held * self._field.row_bytes).tolist(), "a compressed field")
+        items = whole.view(self._field.numpy).reshape(-1, *self._field.shape)
+        places = which * per + rows % per  # only the last chunk of all can be shorter
+        found, start = [], 0
+        for lot in wanted:
+            found.append(items[places[start : start + len(lot)]])
+            start += len(lot)
+        return found
+
+    def expect(self, rows: Numbers) -> None:
+        chunks = np.unique(rows // self._per)
+        self._file.expect(self._offsets[chunks], self._offsets[chunks + 1] - self._offsets[chunks])
+
+
+def _rows_of(reader: PackedReader, one: PackedField, advise: bool, *, explicit: bool) -> _Whole | _Chunked:
+    numbers = reader.numbers
+    rows = numbers.explicit_records if explicit else numbers.records if one.state else numbers.steps
+    name = one.file(explicit=explicit)
+    if one.codec is None:
+        return _Whole(_MappedFile(reader.listed, name, rows * one.field.row_bytes, advise), one.field, rows)
+    offsets = reader.offsets(one, explicit) if rows else np.zeros(1, np.int64)
+    file = _MappedFile(reader.listed, name, int(offsets[-1]), advise)
+    return _Chunked(file, one.field, rows, one.codec, one.chunk_rows, offsets)
+
+
+_INDEX = ("index",)
+_UNLIMITED = (1 << 63) - 1
+_FEW = 4
+_FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
+
+
+class PackedRecording(IndexedStorage):
+    """Appends TED rows; whole episodes, as `("next", "done")` ends them, are written to files and survive a crash.
+
+    Rows are added at the end, one or many at a time, by `set` or through a buffer. Those of the episode that is under
+    way are held in memory; the death of the process loses them alone, and `rbtool repair` makes a dataset of the rest.
+    The first episode that ends `sync_seconds` after the last sync brings all to the disk: a power failure loses at most
+    those that ended in between. With 0 each episode is synced when it ends; `sync()`, `finish()`, `close()` and the
+    checkpoint of a buffer sync, too. `finish` makes a dataset of all: an episode under way is marked as truncated at
+    its last step. What is read are fresh copies; it can be read, and not written, when it is finished.
+
+    The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
+    without an `"episode"` the episodes are numbered from 0. Of the flags done, terminated and truncated under `next`
+    those that are missing follow from the others, as done is terminated or truncated; `terminated` alone means that
+    nothing was truncated. SchemaError (a RuntimeError) for rows whose flags leave open why an episode ends, for other
+    keys, types or shapes later, for writes elsewhere than at the end, and beyond `max_size`; nothing has changed then.
+    UsageError where something is at `path`, and for a `sync_seconds` below 0.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_size: int = _UNLIMITED,
+        sync_seconds: float = SYNC_SECONDS,
+        checkpointer: Any = None,
+    ) -> None:
+        super().__init__(max_size, checkpointer)
+        if not sync_seconds >= 0:
+            raise UsageError(f"sync_seconds is {sync_seconds}, expected a number from 0")
+        self._sync_seconds = sync_seconds
+        self.path = Path(path).absolute()
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(f"{self.path} already exists, a recording needs a new folder")
+        self.device = torch.device("cpu")
+        self._recorder: PackedRecorder | None = None
+        self._source: PackedRecorder | PackedReader | None = None  # what rows on the disk are read from
+        self._numbered = False
+        self._held: list[dict[Key, Array]] = []  # rows of the episode under way
+        self._held_rows = 0
+        self._lengths: list[int] = []
+        self._finished = False
+
+    def __len__(self) -> int:
+        return (self._recorder.steps if self._recorder else 0) + self._held_rows
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes have ended, and were written."""
+        return len(self._recorder.commits) if self._recorder else 0
+
+    def episode_lengths(self) -> NDArray[np.int64]:
+        """List the lengths of the episodes that have ended; rows behind them are of the one under way."""
+        return np.array(self._lengths, np.int64)
+
+    # Writing ---------------------------------------------------------------------------------------
+
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice:
+        """Append rows; `cursor` must name the ones behind the last."""
+        if self._finished:
+            raise SchemaError(f"the recording {self.path} is finished: nothing can be added")
+        index = as_index(cursor, 1)
+        single = isinstance(index, int)
+        data = data.unsqueeze(0) if single and is_tensor_collection(data) else data
+        columns = self._columns(data)
+        count = len(columns[NEXT_DONE])
+        if len(self) + count > self.max_size:
+            raise SchemaError(
+                f"{count:,} rows do not fit: {self.path} holds {len(self):,} of {self.max_size:,} (max_size) already",
+                hint="give a larger max_size, or none",
+            )
+        rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None
+        if rows != slice(len(self), len(self) + count):
+            raise SchemaError(
+                f"the write is at {_shown(cursor)}, expected at the end, row {len(self)}: rows are only added"
+            )
+        if self._recorder is None:
+            self._begin(columns, data)
+        if self._numbered:
+            columns[EPISODE] = self._numbers_of(columns[NEXT_DONE])
+        self._require_alike(columns)
+        before = len(self)
+        try:
+            self._append(columns, count)
+        except BaseException:  # a full disk leaves the episodes that came before
+            self.log.wrote(slice(before, len(self)), self.max_size)
+            raise
+        return slice(before, before + count)
+
+    def _columns(self, data: Any) -> dict[Key, Array]:
+        if not isinstance(data, TensorDictBase):
+            raise SchemaError(f"a recording takes tensordicts, found a {type(data).__name__}")
+        found: dict[Key, Array] = {}
+        structure = tree_spec_of(data)
+        for path, value in zip(structure.paths(), structure.flatten(data), strict=True):
+            if path != _INDEX:
+                found[path] = array_of(value)
+        return found | missing_flags(found)
+
+    def _begin(self, columns: Mapping[Key, Array], data: TensorDictBase) -> None:
+        """Take the first rows for what all look like."""
+        kinds = {key: data.get(key, None) for key in columns}  # of flags that were filled in there is none
+        types = {key: "bool" if kind is None else str(kind.dtype).removeprefix("torch.") for key, kind in kinds.items()}
+        shapes = {key: array.shape[1:] for key, array in columns.items()}
+        if EPISODE not in columns:
+            types[EPISODE], shapes[EPISODE], self._numbered = "int64", (), True
+        fields = [Field(key, types[key], shapes[key], role_of(key)) for key in types]
+        self._recorder = self._source = PackedRecorder(self.path, fields, sync_seconds=self._sync_seconds)
+
+    def _require_alike(self, columns: Mapping[Key, Array]) -> None:
+        fields = {field.key: field for field in self._recorder.fields} if self._recorder else {}
+        if columns.keys() != fields.keys():
+            odd = ", ".join(sorted(key_name(key) for key in columns.keys() ^ fields.keys()))
+            raise SchemaError(f"rows differ from the first ones in the keys {odd}")
+        for key, field in fields.items():
+            if columns[key].dtype != field.numpy or columns[key].shape[1:] != field.shape:
+                found = f"{columns[key].dtype} {list(columns[key].shape[1:])}"
+                raise SchemaError(f"{field.name} is {found}, expected {field.dtype} {list(field.shape)}")
+
+    def _append(self, columns: Mapping[Key, Array], count: int) -> None:
+        done = _ends(columns[NEXT_DONE])
+        start = 0
+        for stop in (*(np.flatnonzero(done) + 1).tolist(), count):
+            if stop > start:
+                self._held.append({key: array[start:stop].copy() for key, array in columns.items()})
+                self._held_rows += stop - start
+                if done[stop - 1]:
+                    self._commit()
+            start = stop
+
+    def _commit(self, *, cut_off: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is None or not self._held_rows:
+            return
+        columns = {key: np.concatenate([part[key] for part in self._held]) for key in self._held[0]}
+        number = columns[EPISODE].reshape(-1)[:1]
+        length, self._held, self._held_rows = self._held_rows, [], 0
+        try:
+            recorder.add_episode(columns, episode=int(number[0]) if len(number) else self.episodes, cut_off=cut_off)
+        except BaseException:  # what the files hold beyond the last episode is for repair to cut
+            self._finished = True
+            raise
+        self._lengths.append(length)
+
+    def _numbers_of(self, done: Array) -> NDArray[np.int64]:
+        """Number the episodes of rows by how many have ended before."""
+        ended = np.cumsum(_ends(done), dtype=np.int64)
+        return self.episodes + ended - _ends(done)
+
+    def finish(self) -> Manifest:
+        """Make a dataset of the recording; an episode under way ends there, truncated. SchemaError without any rows."""
+        if self._recorder is None:
+            raise SchemaError(f"nothing was recorded at {self.path}")
+        if isinstance(self._source, PackedReader):
+            raise SchemaError(f"the recording {self.path} is finished already")
+        if self._source is None:
+            raise SchemaError(f"the recording {self.path} is closed: nothing can be added", hint=self._way_out)
+        if self._held_rows:
+            for key in (NEXT_DONE, NEXT_TRUNCATED):
+                self._held[-1][key][-1] = True
+            self._commit(cut_off=True)
+            self.mark_changed(Change(slice(len(self) - 1, len(self)), (NEXT_DONE, NEXT_TRUNCATED)))
+        self._finished = True
+        manifest = self._recorder.finish()
+        self._source = PackedReader(self.path)
+        return manifest
+
+    def sync(self) -> None:
+        """Wait until all episodes that have ended are on the disk."""
+        if self._recorder is not None and not self._finished:
+            self._recorder.sync()
+
+    def close(self) -> None:
+        """Stop recording without making a dataset; nothing can be read any more, the episode under way is lost."""
+        try:
+            self.sync()
+        finally:
+            self._finished = True
+            self._source = None
+            if self._recorder is not None:
+                self._recorder.close()
+
+    @property
+    def _way_out(self) -> str:
+        return f"make a dataset of it: rbtool repair {shlex.quote(str(self.path))}"
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def read_at(self, index: Any) -> Any:
+        """Read the rows at `index` into fresh tensors; IndexError for rows that are not there."""
+        if self._recorder is None:
+            raise SchemaError("the recording is empty: nothing was ever written to it", hint="write to it first")
+        if self._source is None:
+            raise SchemaError(
+                f"the recording {self.path} is closed: nothing can be read of it",
+                hint=self._way_out,
+            )
+        numbers = row_numbers(as_index(index, 1), len(self))
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        tensors = {}
+        for field in self._recorder.fields:
+            rows = self._read(field, unique)[place.reshape(-1)]
+            tensors[field.key] = tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+        return tensordict_of(tensors, numbers.shape)
+
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one leaf of the rows at `index` alone; None where there is none."""
+        fields = self._recorder.fields if self._recorder else ()
+        field = next((field for field in fields if field.key == key), None)
+        if field is None or self._source is None:
+            return super().entry(key, index)  # which raises the error
+        numbers = row_numbers(as_index(index, 1), len(self))
+        unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
+        rows = self._read(field, unique)[place.reshape(-1)]
+        return tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
+
+    def _read(self, field: Field, rows: Array) -> Array:
+        """Read sorted rows of one leaf, each run of neighbours at once."""
+        found = np.empty((len(rows), *field.shape), field.numpy)
+        assert self._recorder is not None, "get has looked"
+        assert self._source is not None, "get has looked"
+        safe = self._recorder.steps
+        split = int(np.searchsorted(rows, safe))
+        breaks = np.flatnonzero(np.diff(rows[:split]) != 1) + 1
+        for run in np.split(np.arange(split), breaks) if split else ():
+            found[run] = self._source.read(field.key, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+        if split < len(rows):
+            held = np.concatenate([part[field.key] for part in self._held])
+            found[split:] = held[rows[split:] - safe]
+        return found
+
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Refuse: what was recorded stays."""
+        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are changed")
+
+    # State -----------------------------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """Return how many rows there are; those of episodes that have ended are on the disk."""
+        self.sync()
+        return {"path": str(self.path), "_len": len(self)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is of this very recording; SchemaError if not."""
+        if (state.get("path"), state.get("_len")) != (str(self.path), len(self)):
+            raise SchemaError(f"the state belongs to other rows than those of {self.path}")
+
+    def clear_rows(self) -> None:
+        """Refuse: what was recorded stays."""
+        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are taken away")
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError(f"the recording {self.path} cannot be sent to another process", hint="finish it first")
+
+
+def _shown(cursor: Any) -> str:
+    """Write where rows were to go; of many only the first and the last."""
+    if isinstance(cursor, torch.Tensor) and cursor.dim() == 1 and cursor.dtype == torch.int64 and len(cursor) > _FEW:
+        return f"rows {int(cursor[0])}, …, {int(cursor[-1])}"
+    return str(cursor.tolist() if isinstance(cursor, torch.Tensor) else cursor)
+
+
+def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
+    """Make those of the flags done, terminated and truncated under `next` that are not there out of the others.
+
+    SchemaError for flags that are not bool, differ in shape, or leave open why an episode ends.
+    """
+    found = {key: columns[key] for key in _FLAGS if key in columns}
+    odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
+    if odd is not None:
+        raise SchemaError(f"{key_name(odd)!r} is {found[odd].dtype}, expected bool: it marks where episodes end")
+    if len(found) < len(_FLAGS) and len({flag.shape for flag in found.values()}) > 1:
+        raise SchemaError(f"the flags {_names(found)} differ in shape, so the one that is missing cannot be filled in")
+    done, terminated, truncated = (found.get(key) for key in _FLAGS)
+    if terminated is None and done is not None and truncated is not None:
+        return {NEXT_TERMINATED: done & ~truncated}
+    if terminated is None:
+        raise SchemaError(
+            f"the flags {_names(_FLAGS)} say where and why episodes end, {_names(found) or 'none'} was found; "
+            f"needed is {key_name(NEXT_TERMINATED)!r}, or both others"
+        )
+    if truncated is None:
+        truncated = np.zeros_like(terminated) if done is None else done & ~terminated
+    return {NEXT_DONE: terminated | truncated, NEXT_TRUNCATED: truncated} | found
+
+
+def _names(keys: Iterable[Key]) -> str:
+    return ", ".join(repr(key_name(key)) for key in keys)
+
+
+def array_of(value: torch.Tensor) -> Array:
+    """The values of a tensor; of bfloat16 the bits, as uint16."""
+    plain = value.detach().cpu().contiguous()
+    return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _ends(done: Array) -> NDArray[np.bool_]:
+    """Whether one of the flags of each row is set."""
+    return np.asarray(done.reshape(len(done), -1).any(1))
 
 
 class PackedStorage(IndexedStorage):

@@ -1,20 +1,209 @@
-"""What a storage records of its writes: counters, the write log, how often rows were overwritten."""
+"""What a storage records of its writes: counters, the write log, snapshots of rows, and a journal to undo a write.
+
+A snapshot holds rows as they are at one instant, read in the background while writers continue. This is copy-on-write,
+row by row, as volume managers and virtual machines do for backups: a writer copies rows that were not read yet before
+it replaces them. So a snapshot costs what is written meanwhile, and not the size of the storage.
+
+The journal keeps what a write replaces in shared memory, so that another process can undo the write of a killed one.
+It is a rollback journal, as in databases: before rows are replaced their old bytes are appended to an anonymous file,
+and the counters to cells in front of it. Rows behind the last valid one need no copy: they become valid when the length
+is counted up, which is the last step of a write.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
+import os
+import threading
+import weakref
 from collections import deque
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawValue
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SchemaError, UsageError
-from .snapshots import Snapshot
+from ..errors import OutOfSpaceError, SchemaError, UsageError
+from ..format import fs
+
+_MOST_KEPT = 64 << 20
+"""Bytes of rows that are kept at a time; a writer that replaces more waits until some of them are on their way."""
+_CHUNK = 1 << 20
+"""Bytes that are read at once: so long a writer may wait for the lock."""
+
+_forks = 0
+_shared: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+
+
+def forks() -> int:
+    """How often this process, and those that it was forked from, were forked."""
+    return _forks
+
+
+class Snapshot:
+    """The first `rows` rows of contiguous arrays `[capacity, ...]` as they are now, in parts of `part_rows` rows.
+
+    One thread reads them by `parts` and `read`. Writers call `keep` before they replace rows; what changes rows in any
+    other way calls `wait` first. Parts are read in the order in which a ring is written that continues at `next_row`,
+    but first those that a writer waits for. With `shared` memory, which a forked process would write to unnoticed, a
+    fork waits, too.
+    """
+
+    def __init__(
+        self, arrays: Sequence[NDArray[Any]], rows: int, part_rows: int, *, next_row: int, shared: bool
+    ) -> None:
+        self._arrays = [_as_bytes(array) for array in arrays]
+        self._row_bytes = sum(array.shape[1] for array in self._arrays)
+        self._rows, self._part_rows = rows, part_rows
+        count, first = -(-rows // part_rows), next_row // part_rows
+        self._left = dict.fromkeys((first + place) % count for place in range(count))
+        self._asked: list[int] = []
+        self._kept: dict[int, _Kept] = {}
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        if shared:
+            _shared.add(self)
+
+    # The thread that reads -------------------------------------------------------------------------
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The numbers of the parts that are not released."""
+        with self._changed:
+            return frozenset(self._left)
+
+    def parts(self) -> Iterator[int]:
+        """Yield the numbers of the parts that are left; each is released when the next one is asked for."""
+        while self._left:
+            with self._changed:
+                asked = next((number for number in self._asked if number in self._left), None)
+                number = next(iter(self._left)) if asked is None else asked
+            yield number
+            self.release(number)
+
+    def read(self, leaf: int, rows: range) -> Iterator[memoryview]:
+        """Yield the bytes of rows of one array, as they were; all rows are in one part that is not released yet."""
+        array, part = self._arrays[leaf], rows.start // self._part_rows
+        if not array.shape[1]:
+            return
+        step = max(1, _CHUNK // array.shape[1])
+        for start in range(rows.start, rows.stop, step):
+            with self._changed:
+                found = array[start : min(start + step, rows.stop)].copy()
+                if part in self._kept:
+                    self._kept[part].restore(leaf, start - part * self._part_rows, found)
+            yield found.reshape(-1).data
+
+    def release(self, *parts: int) -> None:
+        """State that these parts are not read any more."""
+        with self._changed:
+            for part in parts:
+                self._left.pop(part, None)
+                if (kept := self._kept.pop(part, None)) is not None:
+                    self._bytes -= kept.count * self._row_bytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Release all parts, also where reading failed; may be repeated."""
+        if self._process == os.getpid():
+            self.release(*tuple(self._left))
+            _shared.discard(self)
+
+    # Writers ---------------------------------------------------------------------------------------
+
+    def keep(self, rows: slice | torch.Tensor) -> None:
+        """Copy rows, a slice with step 1 or int64 `[n]`, that are about to be replaced and were not read yet.
+
+        Waits where too much would be kept.
+        """
+        if not self._left or self._process != os.getpid():
+            return
+        if isinstance(rows, slice):
+            numbers = np.arange(rows.start, min(rows.stop, self._rows))
+        else:
+            numbers = np.unique(rows.numpy(force=True))
+            numbers = numbers[numbers < self._rows]
+        if not len(numbers):
+            return
+        parts = numbers // self._part_rows
+        starts = np.flatnonzero(np.diff(parts, prepend=-1))
+        with self._changed:
+            for part, some in zip(parts[starts].tolist(), np.split(numbers, starts[1:]), strict=True):
+                self._keep(part, some)
+
+    def _keep(self, part: int, numbers: NDArray[np.int64]) -> None:
+        base = part * self._part_rows
+        while part in self._left:
+            kept = self._kept.setdefault(part, _Kept(len(self._arrays), self._part_rows))
+            lacking = kept.lacking(numbers - base)
+            size = len(lacking) * self._row_bytes
+            if self._bytes + size <= _MOST_KEPT:
+                kept.add(lacking, [array[base + lacking] for array in self._arrays])
+                self._bytes += size
+                return
+            self._asked = [part]
+            self._changed.wait()
+
+    def wait(self) -> None:
+        """Wait until all rows were read."""
+        if self._left and self._process == os.getpid():
+            with self._changed:
+                while self._left:
+                    self._changed.wait()
+
+
+class _Kept:
+    """Rows of one part as they were, by their number in it."""
+
+    def __init__(self, leaves: int, rows: int) -> None:
+        self._places = np.full(rows, -1, np.int64)
+        self._images: list[list[NDArray[np.uint8]]] = [[] for _ in range(leaves)]
+        self.count = 0
+
+    def lacking(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the rows that are not here: what replaced them once is not kept."""
+        return numbers[self._places[numbers] < 0]
+
+    def add(self, numbers: NDArray[np.int64], images: Sequence[NDArray[np.uint8]]) -> None:
+        """Take rows, one array `[n, bytes]` of each leaf."""
+        self._places[numbers] = np.arange(self.count, self.count + len(numbers))
+        for parts, image in zip(self._images, images, strict=True):
+            parts.append(image)
+        self.count += len(numbers)
+
+    def restore(self, leaf: int, start: int, found: NDArray[np.uint8]) -> None:
+        """Put the rows that are here into `found`, `[n, bytes]`, which were read from row `start` on."""
+        places = self._places[start : start + len(found)]
+        here = np.flatnonzero(places >= 0)
+        if len(here):
+            if len(self._images[leaf]) > 1:
+                self._images[leaf] = [np.concatenate(self._images[leaf])]
+            found[here] = self._images[leaf][0][places[here]]
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """View an array as rows of bytes, `[rows, bytes]`."""
+    if not array.size:
+        return np.empty((len(array), 0), np.uint8)
+    return array.reshape(len(array), -1).view(np.uint8)
+
+
+def _before_fork() -> None:
+    global _forks
+    _forks += 1
+    for snapshot in tuple(_shared):
+        snapshot.wait()
+
+
+os.register_at_fork(before=_before_fork)
 
 
 class Counter:
@@ -333,3 +522,87 @@ def _goes_round(rows: torch.Tensor, capacity: int) -> bool:
     """Whether rows are consecutive, the first one of a ring after the last."""
     numbers = rows.numpy(force=True)
     return bool(((numbers - numbers[0] - np.arange(len(numbers))) % capacity == 0).all())
+
+
+# A file that grew beyond this is cut to it after the write: memory stays near what one write needs.
+_KEPT_BYTES = 16 << 20
+_PARTS_AT_ONCE = 512  # the system accepts 1,024
+_WHOLE_NUMBERS = np.dtype(np.int64)
+_NAME = Path("rbtool-guard")
+
+
+class WriteJournal:
+    """The old contents of the rows of one write, and the counters before it.
+
+    `descriptor` is a file that all processes have; its bytes from `start` on are used. `cells` are int64 in memory that
+    all processes map: the first is the size of the journal, the others are the values of the counters, at most
+    `len(cells) - 1` of them. Writing and undoing need a lock.
+    """
+
+    def __init__(self, descriptor: int, start: int, cells: memoryview, counters: Sequence[Counter]) -> None:
+        self._descriptor, self._start = descriptor, start
+        self._cells, self._counters = cells, list(counters)
+
+    def begin(self) -> None:
+        """Start a write: nothing is replaced yet."""
+        cells = self._cells
+        if cells[0] > _KEPT_BYTES:
+            fs.truncate(self._descriptor, self._start + _KEPT_BYTES, _NAME)
+        cells[0] = 0
+        for number, counter in enumerate(self._counters, start=1):
+            cells[number] = counter.value
+
+    def discard(self) -> None:
+        """Replace everything: undone, the write leaves no element, as a load that is made again does not need them."""
+        for number in range(len(self._counters)):
+            self._cells[1 + number] = 0
+        self._cells[0] = 0
+
+    def keep(self, columns: Sequence[NDArray[Any]], rows: slice | NDArray[np.int64], first: int = 0) -> None:
+        """Append the contents of `rows` of consecutive columns from number `first` on.
+
+        OutOfSpaceError where there is no memory for them.
+        """
+        numbers = np.array([rows.start, rows.stop]) if isinstance(rows, slice) else rows
+        head = np.array([isinstance(rows, slice), len(numbers), first, len(columns)])
+        parts = [_bytes(part) for part in (head, numbers, *(column[rows] for column in columns))]
+        size = self._cells[0]
+        try:
+            for start in range(0, len(parts), _PARTS_AT_ONCE):
+                some = parts[start : start + _PARTS_AT_ONCE]
+                fs.write_parts(self._descriptor, some, _NAME, self._start + size)
+                size += sum(map(len, some))
+        except OSError as error:
+            raise OutOfSpaceError(f"no memory is left to keep the rows that a write replaces: {error}") from error
+        self._cells[0] = size  # from here on the record counts
+
+    def undo(self, columns: Sequence[NDArray[Any]]) -> None:
+        """Restore the rows of all columns, in the order of their numbers, and the counters; may be repeated."""
+        for rows, first, content in reversed(list(self._records(columns))):
+            for column, values in zip(columns[first:], content, strict=False):
+                column[rows] = values
+        for number, counter in enumerate(self._counters, start=1):
+            counter.value = self._cells[number]
+
+    def _records(self, columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, int, list[NDArray[Any]]]]:
+        if not (size := self._cells[0]):
+            return
+        place, mapped = self._start, mmap.mmap(self._descriptor, self._start + size, prot=mmap.PROT_READ)
+
+        def next_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+            nonlocal place
+            found = np.frombuffer(mapped, dtype, math.prod(shape), place).reshape(shape)
+            place += found.nbytes
+            return found
+
+        while place < self._start + size:
+            run, count, first, width = next_array(_WHOLE_NUMBERS, (4,)).tolist()
+            numbers = next_array(_WHOLE_NUMBERS, (count,))
+            rows = slice(*numbers.tolist()) if run else numbers
+            length = rows.stop - rows.start if isinstance(rows, slice) else count
+            kept = columns[first : first + width]
+            yield rows, first, [next_array(column.dtype, (length, *column.shape[1:])) for column in kept]
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

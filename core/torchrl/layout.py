@@ -29,6 +29,10 @@ STORAGE_SHAPE = "_storage_shape"
 """The entry by which such a checkpoint is recognised: its name is the same in every version and cannot be chosen."""
 LENGTH = "storage_metadata.json"
 """The file of the flat and nested layouts that counts the valid elements."""
+TRAJECTORY = "traj"
+"""With what the names of the groups of the H5 layout begin: one of each trajectory."""
+H5_LENGTH = "_len"
+"""The dataset of the H5 layout that counts the valid elements."""
 
 
 @dataclass(frozen=True, slots=True)

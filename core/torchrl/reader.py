@@ -4,6 +4,9 @@ Flat and nested have one file per leaf, nested also a table of the trajectories'
 same in both. A file may be longer than its shape: over an older, larger checkpoint TorchRL leaves the rest of it, and
 after a trajectory that ends an unfinished lane a row that no table counts. Rows that were never written are holes.
 
+H5 has a group a trajectory, and in it a dataset a leaf. Put one behind the other, the groups' rows are those of the
+flat layout. Datasets to which nothing was written, as for rows that the storage never had, have no place in the file.
+
 What the layout lost is lost: next observations of steps that end nothing are the observations of the steps behind
 them, root done flags are false, and there is no root reward.
 """
@@ -11,17 +14,19 @@ them, root done flags are false, and there is no root reward.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..encodings.digests import DIGESTS, noted_files, require_digests
+from ..encodings.h5_layout import H5Source, begins_as_h5
 from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
-from ..errors import CorruptDataError, FormatError, RbtoolError, UsageError
+from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.documents import load_json, parse_json
 from ..format.episodes import EpisodeTable
@@ -29,8 +34,11 @@ from ..format.manifest import Manifest, Request, has_manifest
 from ..format.open_files import OpenedReader, OpenFiles
 from ..format.ted.builder import created_by
 from ..format.ted.tree import MappedLeaf, leaf_path, read_tree
-from ..ted.schema import NEXT, Field, Key, file_stem, key_name, role_of
-from .h5 import H5Leaves, looks_like_torchrl
+from ..ted.schema import NEXT, Field, Key, dtype_name, file_stem, key_name, role_of
+from .layout import H5_LENGTH, TRAJECTORY
+
+if TYPE_CHECKING:
+    import h5py
 from .layout import LENGTH, STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
 BUFFER = "buffer_metadata.json"
@@ -179,6 +187,192 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
             _refuse_other_entries(files, f"{folder}{file_stem(name)}/")
         elif name not in known:
             raise FormatError(f"{file} has the entry {name!r} that is no tensor, expected rows")
+
+
+def looks_like_torchrl(path: Path) -> bool:
+    """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
+    if not begins_as_h5(path):
+        return False
+    from ..encodings.hdf5_files import root_members  # loads h5py, which is needed for such files alone
+
+    try:
+        return STORAGE_SHAPE in root_members(path)
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+class _Groups(H5Source):
+    """A file of many small datasets: they are looked at, by the lowest of h5py's interfaces, and closed again."""
+
+    def __init__(self, path: Path, place: Path) -> None:
+        super().__init__(path, place)
+        self._types: dict[Key, tuple[Any, np.dtype[Any], bool]] = {}
+
+    def leaves(self, group: str) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
+        """Yield the key, the element type and the shape of every dataset in a group, and at which byte its rows begin.
+
+        The byte is -1 where they lie in chunks, or nowhere yet, or are not of a type this machine has.
+        """
+        yield from self._inside(self._file.id, group, group, ())
+
+    def _inside(
+        self, above: Any, member: str, name: str, key: Key
+    ) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
+        from h5py import h5d, h5g, h5o
+
+        with self._reading(name):
+            found = h5o.open(above, member.encode())
+            if isinstance(found, h5d.DatasetID):
+                dtype, plain = self._type_of(found, key)
+                # Chunked data has no offset. What was never written has no size, and an odd offset behind a user block.
+                begin = found.get_offset() if plain and found.get_storage_size() else None
+                if begin is None:
+                    self._require(name)
+                entry = (key, dtype, tuple(found.shape), -1 if begin is None else int(begin))
+            members = [part.decode() for part in found] if isinstance(found, h5g.GroupID) else []
+        if isinstance(found, h5d.DatasetID):
+            yield entry
+        for part in members:
+            yield from self._inside(found, part, f"{name}/{part}", (*key, part))
+
+    def _type_of(self, dataset: Any, key: Key) -> tuple[np.dtype[Any], bool]:
+        """Return the element type, and whether the file has its numbers just as memory has them."""
+        from h5py import h5t
+
+        found = dataset.get_type()
+        held = self._types.get(key)
+        if held is None or held[0] != found:
+            dtype = dataset.dtype
+            held = self._types[key] = (
+                found,
+                dtype,
+                dtype.isnative and bool(found == h5t.py_create(dtype, logical=True)),
+            )
+        return held[1:]
+
+    def raw(self, begin: int, rows: Array) -> None:
+        """Fill an array with the bytes from one byte of the file on."""
+        view = memoryview(rows.reshape(-1).view(np.uint8).data)
+        while view:
+            got = os.preadv(self._descriptor, [view], begin)
+            if not got:
+                raise CorruptDataError(f"{self.path} ends {len(view):,} bytes too early: it was cut")
+            view, begin = view[got:], begin + got
+
+    def part(self, name: str, start: int, stop: int) -> Array:
+        """Read rows of a dataset."""
+        with self._reading(name):
+            found: h5py.Dataset = self._require(name)
+            rows: Array = found[start:stop]
+            return rows
+
+    def value(self, name: str) -> Any:
+        """Read a whole small dataset as a number or a list; None where there is none."""
+        if not self.has(name):
+            return None
+        with self._reading(name):
+            found = self._require(name)
+            if found.size > 1 << 10:
+                raise CorruptDataError(f"{self.path}: {name} has {found.size:,} values, expected one number")
+            return found[()].tolist()
+
+
+class H5Leaves(StoredLeaves):
+    """The leaves of an HDF5 file in TorchRL's layout."""
+
+    def __init__(self, path: Path, keys: TorchrlKeys, files: OpenFiles) -> None:
+        super().__init__(path, keys, files)
+        self._source = _Groups(path, files.place(path.name))
+        self._begins: dict[Key, list[int]] = {}
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        value = self._source.value
+        self.header = TorchrlHeader.checked(
+            value(STORAGE_SHAPE), value(self.keys.is_full), value(self.keys.shift), value(H5_LENGTH), str(self.path)
+        )
+        names = self._source.names("")
+        self._groups = _in_order([name for name in names if name.startswith(TRAJECTORY)])
+        if not self._groups:
+            raise CorruptDataError(f"{self.path} has no group of a trajectory")
+        odd = set(names) - set(self._groups) - self.keys.names - {H5_LENGTH}
+        if odd:
+            raise FormatError(f"{self.path} has the entry {min(odd)!r}, which is not of TorchRL's layout")
+        self._stops = self._lay_out()
+        found = {key: int(stops[-1]) for key, stops in self._stops.items()}
+        self._require_steps(found)
+        self.ends = self._find_ends()
+        counts = Counts(self.header, self.ends)
+        self.states = self._choose_states(found, int(counts.states.sum()))
+        for key, stops in self._stops.items():
+            if not np.array_equal(np.diff(stops, prepend=0), counts.states if key in self.states else counts.steps):
+                raise CorruptDataError(
+                    f"{self.path}: {key_name(key)!r} gives the trajectories other lengths than the done flags"
+                )
+
+    def fetch(self, key: Key, start: int, stop: int) -> Array:
+        stops, leaf = self._stops[key], self.fields[key]
+        if start == stop or not leaf.row_bytes:
+            return np.empty((stop - start, *leaf.shape), leaf.numpy)
+        if stop > stops[-1]:
+            raise CorruptDataError(f"{self.path}: {key_name(key)!r} ends {stop - int(stops[-1]):,} rows too early")
+        rows = np.empty((stop - start, *leaf.shape), leaf.numpy)
+        first, last = np.searchsorted(stops, (start, stop - 1), side="right").tolist()
+        for number in range(first, last + 1):
+            before = int(stops[number - 1]) if number else 0
+            low, high = max(start, before), min(stop, int(stops[number]))
+            begin, part = self._begins[key][number], rows[low - start : high - start]
+            if begin >= 0:
+                self._source.raw(begin + (low - before) * leaf.row_bytes, part)
+            else:
+                name = "/".join((self._groups[number], *key))
+                part[:] = self._source.part(name, low - before, high - before)
+        return rows
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+    def _lay_out(self) -> dict[Key, Array]:
+        """Read the shapes of all datasets; return behind which row of a leaf each trajectory ends."""
+        self.fields, self._begins = {}, {}
+        lengths: dict[Key, list[int]] = {}
+        for group in self._groups:
+            present = 0
+            for key, dtype, shape, begin in self._source.leaves(group):
+                name = f"{self.path}: {'/'.join((group, *key))}"
+                if not shape:
+                    raise FormatError(f"{name} is a single number, expected rows")
+                field = Field(key, _dtype_name(dtype, name), tuple(shape[1:]), role_of(key))
+                if group == self._groups[0]:
+                    self.fields[key], lengths[key], self._begins[key] = field, [], []
+                if self.fields.get(key) != field:
+                    raise CorruptDataError(f"{name} is not like the rows of the first trajectory")
+                lengths[key].append(shape[0])
+                self._begins[key].append(begin)
+                present += 1
+            if present != len(self.fields):
+                raise CorruptDataError(f"{self.path}: {group} has {present} leaves, expected {len(self.fields)}")
+        return {key: np.cumsum(sizes, dtype=np.int64) for key, sizes in lengths.items()}
+
+
+def _in_order(names: list[str]) -> list[str]:
+    """Sort by number where all names have one: TorchRL pads it with zeros, others may not."""
+    numbers = [name.rpartition("_")[2] for name in names]
+    if all(number.isdecimal() for number in numbers):
+        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
+    return sorted(names)
+
+
+def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
+    try:
+        return dtype_name(dtype)
+    except SchemaError as error:
+        raise FormatError(f"{name}: {error}") from error
 
 
 class TorchrlReader(OpenedReader):

@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError
-from ..storages.elements import copied
+from ..storages.base import copied
 from ..ted.schema import DEFAULT_DONE_KEYS
 from ..trajectories import (
     NestedKey,

@@ -135,7 +135,7 @@ def _verify_tensors(storage: Path) -> None:
     """Compare the leaves of a storage of tensors with their digests."""
     theirs = (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None
     if theirs or (storage / SEGMENTS_FILE).is_file():
-        from ..checkpointers.tensor_reader import verify_tensors  # lazy: imports torch
+        from ..checkpointers.tensor import verify_tensors  # lazy: imports torch
 
         verify_tensors(storage)
 

@@ -19,9 +19,9 @@ from tensordict import TensorDict
 from waiting import HANG
 
 from rbtool import BackgroundDump, LazyMemmapStorage, LazyTensorStorage, TensorDictPrioritizedReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_plan, segment_reader
-from rbtool.core.storages import snapshots
-from rbtool.core.storages.snapshots import Snapshot
+from rbtool.core.checkpointers import segments
+from rbtool.core.storages import write_log
+from rbtool.core.storages.write_log import Snapshot
 
 CAPACITY = 40
 KINDS: dict[str, Any] = {
@@ -61,11 +61,11 @@ class Gate:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Small segments that are read row by row, at a gate."""
     found, own = Gate(), Snapshot.read
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 24)
-    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
-    monkeypatch.setattr(segment_plan, "_ALIKE", 2)
-    monkeypatch.setattr(segment_plan, "_LARGE", 2)
-    monkeypatch.setattr(snapshots, "_CHUNK", 16)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 24)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segments, "_ALIKE", 2)
+    monkeypatch.setattr(segments, "_LARGE", 2)
+    monkeypatch.setattr(write_log, "_CHUNK", 16)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(Snapshot, "read", lambda *arguments: found.read(own, *arguments))
     yield found
@@ -232,7 +232,7 @@ def test_the_call_returns_before_rows_are_read(begun: Begun, tmp_path: Path, gat
 
 def test_what_is_kept_is_bounded(begun: Begun, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     story, expected, handle = begun
-    monkeypatch.setattr(snapshots, "_MOST_KEPT", 100)
+    monkeypatch.setattr(write_log, "_MOST_KEPT", 100)
     writer = threading.Thread(target=lambda: [story.replace() for _ in range(4)])
     writer.start()
     writer.join(0.2)

@@ -236,12 +236,12 @@ def slow(descriptor):
         raise OSError(5, "the disk is broken")
     sync(descriptor)
 os.fsync = slow
-own = rbtool.core.storages.snapshots.Snapshot.parts
+own = rbtool.core.storages.write_log.Snapshot.parts
 def late(snapshot):
     while threading.main_thread().is_alive():  # the program ends before rows are written
         time.sleep(0.01)
     yield from own(snapshot)
-rbtool.core.storages.snapshots.Snapshot.parts = late
+rbtool.core.storages.write_log.Snapshot.parts = late
 handle = buffer.dumps(sys.argv[1], background=True)
 assert not handle.done()
 """

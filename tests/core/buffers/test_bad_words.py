@@ -8,9 +8,8 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
 
 
 def rows(count: int) -> TensorDict:

@@ -7,9 +7,8 @@ from typing import Any
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.testing.buffers import CONTENTS, LANES, ROWS, BufferTests, make_class
 
 TENSORDICTS = ("tensordict", "nested")

@@ -7,9 +7,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from rbtool.core.buffers.pytrees import default_collate, lazy_stack_elements, stack_elements
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -24,9 +24,8 @@ from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.base import Storage
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
 from rbtool.core.transforms.base import Transform
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 

@@ -17,11 +17,9 @@ from rbtool.core.errors import MissingKeyError, SchemaError
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
-from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.storages.packed_recording import PackedRecording
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
+from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.datasets import write_walks
 

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.errors import OutOfSpaceError
-from rbtool.core.storages import journal
+from rbtool.core.storages import write_log
 from rbtool.core.storages.columns import Columns
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.write_log import Counter
@@ -149,7 +149,7 @@ def full_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(journal.fs, "write_parts", refuse)
+    monkeypatch.setattr(write_log.fs, "write_parts", refuse)
     return
 
 

@@ -11,9 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.errors import RbtoolError
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.testing.buffers import draw_many, drawn_weights, expected, of_steps, plain, steps
 
 

@@ -17,9 +17,8 @@ from rbtool.core.buffers.prioritized import PrioritizedReplayBuffer, TensorDictP
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import RbtoolError
 from rbtool.core.samplers.prioritized import PrioritizedSampler
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage, CompressedListStorage]

@@ -16,9 +16,8 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages.base import Storage
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 
 TENSORS: list[Callable[..., Storage]] = [LazyTensorStorage, LazyMemmapStorage]

@@ -14,8 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from rbtool.core.checkpointers.lists import CompressedListStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.storages.compressed import CompressedListStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 NAMES = ("compressed_td_partly", "compressed_td_wrapped", "compressed_tensor_full")

@@ -30,9 +30,8 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.datasets import write_walks
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers.episode_ends import Order
-from rbtool.core.checkpointers.storage_rows import StorageRows, keys_of
+from rbtool.core.checkpointers.storage_rows import Order, StorageRows, keys_of
 from rbtool.core.errors import UsageError
 from rbtool.core.format.returns import episode_returns, running_return
 from rbtool.core.storages.tensor import TensorStorage

@@ -17,8 +17,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 from rbtool.core.checkpointers.lists import ListStorageCheckpointer
 from rbtool.core.encodings import digests
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.storages.compressed import CompressedListStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -11,8 +11,7 @@ from damage import without_digests
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
-from rbtool.core.storages.compressed import CompressedListStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
 
 
 def filled(*items: object) -> ListStorage:

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.checkpointers import loading
+from rbtool.core.checkpointers import storage_rows
 from rbtool.core.encodings import rows as encoded_rows
 from rbtool.core.errors import CorruptDataError, SchemaError
 
@@ -23,7 +23,7 @@ FORMS = {
 @pytest.fixture(autouse=True)
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads than cores, and many parts to share."""
-    monkeypatch.setattr(loading, "threads_for_memory", lambda: 4)
+    monkeypatch.setattr(storage_rows, "threads_for_memory", lambda: 4)
     monkeypatch.setattr(encoded_rows, "LEAF_BYTES", 400)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rbtool.core.checkpointers import segment_reader
+from rbtool.core.checkpointers import segments
 from rbtool.core.errors import CorruptDataError
 
 
@@ -21,15 +21,15 @@ def test_blocks_are_read_whole_in_pieces_of_any_size(
     data = bytes(torch.arange(60_000, dtype=torch.uint8).numpy())
     (tmp_path / "file").write_bytes(data)
     places = [(0, 5), (5, 0), (5, 4091), (4096, 1), (8192, 100), (30_000, 20_000), (59_999, 1)]
-    monkeypatch.setattr(segment_reader.os, "preadv", partial(_short, os.preadv, most))
-    monkeypatch.setattr(segment_reader, "_MOST_ROOMS", 2)
+    monkeypatch.setattr(segments.os, "preadv", partial(_short, os.preadv, most))
+    monkeypatch.setattr(segments, "_MOST_ROOMS", 2)
     blocks = [(start, memoryview(bytearray(size))) for start, size in places]
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     try:
-        segment_reader.read_blocks(descriptor, blocks)
+        segments.read_blocks(descriptor, blocks)
         assert [bytes(into) for _, into in blocks] == [data[start : start + size] for start, size in places]
         with pytest.raises(CorruptDataError, match="cut meanwhile"):
-            segment_reader.read_blocks(descriptor, [(59_990, memoryview(bytearray(11)))])
+            segments.read_blocks(descriptor, [(59_990, memoryview(bytearray(11)))])
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_plan, segment_reader
+from rbtool.core.checkpointers import segments
 from rbtool.core.format import syncing
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 
@@ -36,10 +36,10 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
         for call in calls:
             call()
 
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 24)
-    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
-    monkeypatch.setattr(segment_plan, "_ALIKE", 2)
-    monkeypatch.setattr(segment_plan, "_LARGE", 2)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 24)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segments, "_ALIKE", 2)
+    monkeypatch.setattr(segments, "_LARGE", 2)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(syncing, "run_together", run_in_turn)
 

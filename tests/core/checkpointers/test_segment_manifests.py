@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_reader
-from rbtool.core.checkpointers.segment_layout import Segment, SegmentManifest
-from rbtool.core.checkpointers.segment_reader import SegmentFolder
+from rbtool.core.checkpointers import segments
+from rbtool.core.checkpointers.segments import Segment, SegmentFolder, SegmentManifest
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from rbtool.core.format.documents import document_digest
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
@@ -28,7 +27,7 @@ ROWS = 64
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have segments of a few rows."""
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 128)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 128)
 
 
 def full() -> LazyTensorStorage:
@@ -91,7 +90,7 @@ def test_an_error_of_the_disk_names_the_segment(tmp_path: Path, monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(segment_reader, "digest_descriptor", fail)
+    monkeypatch.setattr(segments, "digest_descriptor", fail)
     with pytest.raises(OSError, match=r"saved/segment-0000\d\.memmap") as caught:
         LazyTensorStorage(ROWS).loads(tmp_path / "saved")
     assert caught.value.errno == errno.EIO
@@ -146,7 +145,7 @@ DATA = Path(__file__).parents[2] / "data" / "checkpoints" / "segments-1"
 def test_the_form_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, again = tmp_path / "saved", ReplayBuffer(storage=LazyTensorStorage(40))
     shutil.copytree(DATA, path)
-    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
     for _ in range(2):
         again.loads(path, verify=True)
         found = again.storage[torch.arange(40)]

@@ -14,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_reader
-from rbtool.core.checkpointers.runs import common, count_of, cut, joined, without
-from rbtool.core.checkpointers.segment_layout import Segment, SegmentManifest
-from rbtool.core.checkpointers.segment_plan import merged, written
+from rbtool.core.checkpointers import segments
+from rbtool.core.checkpointers.segments import (
+    Segment,
+    SegmentManifest,
+    common,
+    count_of,
+    cut,
+    joined,
+    merged,
+    without,
+    written,
+)
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 ROWS, BLOCK = 4096, 4
@@ -26,8 +34,8 @@ ROWS, BLOCK = 4096, 4
 @pytest.fixture(autouse=True)
 def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have as many blocks as a large storage has, of four rows, without waiting for the disk."""
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 8 * BLOCK)
-    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 8 * BLOCK)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segments
+from rbtool.core.checkpointers import segments
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.write_log import WriteLog
 
@@ -23,7 +23,7 @@ ROWS = 64
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have segments of a few rows."""
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 128)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 128)
 
 
 def steps(count: int, first: int = 0) -> TensorDict:

@@ -19,8 +19,8 @@ from damage import flip
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.checkpointers import segment_layout, segment_reader
-from rbtool.core.checkpointers.segment_layout import block_rows
+from rbtool.core.checkpointers import segments
+from rbtool.core.checkpointers.segments import block_rows
 from rbtool.core.errors import CorruptDataError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -31,7 +31,7 @@ ROWS = 64
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have segments of a few rows."""
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 128)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 128)
 
 
 def steps(count: int = ROWS, first: int = 0) -> TensorDict:
@@ -80,7 +80,7 @@ def content(path: Path) -> list[Any]:
 
 
 def test_blocks_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 1 << 19)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 1 << 19)
     assert block_rows(1_000_000, 758) == 1024
     assert block_rows(10_000_000, 758) == 16_384
     assert block_rows(1_000, 758) == 1024
@@ -292,9 +292,9 @@ def test_only_whole_files_that_nobody_writes_are_shared(tmp_path: Path, how: str
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have even the smallest blocks mapped, and verify nothing unless it is asked for."""
-    monkeypatch.setattr(segment_reader, "_MAPPED_FROM", 1)
-    monkeypatch.setattr(segment_reader, "_ALWAYS_VERIFIED", -1)
-    monkeypatch.setattr(segment_layout, "_FEWEST_BYTES", 1 << 18)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(segments, "_ALWAYS_VERIFIED", -1)
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 1 << 18)
 
 
 MANY = 40_000
@@ -392,7 +392,7 @@ def test_references_stay_good_where_somebody_has_some(tmp_path: Path) -> None:
 
 
 def test_a_file_system_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_reader, "can_map", lambda _: False)
+    monkeypatch.setattr(segments, "can_map", lambda _: False)
     buffer, path = ring(rows=50), tmp_path / "saved"
     buffer.dumps(path)
     assert content(path) == rows_of(buffer)

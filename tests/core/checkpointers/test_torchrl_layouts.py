@@ -21,7 +21,7 @@ from rbtool.core.checkpointers.episodes import (
     is_compatible,
     open_compatible,
 )
-from rbtool.core.checkpointers.loading import fill_storage
+from rbtool.core.checkpointers.storage_rows import fill_storage
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage

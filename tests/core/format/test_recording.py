@@ -18,8 +18,7 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.opening import open_steps
-from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.storages.packed_recording import PackedRecording
+from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.check import check, repair
 from rbtool.core.verbs.convert import convert

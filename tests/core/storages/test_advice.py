@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rbtool.core.storages import dataset, packed_leaves
+from rbtool.core.storages import dataset, packed
 from rbtool.core.storages.dataset import Pages, available_memory, exceeds_memory
 from rbtool.core.storages.packed import PackedStorage
 
@@ -76,7 +76,7 @@ def test_only_what_exceeds_memory_is_told_of(tmp_path: Path, large: bool, monkey
     from rbtool.core.verbs.convert import convert
 
     made: list[object] = []
-    monkeypatch.setattr(packed_leaves, "Pages", lambda pages: made.append(pages) or Pages(pages))
+    monkeypatch.setattr(packed, "Pages", lambda pages: made.append(pages) or Pages(pages))
     write_walks(tmp_path / "ted", [(5, "open")])
     convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
     monkeypatch.setattr("rbtool.core.storages.packed.exceeds_memory", lambda size: large)

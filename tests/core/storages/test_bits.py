@@ -13,8 +13,7 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.errors import SchemaError
-from rbtool.core.storages.base import Storage
-from rbtool.core.storages.elements import require_like
+from rbtool.core.storages.base import Storage, require_like
 
 WORDS = {
     torch.float16: (torch.int16, [0x7E55, -0x8000, -1, 0x7C01, 1]),

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
-from rbtool.core.storages.compressed import CompressedListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage
 from rbtool.core.testing.storages import StorageTests
 
 CODECS = ("zstd", "zlib")

@@ -8,8 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool.core.checkpointers  # noqa: F401  the storages find theirs
-from rbtool.core.storages.compressed import CompressedListStorage
-from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.testing.storages import StorageFillTests
 
 

@@ -23,8 +23,7 @@ from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.packed import PackedStorage
-from rbtool.core.storages.packed_recording import PackedRecording
+from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.testing.storages import same
 

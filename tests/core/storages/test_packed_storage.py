@@ -23,7 +23,7 @@ from rbtool.core.format.packed.schema import PackedSchema
 from rbtool.core.format.ted.builder import Origin
 from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
-from rbtool.core.storages import packed_leaves
+from rbtool.core.storages import packed
 from rbtool.core.storages.dataset import dataset_tensors
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.pytree import tree_spec_of
@@ -71,7 +71,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_batches_are_those_of_ted(
     odd: Path, name: str, way: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_leaves, "_LARGE", 1 if compiled else 1 << 40)
+    monkeypatch.setattr(packed, "_LARGE", 1 if compiled else 1 << 40)
     storage, rows = PackedStorage(odd / name, **WAYS[way]), dataset_tensors(odd / "ted")
     drawn = torch.from_numpy(np.random.default_rng(1).integers(-16, 16, (6, 9)))
     for index in (*drawn, drawn, torch.tensor([], dtype=torch.int64), slice(3, 14, 2), 7, -1, [15, 0], range(2, 5)):
@@ -84,7 +84,7 @@ def test_batches_are_those_of_ted(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["plain", "small"])
 def test_single_entries(odd: Path, name: str, way: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_leaves, "_LARGE", 1 if compiled else 1 << 40)
+    monkeypatch.setattr(packed, "_LARGE", 1 if compiled else 1 << 40)
     storage, rows = PackedStorage(odd / name, **WAYS[way]), dataset_tensors(odd / "ted")
     drawn = torch.from_numpy(np.random.default_rng(1).integers(-16, 16, (2, 9)))
     for index in (drawn[0], drawn, torch.tensor([], dtype=torch.int64), slice(3, 14, 2)):

@@ -17,8 +17,7 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.contracts import FinalMethodError
-from rbtool.core.storages.base import IndexedStorage, Storage
-from rbtool.core.storages.elements import require_like
+from rbtool.core.storages.base import IndexedStorage, Storage, require_like
 from rbtool.core.testing.storages import FILLS, StorageFillTests, StorageTests, sample_rows
 
 # One broken rule each ----------------------------------------------------------------------------------

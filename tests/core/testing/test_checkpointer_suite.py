@@ -24,7 +24,7 @@ from rbtool import (
     TensorStorageCheckpointer,
 )
 from rbtool.core.checkpointers import base
-from rbtool.core.checkpointers.folders import RowsNote
+from rbtool.core.checkpointers.base import RowsNote
 from rbtool.core.encodings.digests import DIGESTS, write_digests
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.testing.checkpointers import CheckpointerTests, is_bitwise_equal

@@ -24,9 +24,8 @@ from rbtool.core.checkpointers.episodes import (
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.base import Storage
-from rbtool.core.storages.compressed import CompressedListStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import CompressedListStorage, ListStorage
 from rbtool.core.verbs.saved_buffers import buffer_findings
 
 THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"

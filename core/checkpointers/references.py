@@ -1,10 +1,14 @@
-"""Notes which dataset a storage reads: one that nobody can edit need not be saved again."""
+"""Checkpointers of storages whose data stays where it is: they note which dataset or stream is read.
+
+A packed dataset, which nobody can edit, need not be saved again; the shards of a stream are elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..encodings.save import dataset_digests
 from ..errors import CorruptDataError, SchemaError, UsageError
@@ -14,12 +18,10 @@ from ..format.syncing import Durable, write_file
 from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.packed import PackedStorage
-from .base import StorageCheckpointerBase
-from .episode_ends import host_array
-from .folders import PACKED_FILE, CheckpointStaging, open_folder, writer_of
-from .loading import require_equal_rows
-from .storage_rows import PackedRows, fields_of
-from .tensor_reader import read_contents
+from ..storages.stream import StreamStorage
+from .base import PACKED_FILE, STREAM_FILE, CheckpointStaging, StorageCheckpointerBase, open_folder, writer_of
+from .storage_rows import PackedRows, fields_of, host_array, require_equal_rows
+from .tensor import read_contents
 
 _VERSION = 1
 
@@ -120,3 +122,34 @@ def _require_rows(target: PackedStorage, folder: Path) -> None:
 
 
 register_checkpointer(PackedStorage, PackedStorageCheckpointer)
+
+
+class StreamStorageCheckpointer(StorageCheckpointerBase):
+    """Saves a `StreamStorage` as what identifies its data; loading compares. Hooks are refused with a UsageError."""
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+        """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
+        note = {"address": self._checked(storage).shards.address, **storage.state_dict()}
+        with CheckpointStaging(path, durable) as staging:
+            write_file(staging.path / STREAM_FILE, dump_json(note, indent=1).encode())
+            staging.publish_noted()
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Compare with the note in the folder `path`; SchemaError for other data.
+
+        DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError
+        for a damaged one.
+        """
+        target = self._checked(storage)
+        file = open_folder(path, type(self).__name__) / STREAM_FILE
+        target.load_state_dict(decode(dict[str, Any], load_json(file), str(file), CorruptDataError))
+
+    def _checked(self, storage: Storage) -> StreamStorage:
+        if not isinstance(storage, StreamStorage):
+            raise UsageError(f"a StreamStorageCheckpointer serves streams, found a {type(storage).__name__}")
+        if self._save_hooks or self._load_hooks:
+            raise UsageError("hooks change what is saved, and of a stream no row is", hint="leave them out")
+        return storage
+
+
+register_checkpointer(StreamStorage, StreamStorageCheckpointer)
