@@ -583,6 +583,9 @@ def test_values_of_a_stacked_composite() -> None:
     assert spec.encode({"inner": {"x": [2, 4]}})["inner", "x"].tolist() == [2, 4]
     with pytest.raises(TypeError, match="expected"):
         spec.project(3)
+    spec.type_check(torch.zeros(2, dtype=torch.int64), ("inner", "x"))
+    with pytest.raises(TypeError, match="float32"):
+        spec.type_check(torch.zeros(2), ("inner", "x"))
     with pytest.raises(TypeError, match="'x'"):
         spec.type_check([{"obs": torch.zeros(3), "only": torch.zeros(1), "inner": {"x": torch.zeros(())}}, {}])
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
+from rbtool.core.specs.base import Stacked
 from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Categorical
-from rbtool.core.specs.composite import Composite
+from rbtool.core.specs.composite import Composite, StackedComposite
 from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 
@@ -102,6 +103,12 @@ def test_the_device_is_forgotten_on_demand() -> None:
     spec = NonTensor((2,), device="cpu")
     assert spec.clear_device_().device is None
     assert spec.to(torch.float32) is spec
+    for one in (Choice([spec.to("cpu")]), Stacked(spec.to("cpu"), spec.to("cpu"), dim=0)):
+        assert one.clear_device_().device is None
+    nests = [Composite({"in": {"text": NonTensor((), device="cpu")}}, device="cpu") for _ in range(2)]
+    stack: Any = StackedComposite(*nests, dim=0)
+    assert stack.clear_device_()["in", "text"].device is None
+    assert {nest["in", "text"].device for nest in nests} == {None}
 
 
 def test_non_tensors_in_a_composite() -> None:
