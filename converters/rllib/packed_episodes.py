@@ -134,14 +134,23 @@ def _entries(found: dict[Any, Any], name: Any, count: int, what: str) -> Any:
     part = found.get(name)
     if not isinstance(part, dict) or "data" not in part:
         raise CorruptDataError(f"{what} has no {name}")
-    lookback = part.get("lookback", 0)
-    lengths = set(_lengths(part["data"]))
+    lookback, data = part.get("lookback", 0), part["data"]
+    if part.get("finalized"):
+        data = _by_index(data)
+    lengths = set(_lengths(data))
     if type(lookback) is not int or lookback < 0 or lengths != {lookback + count}:
         stated = ", ".join(map(str, sorted(lengths))) or "no"
         raise CorruptDataError(
             f"{what} has {stated} {name}, of which {lookback} are repeated, and its times state {count}"
         )
-    return _part(part["data"], lookback, lookback + count)
+    return _part(data, lookback, lookback + count)
+
+
+def _by_index(data: Any) -> Any:
+    """Return finalized data, whose arrays hold all entries, with the parts of tuples by their indices."""
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    return {name: _by_index(part) for name, part in data.items()} if isinstance(data, dict) else data
 
 
 def _lengths(data: Any) -> list[int]:

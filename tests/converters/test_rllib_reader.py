@@ -551,6 +551,19 @@ def test_dictionaries_tuples_and_infos_of_packed_episodes_are_fields(tmp_path: P
     assert [one["key"] for one in result.dropped_keys] == ["custom_data", "infos of the reset"]
 
 
+def test_tuples_of_a_finalized_episode_are_not_taken_for_steps(tmp_path: Path) -> None:
+    item = packed_episode(
+        rows_of_episode("a", 2, flags="terminateds"),
+        observations=entries([np.arange(3), [np.arange(3) + 10, np.zeros((3, 2))]]) | {"finalized": True},
+        actions=entries([np.arange(2), np.arange(2) + 5]) | {"finalized": True},
+    )
+    found, _ = columns_of(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
+    assert found["observation.1.0"].tolist() == [10, 11]
+    assert found["next.observation.0"].tolist() == [1, 2]
+    assert found["action.0"].tolist() == [0, 1]
+    assert found["action.1"].tolist() == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
