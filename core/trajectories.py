@@ -10,11 +10,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from .errors import MissingKeyError, SchemaError, suggests_keywords
-from .ted.schema import DEFAULT_DONE_KEYS
+from .ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
 
 NestedKey: TypeAlias = str | tuple[str, ...]
 
-_IDS: tuple[tuple[str, ...], ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
 _MASKS: tuple[tuple[str, ...], ...] = (("collector", "mask"), ("mask",))
 
 
@@ -71,7 +70,7 @@ def _per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
 
 def trajectory_ids(td: TensorDictBase) -> torch.Tensor | None:
     """Return the ids of the trajectories that steps belong to, like the batch, or None where there are none."""
-    return next((ids for key in _IDS if (ids := _one_per_step(td, key)) is not None), None)
+    return next((ids for key in TRAJECTORY_KEYS["batches"] if (ids := _one_per_step(td, key)) is not None), None)
 
 
 def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor | None:

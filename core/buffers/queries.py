@@ -26,7 +26,7 @@ from ..samplers.trajectories import trajectory_table
 from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from ..storages.write_log import Written
-from ..ted.schema import DEFAULT_DONE_KEYS
+from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
 from ..trajectories import leaves, step_ends, trajectory_ids
 from ..transforms.keyed import KeyedTransform
 from ..transforms.video import DecodeVideo
@@ -36,7 +36,7 @@ from .reading import Reading, quiet
 
 Numbers: TypeAlias = NDArray[np.int64]
 
-_IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
+_IDS = TRAJECTORY_KEYS["queries"]
 _NEXT = "next"
 
 

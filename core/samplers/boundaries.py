@@ -17,12 +17,13 @@ from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, sug
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
+from ..ted.schema import TRAJECTORY_KEYS
 
 Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
 
 _DONE: Key = ("next", "done")
-_IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
+_IDS = TRAJECTORY_KEYS["slices"]
 
 
 class ConflictingArgumentsError(UsageError, TypeError):

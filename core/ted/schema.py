@@ -28,6 +28,15 @@ NEXT_TRUNCATED: Key = (NEXT, *TRUNCATED)
 FLAGS: tuple[Key, ...] = (DONE, TERMINATED, TRUNCATED)
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
 """The names of the flags, as TorchRL calls and orders them."""
+_COLLECTED_IDS: Key = ("collector", "traj_ids")
+TRAJECTORY_KEYS: dict[Literal["slices", "next states", "batches", "queries"], tuple[Key, ...]] = {
+    "slices": (_COLLECTED_IDS, EPISODE),  # samplers, and whatever may not look across the end of an episode
+    "next states": (_COLLECTED_IDS, EPISODE),  # `NextStateReconstructor`
+    "batches": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # multi-step targets, returns
+    "queries": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # `ReplayBuffer.query`, `iter_trajectories`
+}
+"""Where the ids that tell trajectories apart are looked for if no key is given, the first that exists; they differ in
+TorchRL, too."""
 SINGLETONS: tuple[Key, ...] = (REWARD, *FLAGS)
 """Keys that carry a trailing dimension of one, at the root and under `next`."""
 

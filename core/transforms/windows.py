@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError
+from ..ted.schema import TRAJECTORY_KEYS
 from .base import Transform
 from .keyed import NEXT, Path, as_key, as_keys, require_count, require_tensordict
 
@@ -75,9 +76,6 @@ class RandomCropTensorDict(Transform):
 
 class FillError(SchemaError, TypeError):
     """A value to fill in is none of the type of its entry."""
-
-
-_TRAJECTORIES: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class NextStateReconstructor(Transform):
@@ -154,7 +152,9 @@ class NextStateReconstructor(Transform):
             if found is None and self.strict:
                 raise MissingKeyError(f"{'.'.join(self.traj_key)}, which separates trajectories, is not in the batch")
             return found  # type: ignore[no-any-return]
-        return next((found for key in _TRAJECTORIES if (found := batch.get(key, None)) is not None), None)
+        return next(
+            (found for key in TRAJECTORY_KEYS["next states"] if (found := batch.get(key, None)) is not None), None
+        )
 
     def _shifted(self, batch: TensorDictBase, key: Path, follows: torch.Tensor) -> torch.Tensor:
         value = batch.get(key, None)
