@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .addresses import BLOCK, ask_for, copy_1, copy_4, copy_8, copy_bytes, copy_row, fence, ints_at, stream_block
+from .addresses import BLOCK, ask_for, copy_1, copy_4, copy_8, copy_bytes, copy_row, fence, stream_block
 
 # What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
 # few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
@@ -153,52 +153,6 @@ def scale_parts(
     for part in range(stops.size):
         for place in range(begin, stops[part]):
             numbers[place] = int(chances[place] * sizes[part])
-        begin = stops[part]
-
-
-@numba.njit(
-    "void(float64[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64[::1])", nogil=True, cache=True
-)
-def draw_slices(
-    chances: NDArray[np.float64],
-    members: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    tables: NDArray[np.int64],
-    length: int,
-    anchor: int,
-    numbers: NDArray[np.int64],
-) -> None:
-    """Draw slices of `length` rows of several rings, those before `stops[0]` of `tables[members[0]]`, and so on.
-
-    A table has the number of trajectories, the rows of the ring, the addresses of the first and last steps of the
-    trajectories, and for slices that are drawn by their starts the number of these, the address of the sums of starts
-    up to each trajectory, and what these begin with. `anchor` is 0 for any start, 1 for the first, 2 for the last.
-    There are two chances for each slice: those for the trajectories of a part come before those for the places.
-    """
-    begin, target = 0, 0
-    for part in range(stops.size):
-        count, table = stops[part] - begin, tables[members[part]]
-        trajectories, rows, starts, sums_before = table[0], table[1], table[4], table[6]
-        firsts, lasts = ints_at(table[2], trajectories), ints_at(table[3], trajectories)
-        sums = ints_at(table[5], trajectories if starts else 0)
-        for number in range(2 * begin, 2 * begin + count):
-            if starts:
-                mass = int(chances[number] * starts) + sums_before
-                chosen = np.searchsorted(sums, mass, side="right")
-                place = mass - (sums[chosen - 1] if chosen else sums_before)
-            else:
-                chosen = int(chances[number] * trajectories)
-                place = -1
-            places = lasts[chosen] - firsts[chosen] + 2 - length
-            if anchor:
-                place = 0 if anchor == 1 else places - 1
-            elif place < 0:
-                place = int(chances[number + count] * places)
-            row = (firsts[chosen] + place) % rows
-            for step in range(target, target + length):
-                numbers[step] = row
-                row = row + 1 if row + 1 < rows else 0
-            target += length
         begin = stops[part]
 
 

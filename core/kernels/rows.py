@@ -297,6 +297,53 @@ def compiled_module(name: str) -> ModuleType | None:
         return None
 
 
+# Rows of several tables with the same columns --------------------------------------------------
+
+_loops: ModuleType | None = None
+
+
+def warm(*, importing: bool = True) -> bool:
+    """Import the compiled loops, or use only those that are already imported; return whether there are any."""
+    global _loops
+    if _loops is None and (importing or f"{__package__}.compiled" in sys.modules):
+        _loops = compiled_loops()
+    return _loops is not None
+
+
+def is_warm() -> bool:
+    """Whether the compiled loops are imported, and used."""
+    return _loops is not None
+
+
+def scaled_parts(chances: NDArray[np.float64], stops: Numbers, sizes: Numbers) -> Numbers:
+    """Scale fractions in [0, 1) to integers below `sizes[0]`, those before `stops[0]`, and so on; int64 `[n]`."""
+    if _loops is None:
+        return (chances * np.repeat(sizes, np.diff(stops, prepend=0))).astype(np.int64)
+    numbers = np.empty(len(chances), np.int64)
+    _loops.scale_parts(chances, stops, sizes, numbers)
+    return numbers
+
+
+def gather_parts(
+    places: Numbers,
+    widths: Numbers,
+    targets: Numbers,
+    numbers: Numbers,
+    members: Numbers,
+    stops: Numbers,
+    rows: Numbers,
+) -> bool:
+    """Copy rows of several tables to the addresses `targets`, one column each; False where that cannot be done.
+
+    The numbers before `stops[0]` are of the table `members[0]`, with `rows[0]` rows of `widths` bytes at the addresses
+    `places[members[0]]`, and so on. False without compiled loops, and if a row is missing.
+    """
+    if _loops is None:
+        return False
+    beyond: int = _loops.gather_parts(places, widths, targets, np.ascontiguousarray(numbers), members, stops, rows)
+    return beyond < 0
+
+
 # Packed records ------------------------------------------------------------------------------------
 
 _LINE = 64

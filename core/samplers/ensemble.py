@@ -20,7 +20,8 @@ from tensordict import TensorDict
 from torch import from_numpy
 
 from ..errors import SchemaError, UsageError, require_flags
-from ..kernels.parts import SliceTables, scaled_parts
+from ..kernels.rows import scaled_parts
+from ..kernels.slices import SliceTables
 from ..kernels.trees import Forest
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
@@ -574,7 +575,7 @@ class SlicesDraw(JointDraw):
     def unit(self) -> int:
         """The steps of a slice."""
         assert self._form is not None  # it is asked for where draws are possible
-        return self._form.window.length
+        return self._form.rule.length
 
     def chances_of(self, count: int) -> int:
         """Return two for each slice: for the trajectory, and for the place in it."""
@@ -589,13 +590,13 @@ class SlicesDraw(JointDraw):
                 return None
         chances = self._own_chances(counts) if chances is None else chances
         parts = self._parts_of(counts)
-        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, length, form.anchor)
+        drawn = self._trajectories.draw(chances, parts.members, parts.stops // length, form.rule)
         return MemberRows(parts, drawn), {}
 
     def _lists(self, member: int, form: WholeSlices) -> bool:
         """List the trajectories of a member as they are now; return whether there are any."""
         table = self._samplers[member].trajectories(self._storages[member])
-        runs = table.eligible(form.window)
+        runs = table.eligible(form.rule)
         if not runs.count:
             return False
         self._trajectories.put(member, runs.table(table.capacity, by_start=form.weight == "step"))

@@ -13,63 +13,12 @@ import torch
 from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
+from ..kernels.slices import Anchor, SliceRule
 from ..storages.base import Storage
 from .base import Index
 from .prioritized import PrioritizedSampler, StartTree
-from .slices import Anchor, SliceSampler
+from .slices import SliceSampler
 from .trajectories import TrajectoryTable
-
-
-@dataclass(frozen=True, slots=True)
-class StartRule:
-    """Decides at which steps slices may start; the fields are arguments of `SliceSampler`.
-
-    A trajectory that is shorter than a slice is one slice, or with `strict_length` none. Slices may extend beyond its
-    end by `overhang` steps. An anchor keeps the first or last of the legal starts.
-    """
-
-    slice_len: int
-    strict_length: bool
-    overhang: int
-    anchor: str
-
-    @property
-    def looks_ahead_only(self) -> bool:
-        """Whether only the number of steps to the end of the trajectory matters, not the number before."""
-        return self.strict_length and not self.overhang and self.anchor == "any"
-
-    def legal(self, length: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether slices may start at these places of trajectories of these lengths."""
-        taken = np.minimum(length, self.slice_len)
-        last = length - taken + np.minimum(self.overhang, taken - 1)
-        legal: NDArray[np.bool_]
-        if self.anchor == "any":
-            legal = place <= last
-        else:
-            legal = place == (0 if self.anchor == "start" else last)
-        if self.strict_length:
-            legal &= length >= self.slice_len
-        return legal
-
-    def legal_rows(self, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
-        """Whether slices may start at the absolute steps `first` to `stop - 1`; bool `[steps, lanes]`.
-
-        `rows` of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
-        """
-        # Steps of trajectories that start before this are at least a slice away from the start.
-        begin = max(table.oldest, first - self.slice_len)
-        steps = np.arange(begin, stop)[:, None]
-        shape = len(steps), table.lanes
-        reach = table.reach(np.repeat(steps, table.lanes), np.tile(np.arange(table.lanes), len(steps)))
-        ends = steps + reach.reshape(shape)
-        written = steps % table.capacity < rows
-        ends = np.where(written, ends, -1)
-        begins = np.full(shape, begin)
-        begins[1:] = np.where(ends[1:] != ends[:-1], steps[1:], begin)
-        begins = np.maximum.accumulate(begins)
-        legal: NDArray[np.bool_] = (self.legal(ends - begins, steps - begins) & written)[first - begin :]
-        return legal
-
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -175,7 +124,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self._refuse_short(table, slice_len)
         index, drawn = PrioritizedSampler.draw(self, storage, count)
         lane, start = _places(table, storage, index)
-        if self.strict_length and not self._overhangs(slice_len)[1]:
+        if self._rule(slice_len).is_plain:
             length = np.full(count, slice_len)  # a whole slice fits at every legal start
         else:
             length = np.minimum(table.reach(start, lane, slice_len), slice_len)
@@ -189,7 +138,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         """Update the legal starts to the trajectory table of a storage."""
         tree = self._priorities.tree
         assert isinstance(tree, StartTree)  # made so above
-        rule = StartRule(slice_len, self.strict_length, self._overhangs(slice_len)[1], self.anchor)
+        rule = self._rule(slice_len)
         known = self._marked
         same = known is not None and known.table() is table and known.rule == rule
         if known is not None and same and known.version == table.version:
@@ -228,30 +177,50 @@ class _Marked:
     """The table, rule and version that the legal starts were computed with."""
 
     table: weakref.ref[TrajectoryTable]
-    rule: StartRule
+    rule: SliceRule
     version: int
 
 
-def _all_legal(rule: StartRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
+def _all_legal(rule: SliceRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
     """Return whether each element is a legal start, bool `[capacity]`."""
     legal = np.zeros((rows, table.lanes), np.bool_)  # not of the capacity, which may have no bounds
     for first in range(table.oldest, table.newest + 1, _CHUNK):
         stop = min(first + _CHUNK, table.newest + 1)
         slots = np.arange(first, stop) % table.capacity
         written = slots < rows
-        legal[slots[written]] = rule.legal_rows(table, rows, first, stop)[written]
+        legal[slots[written]] = _legal_rows(rule, table, rows, first, stop)[written]
     found = torch.zeros(capacity, dtype=torch.bool)
     elements = torch.from_numpy(legal).flatten()[:capacity]
     found[: len(elements)] = elements
     return found
 
 
-def _allow(tree: StartTree, rule: StartRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> None:
+def _allow(tree: StartTree, rule: SliceRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> None:
     """Update the legal starts among the absolute steps `first` to `stop - 1`."""
     slots = np.arange(first, stop) % table.capacity
     numbers = slots[:, None] * table.lanes + np.arange(table.lanes)
-    legal = rule.legal_rows(table, rows, first, stop)
+    legal = _legal_rows(rule, table, rows, first, stop)
     tree.allow(torch.from_numpy(numbers.reshape(-1)), torch.from_numpy(legal.reshape(-1)))
+
+
+def _legal_rows(rule: SliceRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
+    """Whether slices may start at the absolute steps `first` to `stop - 1`; bool `[steps, lanes]`.
+
+    `rows` of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
+    """
+    # Steps of trajectories that start before this are at least a slice away from the start.
+    begin = max(table.oldest, first - rule.length)
+    steps = np.arange(begin, stop)[:, None]
+    shape = len(steps), table.lanes
+    reach = table.reach(np.repeat(steps, table.lanes), np.tile(np.arange(table.lanes), len(steps)))
+    ends = steps + reach.reshape(shape)
+    written = steps % table.capacity < rows
+    ends = np.where(written, ends, -1)
+    begins = np.full(shape, begin)
+    begins[1:] = np.where(ends[1:] != ends[:-1], steps[1:], begin)
+    begins = np.maximum.accumulate(begins)
+    legal: NDArray[np.bool_] = (rule.allows(ends - begins, steps - begins) & written)[first - begin :]
+    return legal
 
 
 def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Numbers, Numbers]:

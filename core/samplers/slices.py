@@ -20,28 +20,27 @@ from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
 from ..errors import SchemaError, UsageError, require_flags
+from ..kernels.slices import Anchor, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
 from .base import Index, Sampler
 from .boundaries import BoundaryChoice, ConflictingArgumentsError, Key, boundary_key, stored_entry
-from .trajectories import Runs, TableFinder, TrajectoryTable, Window
+from .trajectories import Runs, TableFinder, TrajectoryTable
 from .uniform import EpochSampler, fractions, inserted_at_random, permutation
 
 Numbers: TypeAlias = NDArray[np.int64]
 
 
-Anchor: TypeAlias = Literal["any", "start", "end"]
 Weight: TypeAlias = Literal["episode", "step"]
 
 
 class WholeSlices(NamedTuple):
-    """What decides on slices that are never cut nor padded: their window, and the arguments of `SliceSampler`."""
+    """What decides on slices that are never cut nor padded: their rule, and the arguments of `SliceSampler`."""
 
-    window: Window
+    rule: SliceRule
     weight: Weight
-    anchor: Anchor
     truncated_key: Key | None
 
 
@@ -165,7 +164,7 @@ class SliceSampler(Sampler):
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
         self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
         self._tables = TableFinder(self._boundaries.source)
-        self._last_window: Window | None = None
+        self._last_rule: tuple[Any, SliceRule] | None = None
         self._last_ends: SliceEnds | None = None
 
     @staticmethod
@@ -179,13 +178,13 @@ class SliceSampler(Sampler):
         """Draw slices with `batch_size` steps in total."""
         count, slice_len = self._measure(batch_size)
         table = self.trajectories(storage)
-        eligible = table.eligible(self._window(slice_len))
+        eligible = table.eligible(self._rule(slice_len))
         if not eligible.count:
             self._refuse_short(table, slice_len)
         chances = fractions(2 * count, self.generator)
-        if eligible.window.is_plain and storage.ndim == 1:
+        if eligible.rule.is_plain and storage.ndim == 1:
             runs = eligible.table(table.capacity, by_start=self.weight == "step")
-            rows = runs.draw(chances, slice_len, self.anchor)
+            rows = runs.draw(chances, eligible.rule)
             parts = [rows.reshape(count, slice_len) if self.batched else rows]
             return self._indexed(storage, parts, self._whole(count, slice_len))
         if self.weight == "step":
@@ -225,9 +224,9 @@ class SliceSampler(Sampler):
     def whole_slices(self) -> WholeSlices | None:
         """What samplers that draw together have in common; None if slices may be cut, padded or of any length."""
         length = self.measure.slice_len
-        if length is None or self.batched or not (window := self._window(length)).is_plain:
+        if length is None or self.batched or not (rule := self._rule(length)).is_plain:
             return None
-        return WholeSlices(window, self.weight, self.anchor, self._marks.key)
+        return WholeSlices(rule, self.weight, self._marks.key)
 
     # Places ------------------------------------------------------------------------------------------
 
@@ -240,11 +239,12 @@ class SliceSampler(Sampler):
             found.append(slice_len - 1 if span is True else int(span))
         return found[0], found[1]
 
-    def _window(self, slice_len: int) -> Window:
-        if self._last_window is None or self._last_window.length != slice_len:
+    def _rule(self, slice_len: int) -> SliceRule:
+        asked = slice_len, self.strict_length, self.span, self.anchor  # the arguments may be assigned between draws
+        if self._last_rule is None or self._last_rule[0] != asked:
             left, right = self._overhangs(slice_len)
-            self._last_window = Window(slice_len, self.strict_length, left, right, self.anchor != "any")
-        return self._last_window
+            self._last_rule = asked, SliceRule(slice_len, self.strict_length, left, right, self.anchor)
+        return self._last_rule[1]
 
     def _placed(
         self,
@@ -258,21 +258,12 @@ class SliceSampler(Sampler):
 
         `place` numbers the starts; by default they are chosen by `chances` in [0, 1), or drawn.
         """
-        window = self._window(slice_len)
-        if self.anchor != "any":
-            place = None  # there is only one start
-        elif place is None:
-            chances = fractions(len(first), self.generator) if chances is None else chances
-            place = scaled(chances, window.places(length))
-        if window.is_plain:
-            return first + (0 if self.anchor == "start" else length - slice_len if place is None else place), None
-        size = np.minimum(length, slice_len)
-        early = -np.minimum(size - 1, window.left)
-        late = length - size + np.minimum(size - 1, window.right)
-        start = first + (early if self.anchor == "start" else late if place is None else early + place)
-        stop = np.minimum(start + size, first + length)
-        start = np.maximum(start, first)
-        return start, stop - start
+        rule = self._rule(slice_len)
+        if place is None:
+            if self.anchor == "any" and chances is None:
+                chances = fractions(len(first), self.generator)
+            place = np.zeros_like(first) if chances is None else scaled(chances, rule.starts(length))
+        return rule.slices(first, length, place)
 
     def _assemble(
         self,
@@ -331,12 +322,6 @@ class SliceSampler(Sampler):
     def __repr__(self) -> str:
         size = f"num_slices={self.num_slices}" if self.num_slices else f"slice_len={self.slice_len}"
         return f"{type(self).__name__}({size}, strict_length={self.strict_length}, weight={self.weight!r})"
-
-
-def scaled(chances: NDArray[np.float64], sizes: Numbers | int) -> Numbers:
-    """Scale fractions in [0, 1) to integers from 0 to `sizes - 1`."""
-    # The largest fraction below 1 is 1 - 2^-53: the product with a size of up to 2^53 is never rounded up to that.
-    return (chances * sizes).astype(np.int64)
 
 
 def _check_count(name: str, number: Any) -> None:
@@ -760,7 +745,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         table, epoch = self.trajectories(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
             epoch.forget()  # the trajectories of another storage
-        epoch.catch_up(table, storage.log.now, slice_len if self.strict_length else 1, self.generator)
+        epoch.catch_up(table, storage.log.now, self._rule(slice_len).minimum, self.generator)
         self._followed = weakref.ref(storage)
         fewest = count if self.drop_last else 1
         if epoch.eligible < fewest:
@@ -796,13 +781,13 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
         """Return how many trajectories are drawn, and how many slices a batch has."""
         count, slice_len = self._measure(batch_size)
-        return self.trajectories(storage).eligible(self._window(slice_len)).count if len(storage) else 0, count
+        return self.trajectories(storage).eligible(self._rule(slice_len)).count if len(storage) else 0, count
 
     def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
         """Draw a slice of each of these trajectories, numbered in the order of time, lane by lane."""
         _, slice_len = self._measure(batch_size)
         table = self.trajectories(storage)
-        lane, first, length = table.eligible(self._window(slice_len)).by_number(numbers)
+        lane, first, length = table.eligible(self._rule(slice_len)).by_number(numbers)
         with self._marks.reading() as marks:
             start, taken = self._placed(first, length, slice_len)
             return *self._assemble(storage, table, lane, start, taken, slice_len), marks.rows

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from ..errors import EmptyPartError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
+from ..kernels.slices import SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.stream import StreamStorage
 from .base import Index, Sampler
 from .boundaries import boundary_key
-from .slices import SliceEnds, SliceMarks, SliceMeasure, scaled
+from .slices import SliceEnds, SliceMarks, SliceMeasure
 from .uniform import permutation, seed_of
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -338,11 +339,10 @@ class StreamSliceSampler(StreamSampler):
 
     def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
         """Return the trajectories of a shard that are long enough: the numbers of their first steps, and lengths."""
-        assert self._slice_len is not None
         lengths = stream.take(shard).lengths
         first = stream.numbers(shard, np.cumsum(lengths) - lengths)
         found = np.stack([first, lengths], 1)
-        long_enough = lengths >= (self._slice_len if self.measure.strict_length else 1)
+        long_enough = lengths >= self._rule().minimum
         if self.refuse_short and not long_enough.all():
             raise SchemaError(
                 f"an episode in shard {shard} of {stream.shards.address} has {lengths[~long_enough][0]} steps, and "
@@ -353,13 +353,17 @@ class StreamSliceSampler(StreamSampler):
 
     def _chosen(self, elements: Numbers, number: int) -> Numbers:
         """Choose a slice of each of these trajectories: its first step, and how many steps it has."""
-        assert self._slice_len is not None
-        first, lengths = elements[:, 0], elements[:, 1]
-        taken = np.minimum(lengths, self._slice_len)
-        if not self.shuffle:
-            return np.stack([first, taken], 1)
-        chances = torch.rand(len(elements), generator=self._generator(_STARTS, number), dtype=torch.float64).numpy()
-        return np.stack([first + scaled(chances, lengths - taken + 1), taken], 1)
+        rule, first, lengths = self._rule(), elements[:, 0], elements[:, 1]
+        place = np.zeros_like(first)
+        if self.shuffle:
+            chances = torch.rand(len(elements), generator=self._generator(_STARTS, number), dtype=torch.float64).numpy()
+            place = scaled(chances, rule.starts(lengths))
+        start, taken = rule.slices(first, lengths, place)
+        return np.stack([start, np.full_like(start, rule.length) if taken is None else taken], 1)
+
+    def _rule(self) -> SliceRule:
+        assert self._slice_len is not None  # it is set by the first batch
+        return SliceRule(self._slice_len, self.measure.strict_length)
 
     def save_state(self) -> dict[str, Any]:
         """Return the place of the next slice, and the length of those of this epoch."""

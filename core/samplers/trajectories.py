@@ -2,7 +2,7 @@
 
 `trajectory_table(storage, source)` returns the one table that all samplers of the storage share. Steps have absolute
 numbers, which grow with time: the row of step `n` is `n % capacity`. A write is only counted; `refresh` reads the new
-rows of the boundary source. `LaneRuns` holds the trajectories that are long enough for a `Window`, ready to be drawn.
+rows of the boundary source. `LaneRuns` holds the trajectories that have a slice by some `SliceRule`, ready to be drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SchemaError
-from ..kernels.parts import SliceTable
+from ..kernels.slices import SliceRule, SliceTable
 from ..storages.base import Storage
 from ..storages.write_log import Change, Written
 from .boundaries import BoundarySource, Ends
@@ -26,7 +26,7 @@ from .boundaries import BoundarySource, Ends
 Numbers: TypeAlias = NDArray[np.int64]
 
 _KEPT = 4
-"""The number of windows whose eligible trajectories are kept up to date."""
+"""The number of rules whose eligible trajectories are kept up to date."""
 
 _REMEMBERED = 1000
 """The number of versions whose changes are known."""
@@ -108,8 +108,8 @@ class TrajectoryTable:
         self._seen: Written | None = None
         self._ends: Ends = np.zeros((0, 0), bool)
         self._open: Numbers = np.zeros(0, np.int64)
-        self._runs = LaneRuns(0, Window())
-        self._eligible: dict[Window, LaneRuns] = {}
+        self._runs = LaneRuns(0, SliceRule())
+        self._eligible: dict[SliceRule, LaneRuns] = {}
         self._rows = 0
         self._changed: tuple[int, list[int]] | None = None
 
@@ -242,7 +242,7 @@ class TrajectoryTable:
         self.oldest = following if early else 0
         self.newest = offset + late - 1
         self._ends = np.zeros((rows, self.lanes), bool)
-        self._runs, self._eligible = LaneRuns(self.lanes, Window()), {}
+        self._runs, self._eligible = LaneRuns(self.lanes, SliceRule()), {}
         self._open = np.full(self.lanes, self.oldest)
         if early:
             self._ends[late:] = self.source.ends(storage, slice(late, rows))
@@ -276,19 +276,19 @@ class TrajectoryTable:
         """Return lanes, first steps and lengths of all trajectories, lane by lane, the oldest first."""
         return self._runs.all()
 
-    def eligible(self, window: Window) -> LaneRuns:
-        """Return the trajectories that have a slice of this window; they are kept up to date."""
-        found = self._eligible.get(window)
-        return self._list_eligible(window) if found is None else found
+    def eligible(self, rule: SliceRule) -> LaneRuns:
+        """Return the trajectories that have a slice by this rule; they are kept up to date."""
+        found = self._eligible.get(rule)
+        return self._list_eligible(rule) if found is None else found
 
-    def _list_eligible(self, window: Window) -> LaneRuns:
+    def _list_eligible(self, rule: SliceRule) -> LaneRuns:
         with _LOCK:
-            found = LaneRuns(self.lanes, window)
+            found = LaneRuns(self.lanes, rule)
             found.append(*self._runs.over())
             found.follow(self._open, self.newest, self.oldest)
             while len(self._eligible) >= _KEPT:
                 del self._eligible[next(iter(self._eligible))]
-            self._eligible[window] = found
+            self._eligible[rule] = found
             return found
 
     def only_lane(self) -> tuple[Numbers, Numbers] | None:
@@ -393,56 +393,17 @@ _MANY = 32
 """From so many new trajectories a lane on, `append` loops over lanes, which takes less memory."""
 
 
-class Window(NamedTuple):
-    """Where in a trajectory a slice of `length` steps may start.
-
-    It may extend beyond the start by `left` steps and beyond the end by `right`, but at least one step is inside. With
-    `strict` the trajectory has at least the length of the slice; else a shorter one is taken whole. An `anchored`
-    slice has one possible start.
-    """
-
-    length: int = 1
-    strict: bool = True
-    left: int = 0
-    right: int = 0
-    anchored: bool = False
-
-    @property
-    def minimum(self) -> int:
-        """The fewest steps of a trajectory."""
-        return self.length if self.strict else 1
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every slice has its whole length."""
-        return self.strict and not self.left and not self.right
-
-    def places(self, length: Numbers) -> Numbers:
-        """Return the number of possible starts in trajectories of these lengths."""
-        if self.anchored:
-            return np.ones_like(length)
-        if self.is_plain:
-            return length - (self.length - 1)
-        inside = np.minimum(length, self.length)
-        places: Numbers = length - inside + 1
-        if self.left:
-            places = places + np.minimum(inside - 1, self.left)
-        if self.right:
-            places = places + np.minimum(inside - 1, self.right)
-        return places
-
-
 class LaneRuns:
-    """The trajectories of `lanes` lanes that are long enough for a window, ready to be drawn.
+    """The trajectories of `lanes` lanes that are long enough for a slice, ready to be drawn.
 
     Steps have absolute numbers. Each lane is a queue: `append` adds trajectories that have ended; `follow` removes
     overwritten ones, cuts the oldest, and puts the growing one at the end. Each trajectory has the cumulative number of
     possible starts in its lane, by which starts are drawn uniformly. All lanes have the same room.
     """
 
-    def __init__(self, lanes: int, window: Window) -> None:
-        self.window = window
-        self.minimum = window.minimum
+    def __init__(self, lanes: int, rule: SliceRule) -> None:
+        self.rule = rule
+        self.minimum = rule.minimum
         self.count = 0
         """The number of trajectories in all lanes."""
         self._lanes = np.arange(lanes)
@@ -464,7 +425,7 @@ class LaneRuns:
             return
         new = np.bincount(lane, minlength=len(self._lanes))
         self._make_room(new)
-        places = self.window.places(stop - start + 1)
+        places = self.rule.starts(stop - start + 1)
         before, end = self._places_before(self._tail), np.cumsum(new)
         if len(lane) < _MANY * len(new):
             place = self._tail[lane] + np.arange(len(lane)) - (end - new)[lane]
@@ -514,7 +475,7 @@ class LaneRuns:
         length = newest - growing + 1
         self._end = self._tail + (length >= self.minimum)
         self._start[lanes, self._tail], self._stop[lanes, self._tail] = growing, newest
-        places = self.window.places(np.maximum(length, 1))
+        places = self.rule.starts(np.maximum(length, 1))
         self._places[lanes, self._tail] = self._places_before(self._tail) + places
         first = self._start[lanes, self._head]
         self._start[lanes, self._head] = np.maximum(first, oldest)
@@ -578,7 +539,7 @@ class LaneRuns:
         kept = self._kept
         if kept.mass is None:
             lanes, head = self._lanes, self._head
-            first = self.window.places(self._stop[lanes, head] - self._start[lanes, head] + 1)
+            first = self.rule.starts(self._stop[lanes, head] - self._start[lanes, head] + 1)
             lost = self._places[lanes, head] - first
             held = np.where(self._end > head, self._places[lanes, np.maximum(self._end - 1, 0)] - lost, 0)
             kept.mass = _Mass(lost, np.cumsum(held))

@@ -16,8 +16,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import from_numpy
 
 from ..errors import SchemaError, UsageError
-from ..kernels.parts import gather_parts, warm
-from ..kernels.rows import BatchPool, Numbers
+from ..kernels.rows import BatchPool, Numbers, gather_parts, warm
 from .base import Storage
 from .columns import Columns, renames
 from .pytree import Path, TensorDictNode, TensorNode, TreeSpec

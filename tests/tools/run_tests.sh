@@ -24,8 +24,9 @@ if ! compgen -G "$tools/../__pycache__/conftest*" >/dev/null; then
 import pytest
 
 import rbtool.converters.rlds.compiled
-from rbtool.core.kernels import compiled, compiled_hashes, compiled_tensors, compiled_trees
+from rbtool.core.kernels import compiled, compiled_hashes, compiled_tensors, compiled_trees, slices
 
+slices.compiled_draw()
 pytest.main(["--collect-only", "-qq"])
 END
 fi

@@ -28,7 +28,7 @@ from rbtool import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from rbtool.core.kernels import parts
+from rbtool.core.kernels import rows as row_kernels
 
 CAPACITY, STEPS = 12, 3
 Make = Callable[[], Any]
@@ -102,9 +102,9 @@ def test_seeded_members_draw_what_they_draw_one_by_one(
         return ReplayBufferEnsemble(*members, p=range(1, len(plans) + 1), batch=form, generator=seeded(seed))
 
     together, apart, size = made(), made(), 4 * STEPS * len(plans)
-    compiled = parts.compiled_loops() if loops else None
+    compiled = row_kernels.compiled_loops() if loops else None
     for _ in range(3):
-        with mock.patch.object(parts, "_loops", compiled):
+        with mock.patch.object(row_kernels, "_loops", compiled):
             found, info = together.sample(size, return_info=True)
         with one_by_one():
             expected, others = apart.sample(size, return_info=True)

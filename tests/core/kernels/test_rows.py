@@ -1,15 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from forked_scripts import Interpreter
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rbtool.core.kernels import rows as rows_module
-from rbtool.core.kernels.rows import CompiledRows, PlainRows, fastest_rows
+from rbtool.core.kernels.rows import ArrayPool, BatchPool, CompiledRows, PlainRows, collector_paused, fastest_rows
 from rbtool.core.storages import columns
 from rbtool.core.storages.tensor import TensorStorage
 
@@ -127,3 +131,202 @@ def test_large_storages_read_and_write_every_type_with_compiled_loops(
     assert found["a"].dtype == dtype
     with pytest.raises(IndexError, match="9"):
         storage[torch.tensor([9])]
+
+
+@pytest.fixture(autouse=True)
+def _cold() -> Iterator[None]:
+    yield
+    rows_module._loops = None
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), st.integers(0, 2**32))
+def test_fractions_are_scaled_alike_with_and_without_numba(counts: list[int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    stops, sizes = np.cumsum(counts), random.integers(1, 1 << 40, len(counts))
+    chances = random.random(int(stops[-1]))
+    rows_module._loops = None
+    plain = rows_module.scaled_parts(chances, stops, sizes)
+    assert rows_module.warm()
+    np.testing.assert_array_equal(plain, rows_module.scaled_parts(chances, stops, sizes))
+    assert bool((plain < np.repeat(sizes, counts)).all())
+
+
+def tables(count: int, rows: int) -> list[list[np.ndarray]]:
+    """So many tables of three columns."""
+    random = np.random.default_rng(count)
+    return [
+        [random.random((rows, 3)), random.integers(0, 99, rows), random.random((rows, 5)).astype(np.float16)]
+        for _ in range(count)
+    ]
+
+
+def gathered(
+    found: list[list[np.ndarray]], numbers: np.ndarray, members: list[int], counts: list[int]
+) -> list[np.ndarray] | None:
+    """Gather rows of some tables with the compiled loop; None if it refuses."""
+    first, rows = found[0], len(found[0][0])
+    places = np.array([[column.ctypes.data for column in table] for table in found], np.int64)
+    widths = np.array([column[0].nbytes for column in first], np.int64)
+    targets = [np.empty((len(numbers), *column.shape[1:]), column.dtype) for column in first]
+    stops, lengths = np.cumsum(counts), np.full(len(members), rows)
+    addresses = np.array([target.ctypes.data for target in targets])
+    done = rows_module.gather_parts(places, widths, addresses, numbers, np.array(members), stops, lengths)
+    return targets if done else None
+
+
+@pytest.mark.parametrize("counts", [[1], [30, 0, 7], [3, 90, 40], [0, 0, 2]])
+@pytest.mark.parametrize("runs", [False, True])
+def test_rows_of_several_tables_are_gathered(counts: list[int], runs: bool) -> None:
+    rows_module.warm()
+    found, members = tables(3, 60), [2, 0, 1][: len(counts)]
+    numbers = np.random.default_rng(0).integers(-60, 60, sum(counts))
+    if runs:
+        numbers = np.arange(len(numbers)) % 60
+    targets, ids = gathered(found, numbers, members, counts), np.repeat(members, counts)
+    assert targets is not None
+    for column, target in enumerate(targets):
+        expected = [found[member][column][number] for member, number in zip(ids, numbers, strict=True)]
+        np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize("number", [60, -61, 1 << 40])
+def test_rows_of_several_tables_that_are_not_there_are_refused(number: int) -> None:
+    rows_module.warm()
+    for numbers in (np.array([3, 4, 5, number]), np.array([number, *range(20)])):
+        assert gathered(tables(2, 60), numbers, [1, 0], [2, len(numbers) - 2]) is None
+
+
+def test_nothing_is_gathered_without_compiled_loops() -> None:
+    assert gathered(tables(2, 5), np.zeros(3, np.int64), [0, 1], [1, 2]) is None
+
+
+Make = Callable[[], torch.Tensor]
+
+
+def place(array: Any) -> int:
+    return torch.as_tensor(array).data_ptr()
+
+
+def of_arrays(shape: tuple[int, ...], dtype: Any) -> Make:
+    pool = ArrayPool(shape, np.dtype(dtype))
+    return lambda: torch.from_numpy(pool())
+
+
+def of_batches(shape: tuple[int, ...], dtype: Any) -> Make:
+    pool = BatchPool([(2,), shape], [np.dtype(np.int8), np.dtype(dtype)])
+    return lambda: pool()[0][1]
+
+
+@pytest.fixture(params=[of_arrays, of_batches])
+def make_pool(request: pytest.FixtureRequest) -> Callable[..., Make]:
+    return request.param
+
+
+def test_memory_is_used_again_when_nobody_has_it(make_pool: Callable[..., Make]) -> None:
+    pool = make_pool((4, 3), np.float32)
+    first = pool()
+    assert first.shape == (4, 3)
+    assert first.dtype == torch.float32
+    before = place(first)
+    del first
+    assert place(pool()) == before
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        torch.Tensor.numpy,
+        lambda tensor: tensor[1:, 0],
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: memoryview(tensor.numpy()),
+        torch.utils.dlpack.to_dlpack,
+        lambda tensor: (tensor.requires_grad_() * tensor).sum().grad_fn,
+    ],
+)
+def test_memory_is_left_alone_while_anything_looks_at_it(
+    make_pool: Callable[..., Make], hold: Callable[[torch.Tensor], Any]
+) -> None:
+    pool = make_pool((4, 3), np.float32)
+    tensor = pool()
+    before, held = tensor.data_ptr(), hold(tensor)
+    del tensor
+    others = [pool() for _ in range(3)]
+    assert before not in map(place, others)
+    del held, others
+    assert len({place(pool()) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [ArrayPool((4, 3), np.dtype(np.float32)), BatchPool([(4, 3)], [np.dtype(np.float32)])],
+    ids=["array", "batch"],
+)
+def test_little_is_held_on_to(pool: Any) -> None:
+    many = [pool() for _ in range(9)]
+    assert len({place(array[0][0] if isinstance(array, tuple) else array) for array in many}) == 9
+    assert len(pool._kept) == 2
+
+
+def test_columns_are_used_again_while_another_of_their_batch_is_held() -> None:
+    pool = BatchPool([(2,), (4, 3)], [np.dtype(np.int64), np.dtype(np.float32)])
+    held, places = [], set()
+    for _ in range(9):
+        (index, wide), addresses = pool()
+        assert addresses.tolist() == [index.data_ptr(), wide.data_ptr()]
+        held.append(index)
+        places.add(place(wide))
+    assert len({place(index) for index in held}) == 9
+    assert len(places) <= 3
+
+
+def test_batches_that_are_too_large_are_not_held_on_to() -> None:
+    pool = BatchPool([(1 << 27,)], [np.dtype(np.uint8)])
+    pool()
+    assert not pool._kept
+
+
+def test_threads_get_different_memory(make_pool: Callable[..., Make]) -> None:
+    pool = make_pool((50,), np.int64)
+    mixed = []
+
+    def use(number: int) -> None:
+        for _ in range(2000):
+            array = pool()
+            array[:] = number
+            if not (array == number).all():
+                mixed.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not mixed
+
+
+def test_large_batches_keep_what_they_are_while_others_are_gathered() -> None:
+    column = np.arange(200_000.0).reshape(2000, 100)
+    rows = fastest_rows([column, column[:, 0].copy()])
+    numbers = [np.random.default_rng(seed).integers(0, 2000, 500) for seed in range(5)]
+    batches = [rows.gather(chosen, 2000) for chosen in numbers]
+    for chosen, (wide, narrow) in zip(numbers, batches, strict=True):
+        np.testing.assert_array_equal(wide.numpy(), column[chosen])
+        np.testing.assert_array_equal(narrow.numpy(), column[chosen, 0])
+
+
+def fail() -> None:
+    assert not gc.isenabled()
+    raise ImportError
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_inside_and_is_as_before_outside(enabled: bool) -> None:
+    was = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        with pytest.raises(ImportError), collector_paused():
+            fail()
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable() if was else gc.disable()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.kernels import parts
+from rbtool.core.kernels import rows as row_kernels
+from rbtool.core.kernels.slices import ANCHORS
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
@@ -37,7 +38,7 @@ def drawn(storage: LazyTensorStorage, seed: int, **options: Any) -> tuple[torch.
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("anchor", parts.ANCHORS)
+@pytest.mark.parametrize("anchor", ANCHORS)
 @pytest.mark.parametrize("weight", ["episode", "step"])
 @given(
     st.lists(st.integers(3, 17), min_size=1, max_size=6),
@@ -49,9 +50,9 @@ def test_slices_are_the_same_with_and_without_a_compiled_call(
 ) -> None:
     storage = written(lengths, rows)
     options = {"weight": weight, "anchor": anchor, "batched": batched}
-    assert parts.warm()
+    assert row_kernels.warm()
     index, info = drawn(storage, seed, **options)
-    with mock.patch.object(parts, "_loops", None), mock.patch.object(parts, "compiled_loops", return_value=None):
+    with mock.patch.object(row_kernels, "warm", return_value=False):
         plain, plain_info = drawn(storage, seed, **options)
     assert torch.equal(index, plain)
     assert info.keys() == plain_info.keys()
@@ -66,7 +67,7 @@ def test_slices_are_the_same_with_and_without_a_compiled_call(
 def test_slices_are_the_same_as_those_that_might_be_cut(weight: str, seed: int) -> None:
     """Without `strict_length` slices are drawn in the way of those that may be shorter; here none is."""
     storage = written([5, 8, 7], CAPACITY)
-    assert parts.warm()
+    assert row_kernels.warm()
     index, _ = drawn(storage, seed, weight=weight)
     other, _ = drawn(storage, seed, weight=weight, strict_length=False)
     assert torch.equal(index, other)

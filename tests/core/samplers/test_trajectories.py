@@ -16,8 +16,9 @@ from tensordict import TensorDict
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.kernels.slices import SliceRule
 from rbtool.core.samplers.boundaries import BoundarySource, EpisodeBoundaries, FlagBoundaries, IdBoundaries
-from rbtool.core.samplers.trajectories import TrajectoryTable, Window, trajectory_table
+from rbtool.core.samplers.trajectories import TrajectoryTable, trajectory_table
 from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
@@ -25,7 +26,7 @@ from rbtool.core.testing.datasets import write_walks
 
 DONE = FlagBoundaries((("next", "done"),))
 SIGNALS = (DONE, FlagBoundaries((("cut",), ("nowhere",), ("next", "done"))), IdBoundaries(("id",)))
-WINDOWS = (Window(1), Window(2), Window(3, False, 2, 1), Window(2, True, 0, 1))
+RULES = (SliceRule(1), SliceRule(2), SliceRule(3, False, 2, 1), SliceRule(2, True, 0, 1))
 
 
 def steps(codes: list[int], ndim: int = 1) -> TensorDict:
@@ -55,20 +56,20 @@ def check(storage: Any) -> None:
         place = np.arange(len(of)) - np.repeat(np.cumsum(length) - length, length)
         assert (kept.reach(start[of] + place, lane[of]) == length[of] - place).all()
         assert (np.minimum(kept.reach(start[of] + place, lane[of], 2), 2) == np.minimum(length[of] - place, 2)).all()
-        for window in WINDOWS:
-            check_eligible(kept, window)
+        for rule in RULES:
+            check_eligible(kept, rule)
 
 
-def check_eligible(table: TrajectoryTable, window: Window) -> None:
+def check_eligible(table: TrajectoryTable, rule: SliceRule) -> None:
     runs = np.stack(table.runs(), 1)
-    long = runs[runs[:, 2] >= window.minimum]
-    eligible = table.eligible(window)
+    long = runs[runs[:, 2] >= rule.minimum]
+    eligible = table.eligible(rule)
     assert eligible.count == len(long)
     if not len(long):
         return
     found = np.stack(eligible.by_number(np.arange(eligible.count)), 1)
     assert sorted(map(tuple, found)) == sorted(map(tuple, long))
-    places = window.places(long[:, 2])
+    places = rule.starts(long[:, 2])
     assert eligible.start_count == places.sum()
     drawn = np.stack(eligible.by_start(np.arange(eligible.start_count)), 1)
     expected = [(*run, place) for run, count in zip(long.tolist(), places, strict=True) for place in range(count)]
