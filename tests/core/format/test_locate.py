@@ -106,7 +106,10 @@ def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -
         ("./wlaks", "did you mean walks?"),
         ("walks.h", "did you mean walks.h5?"),
         ("other.h5", "name an existing path, or a dataset like minari:ID"),
-        ("wal*", "patterns are for inspect and check; name one dataset"),
+        (
+            "wal*",
+            "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset",
+        ),
         ("no/walks", "name an existing path, or a dataset like minari:ID"),
     ],
 )

@@ -39,7 +39,9 @@ class WalksReader(Reader):
 def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("walks", f"{__name__}:WalksReader", "rbtool.readers")
     clash = importlib.metadata.EntryPoint("minari", "nowhere:Nothing", "rbtool.readers")
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [clash, entry])
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [clash, entry] if group == "rbtool.readers" else []
+    )
 
 
 @pytest.mark.usefixtures("plugged")
