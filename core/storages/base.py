@@ -29,300 +29,6 @@ if TYPE_CHECKING:
     from .write_log import WriteJournal
 
 
-class Reports:
-    """The book-keeping of a storage, which samplers, writers and checkpointers read."""
-
-    def __init__(self) -> None:
-        self.generator: torch.Generator | None = None
-        """The generator of the buffer, for storages that need random numbers."""
-        self.generations: Generations | None = None
-        """How often each row was written over, where a writer counts it."""
-        self.last_cursor: Any = None
-        """The cursor of the newest write of a writer; None where it is not known."""
-        self.numbered_by: str | None = None
-        """The entry in which a writer keeps the number of every row, where one does."""
-        self.rotated: int | None = None
-        """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
-        self.journal: WriteJournal | None = None
-        """Keeps what is replaced, where another process may have to undo a write."""
-        self.log = WriteLog()
-        """Which rows were written and changed; samplers read it."""
-        self._attached: list[Any] = []
-        self._loaded_ring: tuple[bool, int | None] = (False, None)
-
-    @final
-    def mark_changed(self, change: Change | None = None) -> None:
-        """Report a change that no method of this class makes, as an edit in place of what `get` returned by reference.
-
-        Without a `change`, which names rows and entries, anything may have changed.
-        """
-        self.log.changed(change)
-
-    @final
-    def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
-        """Report that all contents were replaced. The ring continues at `next_row` unless a writer sets another."""
-        self.last_cursor = last_cursor
-        self.log.go_on_at(next_row)
-        self.log.changed()
-
-    @final
-    def notify(self, index: Any) -> None:
-        """Report to the attached buffers that the elements at `index` were written."""
-        for buffer in self._attached:
-            buffer.mark_update(index)
-
-    # Writes of processes that were killed ----------------------------------------------------------
-
-    @property
-    def counters(self) -> list[Counter]:
-        """The numbers in shared memory that every write changes."""
-        return self.log.counters
-
-    def keep(self, rows: slice | torch.Tensor, key: tuple[str, ...] | None = None) -> None:
-        """Before rows, or an entry of them, are replaced in place: keep them in the journal, if there is one."""
-
-    def undo(self) -> None:
-        """Undo the write of a process that was killed, by the journal."""
-
-    # Full rings ------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def loading_ring(self, next_row: int | None) -> Iterator[None]:
-        """Load a ring inside, of which `next_row` is the row that is written next; None where that is not known.
-
-        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time in front
-        of free ones: a writer continues after them. `rotated` is then the number of rows. A storage that is loaded
-        without this keeps every row where it was.
-        """
-        self.rotated, self._loaded_ring = None, (True, next_row)
-        try:
-            yield
-        finally:
-            self._loaded_ring = (False, None)
-
-    def rotation_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
-        """Return which row is to become row 0 of `rows` rows that are loaded into `room` rows; also in `rotated`.
-
-        The rows are from a storage of `capacity` rows of which `last_row` was written last, None where not known.
-        """
-        ring, next_row = self._loaded_ring
-        next_row = next_row if last_row is None else last_row + 1
-        full = next_row is not None and (next_row < rows if capacity is None else rows == capacity)
-        self.rotated = next_row % rows if next_row is not None and ring and full and 0 < rows < room else None
-        return self.rotated or 0
-
-    # Buffers ---------------------------------------------------------------------------------------
-
-    @final
-    def attach(self, buffer: Any) -> None:
-        """Have a buffer (anything with `mark_update(index)`) notified of elements that are written by index."""
-        if not any(buffer is known for known in self._attached):
-            self._attached.append(buffer)
-
-    @final
-    def detach(self, buffer: Any) -> None:
-        """Undo `attach`."""
-        self._attached = [known for known in self._attached if known is not buffer]
-
-
-class NoRowsError(SchemaError, TypeError):
-    """Data for several rows is of a type that is not taken apart into rows."""
-
-
-def elements_of(data: Any, count: int, *, as_list: bool) -> Any:
-    """Return data of `count` elements, which lie along the first dimension, or are in a list with `as_list`.
-
-    A list of tensors or tensordicts, one per element, is stacked. SchemaError for another number of elements, and
-    NoRowsError, which is also a TypeError, for data that has none.
-    """
-    if as_list:
-        data = objects_of(data)
-        found = {len(data)}
-    else:
-        if isinstance(data, list) and data and all(_is_tensor(element) for element in data):
-            data = _stacked(data)
-        leaves = [data] if _is_tensor(data) or isinstance(data, np.ndarray) else tree_flatten(data)[0]
-        if not leaves or not all(isinstance(getattr(leaf, "shape", None), tuple) and leaf.shape for leaf in leaves):
-            raise NoRowsError(f"expected {count} elements, found a {type(data).__name__} that has no rows")
-        found = {len(leaf) for leaf in leaves}
-    if found != {count}:
-        raise SchemaError(f"{' and '.join(map(str, sorted(found)))} elements given for {count} rows")
-    return data
-
-
-def objects_of(data: Any) -> list[Any]:
-    """Take data of several rows apart into one object per row; NoRowsError for data that has no rows."""
-    if isinstance(data, list | tuple | set | frozenset | range):
-        return list(data)
-    rows = getattr(data, "ndim", 0)
-    if isinstance(data, np.ndarray) and rows:
-        return list(data)
-    if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
-        return list(data.tensordicts)
-    if (isinstance(data, torch.Tensor | TensorDictBase) or is_tensorclass(data)) and rows:
-        return list(data.unbind(0))
-    raise NoRowsError(
-        f"several rows cannot be written from a {type(data).__name__}, expected a list, tuple, set, range, array, "
-        "tensor or tensordict of one object a row"
-    )
-
-
-def rows_without_repeats(rows: slice | torch.Tensor, elements: Any) -> tuple[slice | torch.Tensor, Any]:
-    """Leave out the elements whose row a later one names again."""
-    if isinstance(rows, slice) or (kept := last_of_repeats(rows)) is None:
-        return rows, elements
-    return rows[kept], taken(elements, kept)
-
-
-def taken(elements: Any, places: torch.Tensor) -> Any:
-    """Return the elements at these places, int64 `[n]`; a list where a list of objects was given."""
-    if isinstance(elements, list):
-        return [elements[place] for place in places.tolist()]
-    return _mapped(elements, lambda leaf: leaf[places])
-
-
-def unflattened(elements: Any, shape: torch.Size) -> Any:
-    """Give elements of several rows, which lie along the first dimension, this shape in its place."""
-    if isinstance(elements, list):
-        raise IndexError(f"rows are named by a vector, found an index of shape {list(shape)}")
-    return _mapped(elements, lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])))
-
-
-def _mapped(elements: Any, change: Any) -> Any:
-    return change(elements) if _is_tensor(elements) or isinstance(elements, np.ndarray) else tree_map(change, elements)
-
-
-def copied(data: Any) -> Any:
-    """Return a copy of a tensor, a tensordict or a tensorclass, bit for bit."""
-    # A tensordict that has a device adds 0 to its leaves to clone them, which makes 0.0 of -0.0 and NaN of other NaN.
-    return data.clone() if isinstance(data, torch.Tensor) else data.apply(torch.clone)
-
-
-def deep_copied(data: Any) -> Any:
-    """Return a deep copy of any data; tensordicts in dicts, lists and tuples are copied bit for bit."""
-    memo: dict[int, Any] = {}
-    _copy_collections(data, memo)
-    return copy.deepcopy(data, memo)
-
-
-def _copy_collections(data: Any, memo: dict[int, Any]) -> None:
-    if is_tensor_collection(data):
-        memo[id(data)] = copied(data)
-    elif isinstance(data, list | tuple | Mapping):
-        for part in data.values() if isinstance(data, Mapping) else data:
-            _copy_collections(part, memo)
-
-
-def _is_tensor(data: Any) -> bool:
-    return isinstance(data, torch.Tensor) or is_tensor_collection(data)
-
-
-def _stacked(elements: list[Any]) -> Any:
-    try:
-        return torch.stack(elements)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise SchemaError(f"the elements are not alike: {error}".splitlines()[0]) from error
-
-
-def require_like(data: Any, like: Any) -> None:
-    """Raise SchemaError unless `data` has the keys, element types and shapes of `like`."""
-    structure = tree_spec_of(like)
-    for path, found, expected in zip(structure.paths(), structure.flatten(data), structure.flatten(like), strict=True):
-        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-            name = ".".join(path) or "the tensor"
-            raise SchemaError(
-                f"{name} is {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
-            )
-
-
-class Entries(Reports):
-    """What storages of tensors do with single entries. By default nothing can be edited or added."""
-
-    @abstractmethod
-    def read_at(self, index: Any) -> Any:
-        """Return the valid elements at `index`, in any form; IndexError for what is not there."""
-
-    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one entry of the elements at `index`, a slice or a tensor; None where some of them have none.
-
-        SchemaError (a RuntimeError) for elements that are no tensordicts.
-        """
-        rows = self.read_at(index)
-        parts = rows if isinstance(rows, list) else [rows]
-        if not all(is_tensor_collection(part) for part in parts):
-            kind = next(type(part).__name__ for part in parts if not is_tensor_collection(part))
-            raise SchemaError(f"the storage holds a {kind}, expected tensordicts with the entry")
-        found = [part.get(key, None) for part in parts]
-        if not found or not all(isinstance(part, torch.Tensor) for part in found):
-            return None
-        return torch.stack(found) if isinstance(rows, list) else found[0]
-
-    # Editing ---------------------------------------------------------------------------------------
-
-    def lacks_dimensions(self, data: Any) -> bool:
-        """Whether data has fewer dimensions than all elements together."""
-        return False
-
-    def repeated(self, index: Any, data: Any) -> Any:
-        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is.
-
-        The rule is that of tensordicts: the dimensions that data has are the last ones that `index` selects. A
-        dimension of size 1 is not repeated.
-        """
-        return data
-
-    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
-
-        SchemaError for a storage whose elements cannot be edited, MissingKeyError for an entry that is not there.
-        """
-        raise SchemaError(f"entries of a {type(self).__name__} cannot be edited")
-
-    def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
-        """Write what `editable` returned, and was edited at `index`; nothing is to do for views of what is stored."""
-
-    @final
-    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all valid elements; MissingKeyError for a storage that cannot take new ones."""
-        self.create_entries(values)
-        self.log.changed(Change(keys=tuple(values)))
-
-    def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all valid elements, or raise MissingKeyError."""
-        name = ".".join(next(iter(values)))
-        raise MissingKeyError(f"{name!r} is a new entry, expected one that this {type(self).__name__} has")
-
-    @final
-    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
-        """Write at an index of several dimensions of what `get(slice(None))` reads, `dim` being the first of them.
-
-        Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
-        IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
-        """
-        try:
-            self.write_cells(index, data, dim, label)
-        finally:
-            self.log.changed()  # also where an interrupt comes in the middle
-        if self._attached:
-            self.notify(self.elements_of_cells(index, dim))
-
-    def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
-        """Write as `set_cells` does; IndexError for a storage that has one dimension."""
-        count = len(index) if isinstance(index, tuple) else 1
-        raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
-
-    def elements_of_cells(self, index: Any, dim: int) -> Any:
-        """Return the index of the elements that a write at such an index concerns."""
-        return slice(None)
-
-    def episode_lengths(self) -> NDArray[np.int64] | None:
-        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.
-
-        Rows behind them are of one that is under way.
-        """
-        return None
-
-
 _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 
 
@@ -333,64 +39,6 @@ def register_checkpointer(storage_class: type[Any], factory: Callable[[], Any]) 
     first storage that is saved or loaded.
     """
     _CHECKPOINTERS[storage_class] = factory
-
-
-class Saving:
-    """Saves and loads a storage with its checkpointer."""
-
-    def __init__(self, checkpointer: Any) -> None:
-        self._checkpointer = checkpointer
-
-    @property
-    def checkpointer(self) -> Any:
-        """What saves and loads this storage. Setting None goes back to the one that belongs to its class."""
-        if self._checkpointer is None:
-            self._checkpointer = _checkpointer_for(type(self))
-        return self._checkpointer
-
-    @checkpointer.setter
-    def checkpointer(self, checkpointer: Any) -> None:
-        self._checkpointer = checkpointer
-
-    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write a checkpoint to the folder `path`, with the storage's checkpointer.
-
-        `durable` is that of `ReplayBuffer.dumps`; checkpointers that were written for TorchRL take "full" only.
-        """
-        if durable == "full":
-            self.checkpointer.dumps(self, path)
-        else:
-            self.checkpointer.dumps(self, path, durable=durable)
-
-    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        """Take over what the checkpoint in the folder `path` holds.
-
-        `verify` also compares the bytes of rows that are only mapped with their digests, and reads all of them for it.
-        """
-        options = {"verify": True} if verify and getattr(self.checkpointer, "verifies_on_request", False) else {}
-        self.checkpointer.loads(self, path, **options)
-
-    dump = save = dumps
-    load = loads
-
-    def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it is about to write through `hook(data, path=...)`."""
-        self.checkpointer.register_save_hook(hook)
-
-    def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it has read through `hook(data, out=...)`."""
-        self.checkpointer.register_load_hook(hook)
-
-
-def _checkpointer_for(storage_class: type[Any]) -> Any:
-    importlib.import_module("..checkpointers", __package__)
-    for ancestor in storage_class.__mro__:
-        if ancestor in _CHECKPOINTERS:
-            return _CHECKPOINTERS[ancestor]()
-    raise UsageError(
-        f"no checkpointer is known for a {storage_class.__name__}",
-        hint="give the storage a checkpointer",
-    )
 
 
 _FINAL = {
@@ -414,7 +62,7 @@ _FINAL = {
 """Methods that do the book-keeping, and what a storage implements instead."""
 
 
-class Storage(Entries, Saving, ABC):
+class Storage(ABC):
     """Keeps up to `max_size` elements under the numbers 0 to `len(storage) - 1`.
 
     `storage[i]` reads, `storage[i] = data` writes without moving the last cursor, iteration goes over the valid
@@ -486,10 +134,25 @@ class Storage(Entries, Saving, ABC):
             raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
         if max_size < 1:
             raise UsageError(f"max_size is {max_size}, expected a number from 1")
-        Entries.__init__(self)
-        Saving.__init__(self, checkpointer)
         self.max_size = max_size
         self.compilable = compilable
+        self._checkpointer = checkpointer
+        self.generator: torch.Generator | None = None
+        """The generator of the buffer, for storages that need random numbers."""
+        self.generations: Generations | None = None
+        """How often each row was written over, where a writer counts it."""
+        self.last_cursor: Any = None
+        """The cursor of the newest write of a writer; None where it is not known."""
+        self.numbered_by: str | None = None
+        """The entry in which a writer keeps the number of every row, where one does."""
+        self.rotated: int | None = None
+        """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
+        self.journal: WriteJournal | None = None
+        """Keeps what is replaced, where another process may have to undo a write."""
+        self.log = WriteLog()
+        """Which rows were written and changed; samplers read it."""
+        self._attached: list[Any] = []
+        self._loaded_ring: tuple[bool, int | None] = (False, None)
 
     # What a storage implements ---------------------------------------------------------------------
 
@@ -666,6 +329,204 @@ class Storage(Entries, Saving, ABC):
         inside = (item >= 0) & (item < torch.tensor(self.shape if self.ndim > 1 else self.shape[0], device=item.device))
         return inside.all(-1) if self.ndim > 1 else inside
 
+    # Entries ---------------------------------------------------------------------------------------
+
+    def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
+        """Read one entry of the elements at `index`, a slice or a tensor; None where some of them have none.
+
+        SchemaError (a RuntimeError) for elements that are no tensordicts.
+        """
+        rows = self.read_at(index)
+        parts = rows if isinstance(rows, list) else [rows]
+        if not all(is_tensor_collection(part) for part in parts):
+            kind = next(type(part).__name__ for part in parts if not is_tensor_collection(part))
+            raise SchemaError(f"the storage holds a {kind}, expected tensordicts with the entry")
+        found = [part.get(key, None) for part in parts]
+        if not found or not all(isinstance(part, torch.Tensor) for part in found):
+            return None
+        return torch.stack(found) if isinstance(rows, list) else found[0]
+
+    def lacks_dimensions(self, data: Any) -> bool:
+        """Whether data has fewer dimensions than all elements together."""
+        return False
+
+    def repeated(self, index: Any, data: Any) -> Any:
+        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is.
+
+        The rule is that of tensordicts: the dimensions that data has are the last ones that `index` selects. A
+        dimension of size 1 is not repeated.
+        """
+        return data
+
+    def editable(self, key: tuple[str, ...]) -> torch.Tensor:
+        """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
+
+        SchemaError for a storage whose elements cannot be edited, MissingKeyError for an entry that is not there.
+        """
+        raise SchemaError(f"entries of a {type(self).__name__} cannot be edited")
+
+    def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
+        """Write what `editable` returned, and was edited at `index`; nothing is to do for views of what is stored."""
+
+    @final
+    def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+        """Add entries, values of all valid elements; MissingKeyError for a storage that cannot take new ones."""
+        self.create_entries(values)
+        self.log.changed(Change(keys=tuple(values)))
+
+    def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+        """Add entries, values of all valid elements, or raise MissingKeyError."""
+        name = ".".join(next(iter(values)))
+        raise MissingKeyError(f"{name!r} is a new entry, expected one that this {type(self).__name__} has")
+
+    @final
+    def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
+        """Write at an index of several dimensions of what `get(slice(None))` reads, `dim` being the first of them.
+
+        Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
+        IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
+        """
+        try:
+            self.write_cells(index, data, dim, label)
+        finally:
+            self.log.changed()  # also where an interrupt comes in the middle
+        if self._attached:
+            self.notify(self.elements_of_cells(index, dim))
+
+    def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
+        """Write as `set_cells` does; IndexError for a storage that has one dimension."""
+        count = len(index) if isinstance(index, tuple) else 1
+        raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
+
+    def elements_of_cells(self, index: Any, dim: int) -> Any:
+        """Return the index of the elements that a write at such an index concerns."""
+        return slice(None)
+
+    def episode_lengths(self) -> NDArray[np.int64] | None:
+        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.
+
+        Rows behind them are of one that is under way.
+        """
+        return None
+
+    # Book-keeping --------------------------------------------------------------------------------
+
+    @final
+    def mark_changed(self, change: Change | None = None) -> None:
+        """Report a change that no method of this class makes, as an edit in place of what `get` returned by reference.
+
+        Without a `change`, which names rows and entries, anything may have changed.
+        """
+        self.log.changed(change)
+
+    @final
+    def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
+        """Report that all contents were replaced. The ring continues at `next_row` unless a writer sets another."""
+        self.last_cursor = last_cursor
+        self.log.go_on_at(next_row)
+        self.log.changed()
+
+    @final
+    def notify(self, index: Any) -> None:
+        """Report to the attached buffers that the elements at `index` were written."""
+        for buffer in self._attached:
+            buffer.mark_update(index)
+
+    # Writes of processes that were killed ----------------------------------------------------------
+
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers in shared memory that every write changes."""
+        return self.log.counters
+
+    def keep(self, rows: slice | torch.Tensor, key: tuple[str, ...] | None = None) -> None:
+        """Before rows, or an entry of them, are replaced in place: keep them in the journal, if there is one."""
+
+    def undo(self) -> None:
+        """Undo the write of a process that was killed, by the journal."""
+
+    # Full rings ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def loading_ring(self, next_row: int | None) -> Iterator[None]:
+        """Load a ring inside, of which `next_row` is the row that is written next; None where that is not known.
+
+        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time in front
+        of free ones: a writer continues after them. `rotated` is then the number of rows. A storage that is loaded
+        without this keeps every row where it was.
+        """
+        self.rotated, self._loaded_ring = None, (True, next_row)
+        try:
+            yield
+        finally:
+            self._loaded_ring = (False, None)
+
+    def rotation_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
+        """Return which row is to become row 0 of `rows` rows that are loaded into `room` rows; also in `rotated`.
+
+        The rows are from a storage of `capacity` rows of which `last_row` was written last, None where not known.
+        """
+        ring, next_row = self._loaded_ring
+        next_row = next_row if last_row is None else last_row + 1
+        full = next_row is not None and (next_row < rows if capacity is None else rows == capacity)
+        self.rotated = next_row % rows if next_row is not None and ring and full and 0 < rows < room else None
+        return self.rotated or 0
+
+    # Buffers ---------------------------------------------------------------------------------------
+
+    @final
+    def attach(self, buffer: Any) -> None:
+        """Have a buffer (anything with `mark_update(index)`) notified of elements that are written by index."""
+        if not any(buffer is known for known in self._attached):
+            self._attached.append(buffer)
+
+    @final
+    def detach(self, buffer: Any) -> None:
+        """Undo `attach`."""
+        self._attached = [known for known in self._attached if known is not buffer]
+
+    # Saving ----------------------------------------------------------------------------------------
+
+    @property
+    def checkpointer(self) -> Any:
+        """What saves and loads this storage. Setting None goes back to the one that belongs to its class."""
+        if self._checkpointer is None:
+            self._checkpointer = _checkpointer_for(type(self))
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
+        """Write a checkpoint to the folder `path`, with the storage's checkpointer.
+
+        `durable` is that of `ReplayBuffer.dumps`; checkpointers that were written for TorchRL take "full" only.
+        """
+        if durable == "full":
+            self.checkpointer.dumps(self, path)
+        else:
+            self.checkpointer.dumps(self, path, durable=durable)
+
+    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+        """Take over what the checkpoint in the folder `path` holds.
+
+        `verify` also compares the bytes of rows that are only mapped with their digests, and reads all of them for it.
+        """
+        options = {"verify": True} if verify and getattr(self.checkpointer, "verifies_on_request", False) else {}
+        self.checkpointer.loads(self, path, **options)
+
+    dump = save = dumps
+    load = loads
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the checkpointer pass what it is about to write through `hook(data, path=...)`."""
+        self.checkpointer.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have the checkpointer pass what it has read through `hook(data, out=...)`."""
+        self.checkpointer.register_load_hook(hook)
+
     # Python's own protocols ------------------------------------------------------------------------
 
     def __contains__(self, item: Any) -> bool:
@@ -724,3 +585,127 @@ class IndexedStorage(Storage):
     def write_rows(self, rows: Any, data: Any) -> None:
         """Store `data` at `rows`."""
         self.write_at(rows, data)
+
+
+def _checkpointer_for(storage_class: type[Any]) -> Any:
+    importlib.import_module("..checkpointers", __package__)
+    for ancestor in storage_class.__mro__:
+        if ancestor in _CHECKPOINTERS:
+            return _CHECKPOINTERS[ancestor]()
+    raise UsageError(
+        f"no checkpointer is known for a {storage_class.__name__}",
+        hint="give the storage a checkpointer",
+    )
+
+
+# Elements of data ----------------------------------------------------------------------------------
+
+
+class NoRowsError(SchemaError, TypeError):
+    """Data for several rows is of a type that is not taken apart into rows."""
+
+
+def elements_of(data: Any, count: int, *, as_list: bool) -> Any:
+    """Return data of `count` elements, which lie along the first dimension, or are in a list with `as_list`.
+
+    A list of tensors or tensordicts, one per element, is stacked. SchemaError for another number of elements, and
+    NoRowsError, which is also a TypeError, for data that has none.
+    """
+    if as_list:
+        data = objects_of(data)
+        found = {len(data)}
+    else:
+        if isinstance(data, list) and data and all(_is_tensor(element) for element in data):
+            data = _stacked(data)
+        leaves = [data] if _is_tensor(data) or isinstance(data, np.ndarray) else tree_flatten(data)[0]
+        if not leaves or not all(isinstance(getattr(leaf, "shape", None), tuple) and leaf.shape for leaf in leaves):
+            raise NoRowsError(f"expected {count} elements, found a {type(data).__name__} that has no rows")
+        found = {len(leaf) for leaf in leaves}
+    if found != {count}:
+        raise SchemaError(f"{' and '.join(map(str, sorted(found)))} elements given for {count} rows")
+    return data
+
+
+def objects_of(data: Any) -> list[Any]:
+    """Take data of several rows apart into one object per row; NoRowsError for data that has no rows."""
+    if isinstance(data, list | tuple | set | frozenset | range):
+        return list(data)
+    rows = getattr(data, "ndim", 0)
+    if isinstance(data, np.ndarray) and rows:
+        return list(data)
+    if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
+        return list(data.tensordicts)
+    if (isinstance(data, torch.Tensor | TensorDictBase) or is_tensorclass(data)) and rows:
+        return list(data.unbind(0))
+    raise NoRowsError(
+        f"several rows cannot be written from a {type(data).__name__}, expected a list, tuple, set, range, array, "
+        "tensor or tensordict of one object a row"
+    )
+
+
+def rows_without_repeats(rows: slice | torch.Tensor, elements: Any) -> tuple[slice | torch.Tensor, Any]:
+    """Leave out the elements whose row a later one names again."""
+    if isinstance(rows, slice) or (kept := last_of_repeats(rows)) is None:
+        return rows, elements
+    return rows[kept], taken(elements, kept)
+
+
+def taken(elements: Any, places: torch.Tensor) -> Any:
+    """Return the elements at these places, int64 `[n]`; a list where a list of objects was given."""
+    if isinstance(elements, list):
+        return [elements[place] for place in places.tolist()]
+    return _mapped(elements, lambda leaf: leaf[places])
+
+
+def unflattened(elements: Any, shape: torch.Size) -> Any:
+    """Give elements of several rows, which lie along the first dimension, this shape in its place."""
+    if isinstance(elements, list):
+        raise IndexError(f"rows are named by a vector, found an index of shape {list(shape)}")
+    return _mapped(elements, lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])))
+
+
+def _mapped(elements: Any, change: Any) -> Any:
+    return change(elements) if _is_tensor(elements) or isinstance(elements, np.ndarray) else tree_map(change, elements)
+
+
+def copied(data: Any) -> Any:
+    """Return a copy of a tensor, a tensordict or a tensorclass, bit for bit."""
+    # A tensordict that has a device adds 0 to its leaves to clone them, which makes 0.0 of -0.0 and NaN of other NaN.
+    return data.clone() if isinstance(data, torch.Tensor) else data.apply(torch.clone)
+
+
+def deep_copied(data: Any) -> Any:
+    """Return a deep copy of any data; tensordicts in dicts, lists and tuples are copied bit for bit."""
+    memo: dict[int, Any] = {}
+    _copy_collections(data, memo)
+    return copy.deepcopy(data, memo)
+
+
+def _copy_collections(data: Any, memo: dict[int, Any]) -> None:
+    if is_tensor_collection(data):
+        memo[id(data)] = copied(data)
+    elif isinstance(data, list | tuple | Mapping):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            _copy_collections(part, memo)
+
+
+def _is_tensor(data: Any) -> bool:
+    return isinstance(data, torch.Tensor) or is_tensor_collection(data)
+
+
+def _stacked(elements: list[Any]) -> Any:
+    try:
+        return torch.stack(elements)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise SchemaError(f"the elements are not alike: {error}".splitlines()[0]) from error
+
+
+def require_like(data: Any, like: Any) -> None:
+    """Raise SchemaError unless `data` has the keys, element types and shapes of `like`."""
+    structure = tree_spec_of(like)
+    for path, found, expected in zip(structure.paths(), structure.flatten(data), structure.flatten(like), strict=True):
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            name = ".".join(path) or "the tensor"
+            raise SchemaError(
+                f"{name} is {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -29,49 +28,166 @@ from .pytree import (
 )
 from .write_log import Counter, Snapshot
 
+_Write: TypeAlias = Callable[[Columns, bool], None]
 
-class TensorEditing(IndexedStorage):
-    """Edits rows that are there.
+_WHOLE = frozenset({TensorDict, torch.Tensor, dict})
+"""What is surely no list of rows: to ask so is faster than to ask for those."""
 
-    Entries that were added to all rows belong to these: they are gone as soon as rows are written without them.
+
+class TensorStorage(IndexedStorage):
+    """Wraps a tensor, a tensordict, a tensorclass or a nest of them, and counts as full.
+
+    Dimension 0 is the capacity; the first `ndim` dimensions, which all leaves share, count elements. A `max_size`
+    that is neither the number of rows nor of elements raises UsageError (a ValueError), as do `storage=None` and a
+    `device` other than the data's; `"auto"` follows the data. What is written must have the keys, element types
+    and shapes of what is stored, else SchemaError (a RuntimeError) is raised and nothing changes.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> storage = TensorStorage(TensorDict({"action": torch.arange(4)}, [4]))
+    >>> storage[torch.tensor([3, 0])]["action"]
+    tensor([3, 0])
     """
 
     device: Any
-    _structure: TreeSpec | None
-    _filled: Counter
+    _filler: Filler | None = None
     _declared: TreeSpec | None = None
-    """How the data is made without the entries that were added; None if there never were any."""
+    """How the data is made without the entries that were added to all rows; None if there never were any.
+
+    Entries that were added belong to these rows: they are gone as soon as rows are written without them.
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        checkpointer: Any = None,
+    ) -> None:
+        if storage is None:
+            raise UsageError("a TensorStorage needs tensors to wrap, found None")
+        self._begin(ndim)
+        structure = tree_spec_of(storage, ndim)
+        self._take(structure, structure.flatten(storage))
+        lead = self.columns.lead
+        super().__init__(math.prod(lead), checkpointer, compilable)
+        if max_size not in (None, lead[0], self.max_size):
+            raise UsageError(f"max_size is {max_size}, but the tensors hold {self.max_size} elements")
+        found = self.columns.leaves[0].device
+        self.device = found if device == "auto" else torch.device(device)
+        if any(leaf.device.type != self.device.type for leaf in self.columns.leaves):
+            raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='say device="auto"')
+        self._wrapped = storage
+        self._filled.value = lead[0]
+        self.log.lend()
+
+    def _begin(self, ndim: int) -> None:
+        if ndim < 1:
+            raise UsageError(f"ndim is {ndim}; at least the first dimension counts elements")
+        self.ndim = ndim
+        self._filled = Counter()
+        self._structure: TreeSpec | None = None
+        self._columns: Columns | None = None
+        self._wrapped = None
+
+    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
+        """Make these tensors the contents. They must share their leading dimensions."""
+        leads = {leaf.shape[: self.ndim] for leaf in leaves}
+        if len(leads) != 1 or len(min(leads)) != self.ndim:
+            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
+            raise SchemaError(f"expected tensors that share their first {self.ndim} dimensions, found {shapes}")
+        self._columns = Columns(leaves, [".".join(path) for path in structure.paths()], self.ndim)
+        self._structure = structure
+        self._wrapped = None
 
     @property
-    @abstractmethod
     def initialized(self) -> bool:
-        """Whether the tensors are there."""
+        """Whether the tensors are there; a lazy storage makes them at its first write."""
+        return self._columns is not None
 
     @property
-    @abstractmethod
     def columns(self) -> Columns:
-        """The tensors, cut into rows."""
+        """The tensors, cut into rows; SchemaError before the first write to a lazy storage."""
+        if self._columns is None and not self.initialized:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        return self._columns  # type: ignore[return-value]  # initialized means that they are there
 
     @property
-    @abstractmethod
     def structure(self) -> TreeSpec:
-        """How the data is made."""
+        """How the data is made; SchemaError before the first write to a lazy storage."""
+        if self._structure is None:
+            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
+        return self._structure
 
     @property
-    @abstractmethod
     def rows(self) -> int:
         """The number of valid rows."""
+        return self._filled.value
 
-    @abstractmethod
-    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
-        """Make these tensors the contents."""
+    @property
+    def capacity_rows(self) -> int:
+        """How many rows there is room for, along dimension 0; SchemaError before the first write to a lazy storage."""
+        columns = self._columns or self.columns
+        return columns.lead[0]
 
-    def _make_room(self, rows: slice | torch.Tensor) -> None:
-        """Make sure that writing these rows cannot fail for want of space."""
+    @property
+    def _storage(self) -> Any:  # the name in TorchRL's storages
+        return self.contents
+
+    @property
+    def contents(self) -> Any:
+        """All tensors, valid rows or not, put together as the data is; None before the first write."""
+        self.log.lend()
+        if self._wrapped is None and self.initialized:
+            columns = self.columns
+            self._wrapped = self.structure.unflatten(iter(columns.leaves), columns.lead)
+        return self._wrapped
+
+    def __len__(self) -> int:
+        if self._columns is None and not self.initialized:
+            return 0
+        rows = self._filled.value
+        return rows if self.ndim == 1 else rows * math.prod(self.columns.others)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Valid rows, then the other dimensions that count elements; `[0]` before the first write."""
+        return torch.Size([self.rows, *self.columns.lead[1:]]) if self.initialized else torch.Size([0])
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def read_at(self, index: Any) -> Any:
+        """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
+
+        Row numbers, masks and slices backwards give fresh tensors, ints and other slices views of the stored ones.
+        SchemaError (a RuntimeError) where nothing was ever written, IndexError for rows that are not there.
+        """
+        if type(index) is not torch.Tensor or index.dtype is not torch.int64:
+            index = as_index(index, self.ndim)
+        columns, structure = self._columns or self.columns, self._structure or self.structure
+        found, batch = columns.read(index, self._filled.value)
+        return structure.unflatten(iter(found), batch)
+
+    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
+        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to tensors; see `Columns.gather_into`."""
+        self.columns.gather_into(index, self._filled.value, targets, chosen)
+
+    def expect(self, rows: np.ndarray[Any, Any]) -> None:
+        """Called with the numbers of rows that are read next, int64 `[n]`: they may be on a disk."""
+
+    def flatten(self) -> TensorStorage:
+        """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
+        if self.ndim == 1:
+            return self
+        self.log.lend()
+        size = torch.Size([len(self)])
+        flat = [leaf[: self.rows].flatten(0, self.ndim - 1) for leaf in self.columns.leaves]
+        return TensorStorage(self.structure.unflatten(iter(flat), size), device="auto", compilable=self.compilable)
 
     # Batches that are filled again -----------------------------------------------------------------
-
-    _filler: Filler | None = None
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may share memory with the rows."""
@@ -89,75 +205,119 @@ class TensorEditing(IndexedStorage):
                 return super().read_into(out, index, added)
         return filler.fill(index, self.rows, out, added)
 
-    # Writes of other processes ---------------------------------------------------------------------
+    # Writing ---------------------------------------------------------------------------------------
 
-    def _prepare(self, rows: slice | torch.Tensor) -> None:
-        """Prepare a write of checked values to these rows."""
-        self._make_room(rows)
-        self.keep(rows)
+    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
+        """Write the rows of `data` at `cursor`, later ones over earlier ones where it repeats a row.
 
-    def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
-        """Before rows are replaced, keep them: for dumps, and for a process that has to undo this write."""
-        for snapshot in tuple(self.log.snapshots):
-            snapshot.keep(rows)
-        journal = self.journal
-        if journal is None:
-            return
-        valid, columns = self.rows, self.columns
-        if isinstance(rows, slice):
-            kept: Any = slice(rows.start, min(rows.stop, valid))
-            if kept.start >= kept.stop:
-                return
-        else:
-            numbers = rows.numpy(force=True)
-            kept = np.unique(numbers[numbers < valid])
-        arrays = columns.arrays
-        if key is None:
-            journal.keep(arrays, kept)
-        else:
-            number = list(self.structure.paths()).index(key)
-            journal.keep([arrays[number]], kept, number)
-
-    def undo(self) -> None:
-        """Undo the write of a process that was killed."""
-        if self.journal is not None:
-            before = self.log.now
-            self.journal.undo(self.columns.arrays if self.initialized else [])
-            self.log.undone(before)
-
-    @property
-    def counters(self) -> list[Counter]:
-        """The numbers that every write changes."""
-        return [self._filled, *self.log.counters]
-
-    # Dumps in the background -----------------------------------------------------------------------
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process can write to the rows."""
-        return not self._filled.shared
-
-    def snapshot(self, part_rows: int) -> Snapshot | None:
-        """Return the valid rows as they are now, in parts; who gets it calls `end_snapshot`.
-
-        None where they could be replaced unnoticed: on other devices, by other processes, and through references.
+        An int takes one row without its leading dimension, a tuple of coordinates takes elements, anything else
+        takes rows; a list and a lazy stack are rows one by one. Data and cursor may be views of what is stored here:
+        they are read whole before the first row is written. The length grows up to the highest row written. A write
+        beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
         """
-        if not (self.initialized and self.columns.gathers_into):
-            return None
-        found = Snapshot(
-            self.columns.arrays, self.rows, part_rows, next_row=self.log.now.next_row, shared=self._filled.shared
-        )
-        self.log.snapshots.append(found)
-        if self.log.lent or not self.alone:  # asked afterwards: a caller in between waits
-            self.end_snapshot(found)
-            return None
-        return found
+        before = (self._structure, self._columns) if self.initialized else (None, None)
+        try:
+            if before[1] is not None and (run := self._copied_run(before[1], cursor, data)) is not None:
+                return run
+            if before[1] is None:
+                self._initialize(as_index(cursor, self.ndim), data)
+            elif not set_cursor:
+                self._take_in_new(cursor, data)
+            return self._set(cursor, data)
+        except BaseException as error:
+            if self._columns is not before[1]:
+                self._go_back(*before)
+            if before[1] is not None and not isinstance(error, RbtoolError):
+                self.log.changed()  # an interrupt: some columns may be written already
+            if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
+                raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
+            raise
 
-    def end_snapshot(self, snapshot: Snapshot) -> None:
-        """State that a snapshot is not read any more, if it still was; may be repeated."""
-        snapshot.close()
-        if snapshot in self.log.snapshots:
-            self.log.snapshots.remove(snapshot)
+    def _copied_run(self, columns: Columns, cursor: Any, data: Any) -> slice | None:
+        """Write rows that follow one another, and whose bytes can be copied as they are, as most can; return the rows.
+
+        None, with nothing changed, for anything else, and for what does not fit: the general way names what differs.
+        """
+        run, valid = _run(cursor, columns.lead[0]), self._filled.value
+        if run is None or type(data) not in _WHOLE or run.start > valid or run.start == run.stop:
+            return None
+        start, stop = run.start, run.stop
+        try:
+            values = self.structure.flatten(data)
+        except SchemaError:
+            return None
+        lead = columns.others if type(cursor) is int else (stop - start, *columns.others)
+        sources = columns.sources(values, lead, stop)
+        if sources is None:
+            return None
+        if stop > valid or self.journal is not None or self.log.snapshots:
+            self._prepare(run)
+        columns.copy_run(start, stop - start, sources)
+        if stop > valid:
+            self._filled.value = stop
+        return run
+
+    def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
+        """Write, and return the rows that were written; None for elements of rows."""
+        columns, valid = self.columns, self._filled.value
+        rows: slice | torch.Tensor
+        run = _run(cursor, columns.lead[0])
+        if run is not None:
+            rows, single = run, type(cursor) is int
+        else:
+            index = as_index(cursor, self.ndim)
+            if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
+                index = _coordinates(index, self.shape)
+            if isinstance(index, tuple):
+                self.write_cells(index, data)
+                return None
+            rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
+        grown = grown_rows(rows, valid)
+        if type(data) not in _WHOLE and not single and isinstance(data, list | LazyStackedTensorDict):
+            self._write_items(rows, data)
+        else:
+            self._write(rows, data, single)
+        if grown != valid:
+            self._filled.value = grown
+        return rows
+
+    def _write(self, rows: slice | torch.Tensor, data: Any, single: bool) -> None:
+        lead = self.columns.others
+        if isinstance(rows, slice):
+            count = rows.stop - rows.start
+            values = self._values(data, lead if single else (count, *lead))
+            self._prepare(rows)
+            self.columns.write_run(rows.start, count, values)
+            return
+        values = self._values(data, (len(rows), *lead))
+        self._prepare(rows)
+        if (kept := last_of_repeats(rows)) is not None:
+            rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
+        self.columns.write_rows(rows, values)
+
+    def _write_items(self, rows: slice | torch.Tensor, data: Any) -> None:
+        """Write rows that are given one by one."""
+        items = data if isinstance(data, list) else data.unbind(0)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if len(items) != count:
+            raise SchemaError(f"{len(items)} rows given for {count} places")
+        lead = self.columns.others
+        checked = [self._values(item, lead) for item in items]
+        self._prepare(rows)
+        if isinstance(rows, torch.Tensor) and (kept := last_of_repeats(rows)) is not None:
+            rows, checked = rows[kept], [checked[number] for number in kept.tolist()]
+        if checked:
+            self.columns.write_stacked(rows, checked)
+
+    def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
+        """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
+        values = self._taken_apart(data)  # which may leave out columns
+        self.columns.check(values, lead)
+        return values
+
+    def clear_rows(self) -> None:
+        """Set the length to 0; the tensors stay."""
+        self._filled.value = 0
 
     # Cells -----------------------------------------------------------------------------------------
 
@@ -337,26 +497,7 @@ class TensorEditing(IndexedStorage):
         self._take(declared, [known[path] for path in declared.paths()])
         return True
 
-
-def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: TreeSpec) -> Any:
-    """Make a nest of the root's kind of tensors by path."""
-    found: dict[str, Any] = {}
-    for path, value in values.items():
-        inner = found
-        for part in path[:-1]:
-            inner = inner.setdefault(part, {})
-        inner[path[-1]] = value
-    return TensorDict(found, lead) if isinstance(structure, TensorDictNode) else found
-
-
-_Write: TypeAlias = Callable[[Columns, bool], None]
-
-
-class TensorState(TensorEditing):
-    """Saves and loads in memory; checkpoints are loaded through `fill`."""
-
-    _columns: Columns | None
-    _wrapped: Any
+    # State, and checkpoints that are loaded --------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
         """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
@@ -441,6 +582,11 @@ class TensorState(TensorEditing):
             raise SchemaError(f"what was saved counts {length} elements; this storage has room for {self.max_size}")
         return rows
 
+    # What lazy storages do otherwise ---------------------------------------------------------------
+
+    def _initialize(self, index: Any, data: Any) -> None:
+        """Make the tensors after the first data."""
+
     def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
         """Make tensors for rows of these types and shapes."""
 
@@ -448,288 +594,78 @@ class TensorState(TensorEditing):
         """Return to the tensors of before, because the write that new ones were made for failed."""
         self._structure, self._columns, self._wrapped = structure, columns, None
 
+    def _make_room(self, rows: slice | torch.Tensor) -> None:
+        """Make sure that writing these rows cannot fail for want of space."""
 
-def _with_numbers(
-    key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
-) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
-    """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
-    if key is None or key not in columns.names or not tensors:
-        return structure, tensors
-    if not isinstance(structure, MappingNode) or key in structure.children:
-        return structure, tensors
-    like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
-    numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
-    structure = structure.with_children({**structure.children, key: TensorNode()})
-    return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
+    # Writes of other processes ---------------------------------------------------------------------
 
+    def _prepare(self, rows: slice | torch.Tensor) -> None:
+        """Prepare a write of checked values to these rows."""
+        self._make_room(rows)
+        self.keep(rows)
 
-_WHOLE = frozenset({TensorDict, torch.Tensor, dict})
-"""What is surely no list of rows: to ask so is faster than to ask for those."""
-
-
-class TensorStorage(TensorState):
-    """Wraps a tensor, a tensordict, a tensorclass or a nest of them, and counts as full.
-
-    Dimension 0 is the capacity; the first `ndim` dimensions, which all leaves share, count elements. A `max_size`
-    that is neither the number of rows nor of elements raises UsageError (a ValueError), as do `storage=None` and a
-    `device` other than the data's; `"auto"` follows the data. What is written must have the keys, element types
-    and shapes of what is stored, else SchemaError (a RuntimeError) is raised and nothing changes.
-
-    >>> import torch
-    >>> from tensordict import TensorDict
-    >>> storage = TensorStorage(TensorDict({"action": torch.arange(4)}, [4]))
-    >>> storage[torch.tensor([3, 0])]["action"]
-    tensor([3, 0])
-    """
-
-    def __init__(
-        self,
-        storage: Any,
-        max_size: int | None = None,
-        *,
-        device: torch.device | str = "cpu",
-        ndim: int = 1,
-        compilable: bool = False,
-        checkpointer: Any = None,
-    ) -> None:
-        if storage is None:
-            raise UsageError("a TensorStorage needs tensors to wrap, found None")
-        self._begin(ndim)
-        structure = tree_spec_of(storage, ndim)
-        self._take(structure, structure.flatten(storage))
-        lead = self.columns.lead
-        super().__init__(math.prod(lead), checkpointer, compilable)
-        if max_size not in (None, lead[0], self.max_size):
-            raise UsageError(f"max_size is {max_size}, but the tensors hold {self.max_size} elements")
-        found = self.columns.leaves[0].device
-        self.device = found if device == "auto" else torch.device(device)
-        if any(leaf.device.type != self.device.type for leaf in self.columns.leaves):
-            raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='say device="auto"')
-        self._wrapped = storage
-        self._filled.value = lead[0]
-        self.log.lend()
-
-    def _begin(self, ndim: int) -> None:
-        if ndim < 1:
-            raise UsageError(f"ndim is {ndim}; at least the first dimension counts elements")
-        self.ndim = ndim
-        self._filled = Counter()
-        self._structure: TreeSpec | None = None
-        self._columns: Columns | None = None
-        self._wrapped = None
-
-    def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
-        """Make these tensors the contents. They must share their leading dimensions."""
-        leads = {leaf.shape[: self.ndim] for leaf in leaves}
-        if len(leads) != 1 or len(min(leads)) != self.ndim:
-            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
-            raise SchemaError(f"expected tensors that share their first {self.ndim} dimensions, found {shapes}")
-        self._columns = Columns(leaves, [".".join(path) for path in structure.paths()], self.ndim)
-        self._structure = structure
-        self._wrapped = None
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the tensors are there; a lazy storage makes them at its first write."""
-        return self._columns is not None
-
-    @property
-    def columns(self) -> Columns:
-        """The tensors, cut into rows; SchemaError before the first write to a lazy storage."""
-        if self._columns is None and not self.initialized:
-            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
-        return self._columns  # type: ignore[return-value]  # initialized means that they are there
-
-    @property
-    def structure(self) -> TreeSpec:
-        """How the data is made; SchemaError before the first write to a lazy storage."""
-        if self._structure is None:
-            raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
-        return self._structure
-
-    @property
-    def rows(self) -> int:
-        """The number of valid rows."""
-        return self._filled.value
-
-    @property
-    def capacity_rows(self) -> int:
-        """How many rows there is room for, along dimension 0; SchemaError before the first write to a lazy storage."""
-        columns = self._columns or self.columns
-        return columns.lead[0]
-
-    @property
-    def _storage(self) -> Any:  # the name in TorchRL's storages
-        return self.contents
-
-    @property
-    def contents(self) -> Any:
-        """All tensors, valid rows or not, put together as the data is; None before the first write."""
-        self.log.lend()
-        if self._wrapped is None and self.initialized:
-            columns = self.columns
-            self._wrapped = self.structure.unflatten(iter(columns.leaves), columns.lead)
-        return self._wrapped
-
-    def __len__(self) -> int:
-        if self._columns is None and not self.initialized:
-            return 0
-        rows = self._filled.value
-        return rows if self.ndim == 1 else rows * math.prod(self.columns.others)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Valid rows, then the other dimensions that count elements; `[0]` before the first write."""
-        return torch.Size([self.rows, *self.columns.lead[1:]]) if self.initialized else torch.Size([0])
-
-    # Reading ---------------------------------------------------------------------------------------
-
-    def read_at(self, index: Any) -> Any:
-        """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
-
-        Row numbers, masks and slices backwards give fresh tensors, ints and other slices views of the stored ones.
-        SchemaError (a RuntimeError) where nothing was ever written, IndexError for rows that are not there.
-        """
-        if type(index) is not torch.Tensor or index.dtype is not torch.int64:
-            index = as_index(index, self.ndim)
-        columns, structure = self._columns or self.columns, self._structure or self.structure
-        found, batch = columns.read(index, self._filled.value)
-        return structure.unflatten(iter(found), batch)
-
-    def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
-        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to tensors; see `Columns.gather_into`."""
-        self.columns.gather_into(index, self._filled.value, targets, chosen)
-
-    def expect(self, rows: np.ndarray[Any, Any]) -> None:
-        """Called with the numbers of rows that are read next, int64 `[n]`: they may be on a disk."""
-
-    def flatten(self) -> TensorStorage:
-        """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
-        if self.ndim == 1:
-            return self
-        self.log.lend()
-        size = torch.Size([len(self)])
-        flat = [leaf[: self.rows].flatten(0, self.ndim - 1) for leaf in self.columns.leaves]
-        return TensorStorage(self.structure.unflatten(iter(flat), size), device="auto", compilable=self.compilable)
-
-    # Writing ---------------------------------------------------------------------------------------
-
-    def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write the rows of `data` at `cursor`, later ones over earlier ones where it repeats a row.
-
-        An int takes one row without its leading dimension, a tuple of coordinates takes elements, anything else
-        takes rows; a list and a lazy stack are rows one by one. Data and cursor may be views of what is stored here:
-        they are read whole before the first row is written. The length grows up to the highest row written. A write
-        beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
-        """
-        before = (self._structure, self._columns) if self.initialized else (None, None)
-        try:
-            if before[1] is not None and (run := self._copied_run(before[1], cursor, data)) is not None:
-                return run
-            if before[1] is None:
-                self._initialize(as_index(cursor, self.ndim), data)
-            elif not set_cursor:
-                self._take_in_new(cursor, data)
-            return self._set(cursor, data)
-        except BaseException as error:
-            if self._columns is not before[1]:
-                self._go_back(*before)
-            if before[1] is not None and not isinstance(error, RbtoolError):
-                self.log.changed()  # an interrupt: some columns may be written already
-            if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
-                raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
-            raise
-
-    def _copied_run(self, columns: Columns, cursor: Any, data: Any) -> slice | None:
-        """Write rows that follow one another, and whose bytes can be copied as they are, as most can; return the rows.
-
-        None, with nothing changed, for anything else, and for what does not fit: the general way names what differs.
-        """
-        run, valid = _run(cursor, columns.lead[0]), self._filled.value
-        if run is None or type(data) not in _WHOLE or run.start > valid or run.start == run.stop:
-            return None
-        start, stop = run.start, run.stop
-        try:
-            values = self.structure.flatten(data)
-        except SchemaError:
-            return None
-        lead = columns.others if type(cursor) is int else (stop - start, *columns.others)
-        sources = columns.sources(values, lead, stop)
-        if sources is None:
-            return None
-        if stop > valid or self.journal is not None or self.log.snapshots:
-            self._prepare(run)
-        columns.copy_run(start, stop - start, sources)
-        if stop > valid:
-            self._filled.value = stop
-        return run
-
-    def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
-        """Write, and return the rows that were written; None for elements of rows."""
-        columns, valid = self.columns, self._filled.value
-        rows: slice | torch.Tensor
-        run = _run(cursor, columns.lead[0])
-        if run is not None:
-            rows, single = run, type(cursor) is int
-        else:
-            index = as_index(cursor, self.ndim)
-            if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
-                index = _coordinates(index, self.shape)
-            if isinstance(index, tuple):
-                self.write_cells(index, data)
-                return None
-            rows, single = rows_of(index, valid, columns.lead[0]), isinstance(index, int)
-        grown = grown_rows(rows, valid)
-        if type(data) not in _WHOLE and not single and isinstance(data, list | LazyStackedTensorDict):
-            self._write_items(rows, data)
-        else:
-            self._write(rows, data, single)
-        if grown != valid:
-            self._filled.value = grown
-        return rows
-
-    def _write(self, rows: slice | torch.Tensor, data: Any, single: bool) -> None:
-        lead = self.columns.others
-        if isinstance(rows, slice):
-            count = rows.stop - rows.start
-            values = self._values(data, lead if single else (count, *lead))
-            self._prepare(rows)
-            self.columns.write_run(rows.start, count, values)
+    def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
+        """Before rows are replaced, keep them: for dumps, and for a process that has to undo this write."""
+        for snapshot in tuple(self.log.snapshots):
+            snapshot.keep(rows)
+        journal = self.journal
+        if journal is None:
             return
-        values = self._values(data, (len(rows), *lead))
-        self._prepare(rows)
-        if (kept := last_of_repeats(rows)) is not None:
-            rows, values = rows[kept], [value[kept.to(value.device)] for value in values]
-        self.columns.write_rows(rows, values)
+        valid, columns = self.rows, self.columns
+        if isinstance(rows, slice):
+            kept: Any = slice(rows.start, min(rows.stop, valid))
+            if kept.start >= kept.stop:
+                return
+        else:
+            numbers = rows.numpy(force=True)
+            kept = np.unique(numbers[numbers < valid])
+        arrays = columns.arrays
+        if key is None:
+            journal.keep(arrays, kept)
+        else:
+            number = list(self.structure.paths()).index(key)
+            journal.keep([arrays[number]], kept, number)
 
-    def _write_items(self, rows: slice | torch.Tensor, data: Any) -> None:
-        """Write rows that are given one by one."""
-        items = data if isinstance(data, list) else data.unbind(0)
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        if len(items) != count:
-            raise SchemaError(f"{len(items)} rows given for {count} places")
-        lead = self.columns.others
-        checked = [self._values(item, lead) for item in items]
-        self._prepare(rows)
-        if isinstance(rows, torch.Tensor) and (kept := last_of_repeats(rows)) is not None:
-            rows, checked = rows[kept], [checked[number] for number in kept.tolist()]
-        if checked:
-            self.columns.write_stacked(rows, checked)
+    def undo(self) -> None:
+        """Undo the write of a process that was killed."""
+        if self.journal is not None:
+            before = self.log.now
+            self.journal.undo(self.columns.arrays if self.initialized else [])
+            self.log.undone(before)
 
-    def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
-        """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
-        values = self._taken_apart(data)  # which may leave out columns
-        self.columns.check(values, lead)
-        return values
+    @property
+    def counters(self) -> list[Counter]:
+        """The numbers that every write changes."""
+        return [self._filled, *self.log.counters]
 
-    # What lazy storages do otherwise ---------------------------------------------------------------
+    # Dumps in the background -----------------------------------------------------------------------
 
-    def _initialize(self, index: Any, data: Any) -> None:
-        """Make the tensors after the first data."""
+    @property
+    def alone(self) -> bool:
+        """Whether no other process can write to the rows."""
+        return not self._filled.shared
 
-    def clear_rows(self) -> None:
-        """Set the length to 0; the tensors stay."""
-        self._filled.value = 0
+    def snapshot(self, part_rows: int) -> Snapshot | None:
+        """Return the valid rows as they are now, in parts; who gets it calls `end_snapshot`.
+
+        None where they could be replaced unnoticed: on other devices, by other processes, and through references.
+        """
+        if not (self.initialized and self.columns.gathers_into):
+            return None
+        found = Snapshot(
+            self.columns.arrays, self.rows, part_rows, next_row=self.log.now.next_row, shared=self._filled.shared
+        )
+        self.log.snapshots.append(found)
+        if self.log.lent or not self.alone:  # asked afterwards: a caller in between waits
+            self.end_snapshot(found)
+            return None
+        return found
+
+    def end_snapshot(self, snapshot: Snapshot) -> None:
+        """State that a snapshot is not read any more, if it still was; may be repeated."""
+        snapshot.close()
+        if snapshot in self.log.snapshots:
+            self.log.snapshots.remove(snapshot)
 
     # Processes -------------------------------------------------------------------------------------
 
@@ -787,3 +723,28 @@ def _run(cursor: Any, capacity: int) -> slice | None:
         return None
     start, stop = cursor.start, cursor.stop
     return slice(start, stop) if 0 <= start <= stop <= capacity else None
+
+
+def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: TreeSpec) -> Any:
+    """Make a nest of the root's kind of tensors by path."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        inner = found
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+    return TensorDict(found, lead) if isinstance(structure, TensorDictNode) else found
+
+
+def _with_numbers(
+    key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
+) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
+    """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
+    if key is None or key not in columns.names or not tensors:
+        return structure, tensors
+    if not isinstance(structure, MappingNode) or key in structure.children:
+        return structure, tensors
+    like, rows = columns.leaves[columns.names.index(key)], tensors[0].shape[0]
+    numbers = torch.arange(rows, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
+    structure = structure.with_children({**structure.children, key: TensorNode()})
+    return structure, [*tensors, numbers.expand(rows, *like.shape[1:])]
