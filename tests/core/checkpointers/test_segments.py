@@ -1,29 +1,49 @@
-"""Checkpoints in segments: what changed is written, the rest is shared; what is loaded is mapped."""
+"""Checkpoints in segments: what changed is written, the rest is shared and merged; damage is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from damage import flip
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers import segments
-from rbtool.core.checkpointers.segments import block_rows
-from rbtool.core.errors import CorruptDataError
+from rbtool.core.checkpointers.segments import (
+    Segment,
+    SegmentFolder,
+    SegmentManifest,
+    block_rows,
+    common,
+    count_of,
+    cut,
+    joined,
+    merged,
+    without,
+    written,
+)
+from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from rbtool.core.format.documents import document_digest
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.storages.write_log import WriteLog
 
 ROWS = 64
 
@@ -406,3 +426,426 @@ def test_a_full_ring_in_a_larger_storage_is_written_anew(tmp_path: Path) -> None
     other.loads(path)
     assert other.storage[torch.arange(ROWS)]["a"].tolist() == [*range(10, ROWS), *range(100, 110)]
     assert shared(path, lambda: other.dumps(path)) == []
+
+
+def full() -> LazyTensorStorage:
+    storage = LazyTensorStorage(ROWS)
+    storage.set(range(ROWS), torch.arange(ROWS))
+    return storage
+
+
+def test_what_torchrl_writes_over_it_is_not_taken_for_ours(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    full().dumps(path)
+    (path / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 3}')
+    with pytest.raises(CorruptDataError, match=r"storage_metadata\.json was not saved with the rest"):
+        LazyTensorStorage(ROWS).loads(path)
+
+
+@pytest.mark.parametrize(("before", "after"), [('"length": 64', '"length": 63'), ('"ndim": 1', '"ndim": 2')])
+def test_a_changed_list_of_segments(tmp_path: Path, before: str, after: str) -> None:
+    path = tmp_path / "saved"
+    full().dumps(path)
+    text = (path / "segments.json").read_text()
+    assert before in text or before.replace(" ", "") in text
+    (path / "segments.json").write_text(
+        text.replace(before, after).replace(before.replace(" ", ""), after.replace(" ", ""))
+    )
+    for _ in range(2):
+        with pytest.raises(CorruptDataError):
+            LazyTensorStorage(ROWS).loads(path)
+        shutil.rmtree(path / ".rbtool", ignore_errors=True)
+
+
+def test_a_newer_form_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    full().dumps(path)
+    shutil.rmtree(path / ".rbtool")
+    (path / "segments.json").write_text('{"format_version": 99}')
+    with pytest.raises(FormatError, match="format version 99"):
+        LazyTensorStorage(ROWS).loads(path)
+
+
+@pytest.mark.parametrize("target", ["aside", "nowhere"])
+@pytest.mark.parametrize("name", ["segments.json", "segment-00000.memmap"])
+def test_a_symbolic_link_in_the_place_of_a_file(tmp_path: Path, name: str, target: str) -> None:
+    path = tmp_path / "saved"
+    full().dumps(path)
+    (path / name).rename(tmp_path / "aside")
+    (path / name).symlink_to(tmp_path / target)
+    storage = full()
+    with pytest.raises(RbtoolError) as caught:
+        storage.loads(path)
+    if (name, target) != ("segments.json", "nowhere"):  # without its list, it is none of these checkpoints
+        assert isinstance(caught.value, CorruptDataError)
+        assert str(caught.value).startswith(f"{path / name} is a symbolic link, expected a regular file")
+    assert len(storage) == ROWS
+
+
+def test_an_error_of_the_disk_names_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full().dumps(tmp_path / "saved")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(segments, "digest_descriptor", fail)
+    with pytest.raises(OSError, match=r"saved/segment-0000\d\.memmap") as caught:
+        LazyTensorStorage(ROWS).loads(tmp_path / "saved")
+    assert caught.value.errno == errno.EIO
+
+
+def test_other_dimensions_are_refused(tmp_path: Path) -> None:
+    full().dumps(tmp_path / "saved")
+    with pytest.raises(SchemaError, match="saved with ndim=1, this storage has ndim=2"):
+        LazyTensorStorage(ROWS, ndim=2).loads(tmp_path / "saved")
+
+
+def gap(found: SegmentManifest) -> SegmentManifest:
+    return replace(found, segments=found.segments[1:])
+
+
+def disordered(found: SegmentManifest) -> SegmentManifest:
+    return replace(found, segments=found.segments[::-1])
+
+
+def overlap(found: SegmentManifest) -> SegmentManifest:
+    first, *others = found.segments
+    start, stop = first.runs[0]
+    return replace(found, segments=(replace(first, runs=((start, stop), (stop - 1, stop + 1))), *others))
+
+
+def empty(found: SegmentManifest) -> SegmentManifest:
+    first, *others = found.segments
+    return replace(found, segments=(first, *others, Segment(others[-1].number + 1, ())))
+
+
+@pytest.mark.parametrize("spoil", [gap, disordered, overlap, empty])
+def test_segments_that_do_not_have_all_rows(
+    tmp_path: Path, spoil: Callable[[SegmentManifest], SegmentManifest]
+) -> None:
+    storage, path = full(), tmp_path / "saved"
+    storage.dumps(path)
+    with SegmentFolder.opened(path) as opened:
+        found = opened.manifest
+    shutil.rmtree(path / ".rbtool")
+    (path / "segments.json").unlink()
+    spoil(found).save(path)
+    with pytest.raises(CorruptDataError, match=r"segments\.json does not list the segments of 64 rows"):
+        LazyTensorStorage(ROWS).loads(path)
+    storage.dumps(path)  # nothing of it is used
+    LazyTensorStorage(ROWS).loads(path, verify=True)
+
+
+DATA = Path(__file__).parents[2] / "data" / "checkpoints" / "segments-1"
+"""A ring of 40 rows to which 50 were written, saved in format version 1 by rbtool at commit 77c84da2."""
+
+
+def test_the_form_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, again = tmp_path / "saved", ReplayBuffer(storage=LazyTensorStorage(40))
+    shutil.copytree(DATA, path)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
+    for _ in range(2):
+        again.loads(path, verify=True)
+        found = again.storage[torch.arange(40)]
+        numbers = torch.cat([torch.arange(40, 50), torch.arange(10, 40)])
+        assert torch.equal(found["a"], numbers)
+        assert torch.equal(found["next", "b"], torch.stack([numbers, -numbers], -1).double())
+        assert torch.equal(found["next", "c"], (numbers % 3 == 0).unsqueeze(-1))
+        assert again.writer.cursor == 10
+        again.dumps(path)  # in the form of today
+        assert json.loads((path / "storage" / "segments.json").read_text())["format_version"] == 2
+
+
+@pytest.mark.parametrize(("entry", "value"), [("segment_rows", 0), ("segment_rows", 64), ("digests", [])])
+def test_the_form_of_before_with_other_segments(tmp_path: Path, entry: str, value: Any) -> None:
+    path = tmp_path / "saved"
+    shutil.copytree(DATA / "storage", path)
+    shutil.rmtree(path / ".rbtool")
+    document = json.loads((path / "segments.json").read_text()) | {entry: value}
+    document["digest"] = document_digest(document, "digest")
+    (path / "segments.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptDataError):
+        LazyTensorStorage(40).loads(path)
+
+
+def counted(count: int, first: int = 0) -> TensorDict:
+    return TensorDict({"a": torch.arange(first, first + count)}, [count])
+
+
+def full_ring() -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(ROWS))
+    buffer.extend(counted(ROWS))
+    return buffer
+
+
+def numbers_of(buffer: ReplayBuffer) -> list[int]:
+    return buffer.storage.get(torch.arange(ROWS))["a"].tolist()
+
+
+def loaded(path: Path) -> list[int]:
+    buffer = full_ring()
+    buffer.loads(path)
+    return numbers_of(buffer)
+
+
+def write_by_number(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
+    buffer.storage.set(index, data)
+
+
+def write_at_places(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
+    buffer[index] = data
+
+
+@pytest.mark.parametrize("write", [write_by_number, write_at_places])
+def test_an_index_that_is_used_again_changes_nothing(tmp_path: Path, write: Callable[..., None]) -> None:
+    """The log held the caller's index: filled with other rows before the dump, the rows of before were not written."""
+    buffer, path, index = full_ring(), tmp_path / "saved", torch.tensor([30, 27])
+    buffer.dumps(path)
+    write(buffer, index, counted(2, 300))
+    index.zero_()
+    buffer.dumps(path)
+    assert loaded(path) == numbers_of(buffer)
+
+
+def write_a_step(buffer: ReplayBuffer) -> None:
+    buffer[torch.tensor([30])] = counted(1, 300)
+
+
+def append_steps(buffer: ReplayBuffer) -> None:
+    buffer.extend(counted(5, 300))
+
+
+@pytest.mark.parametrize(("method", "write"), [("changed", write_a_step), ("wrote", append_steps)])
+def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, write: Callable[[ReplayBuffer], None]
+) -> None:
+    buffer, path = full_ring(), tmp_path / "saved"
+    buffer.dumps(path)
+    count, interrupts = getattr(WriteLog, method), iter([KeyboardInterrupt])
+
+    def interrupted(*arguments: Any) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        count(*arguments)
+
+    monkeypatch.setattr(WriteLog, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(buffer)
+    buffer.dumps(path)
+    assert loaded(path) == numbers_of(buffer)
+
+
+def test_files_are_closed_where_another_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, made, kept = full_ring(), list[Any](), segments.LeafFile
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        if len(made) == 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(kept(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(segments, "LeafFile", make)
+    with pytest.raises(OSError, match="Too many open files"):
+        buffer.dumps(tmp_path / "saved")
+    assert [one.descriptor for one in made] == [-1] * 3
+
+
+RING_ROWS, BLOCK = 4096, 4
+
+
+@pytest.fixture
+def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have as many blocks as a large storage has, of four rows, without waiting for the disk."""
+    monkeypatch.setattr(segments, "_FEWEST_BYTES", 8 * BLOCK)
+    monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def document(path: Path) -> SegmentManifest:
+    folder = path / "storage"
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return SegmentManifest.load(folder, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Ring:
+    """A full buffer of numbers, its checkpoint, and how many rows each dump wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.number = path, 0
+        self.buffer = ReplayBuffer(storage=LazyTensorStorage(RING_ROWS))
+        self.extend(RING_ROWS)
+        self.buffer.dumps(path)
+
+    def extend(self, count: int) -> None:
+        if count:
+            self.buffer.extend(torch.arange(self.number, self.number + count))
+        self.number += count
+
+    def dump(self) -> int:
+        """Dump; return how many rows were written."""
+        before = {segment.number for segment in document(self.path).segments}
+        self.buffer.dumps(self.path)
+        return sum(segment.rows for segment in document(self.path).segments if segment.number not in before)
+
+    def require_same(self) -> None:
+        other = ReplayBuffer(storage=LazyTensorStorage(RING_ROWS))
+        other.loads(self.path, verify=True)
+        every = torch.arange(RING_ROWS)
+        assert torch.equal(other.storage[every], self.buffer.storage[every])
+
+    def require_few(self) -> None:
+        """Few segments, of which little is kept for nothing."""
+        found = document(self.path)
+        assert len(found.segments) <= 60
+        assert sum(segment.rows for segment in found.segments) <= RING_ROWS * 5 // 4 + BLOCK
+
+
+@pytest.mark.parametrize(("count", "times"), [(1, 4.5), (4, 3.5), (40, 2.5), (41, 2.5), (400, 1.5), (3000, 1.4)])
+@pytest.mark.usefixtures("many_blocks")
+def test_rows_are_written_a_few_times(tmp_path: Path, count: int, times: float) -> None:
+    ring, taken = Ring(tmp_path / "saved"), list[int]()
+    for number in range(150):
+        ring.extend(count)
+        taken.append(ring.dump())
+        ring.require_few()
+        if not number % 30:
+            ring.require_same()
+    ring.require_same()
+    assert sum(taken) <= times * count * len(taken)
+    assert sorted(taken)[len(taken) // 2] == count  # most dumps write the new rows and no more
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("many_blocks")
+def test_writes_of_all_sizes(tmp_path: Path, seed: int) -> None:
+    draw, ring = random.Random(seed), Ring(tmp_path / "saved")
+    for number in range(120):
+        ring.extend(draw.choice([0, 1, 3, 40, 41, 700, RING_ROWS + 5]))
+        if draw.random() < 0.3:
+            rows = torch.tensor([draw.randrange(RING_ROWS) for _ in range(draw.choice([1, 2, 30]))])
+            ring.buffer.storage[rows] = -torch.arange(number, number + len(rows))
+        ring.dump()
+        ring.require_few()
+        if draw.random() < 0.1:
+            ring.require_same()
+    ring.require_same()
+
+
+@pytest.mark.usefixtures("many_blocks")
+def test_rows_that_were_handed_out_cost_little_more(tmp_path: Path) -> None:
+    """A segment of which some rows are in later ones cannot be compared with memory: the rest of it is written."""
+    ring = Ring(tmp_path / "saved")
+    view = ring.buffer.storage[:RING_ROWS]
+    taken = list[int]()
+    for number in range(120):
+        ring.extend(40)
+        taken.append(ring.dump())
+        ring.require_few()
+        if not number % 40:
+            view[5 * number] = -number
+            assert ring.dump() > 0
+            ring.require_same()
+    assert sum(taken) <= 120 * (40 + RING_ROWS // 16)
+    assert ring.dump() == 0
+
+
+@pytest.mark.usefixtures("many_blocks")
+def test_a_storage_that_fills_up(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "saved")
+    ring.buffer, ring.number = ReplayBuffer(storage=LazyTensorStorage(1 << 20)), 0
+    taken = 0
+    for _ in range(200):
+        ring.extend(50)
+        taken += ring.dump()
+        assert len(document(ring.path).segments) <= 60
+    other = ReplayBuffer(storage=LazyTensorStorage(1 << 20))
+    other.loads(ring.path, verify=True)
+    assert torch.equal(other.storage[torch.arange(10_000)], torch.arange(10_000))
+    assert taken <= 5 * 10_000
+
+
+# Runs ----------------------------------------------------------------------------------------------
+
+RUNS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9))).map(
+    lambda pairs: joined((start, start + count) for start, count in pairs)
+)
+
+
+def rows_in(runs: list[tuple[int, int]]) -> set[int]:
+    return {row for start, stop in runs for row in range(start, stop)}
+
+
+def tidy(runs: list[tuple[int, int]]) -> bool:
+    """Whether runs ascend, are not empty and do not overlap."""
+    return all(one[0] < one[1] <= other[0] for one, other in itertools.pairwise([*runs, (1 << 20, 0)]))
+
+
+@given(RUNS, RUNS)
+def test_runs_are_sets_of_rows(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    for found, expected in (
+        (joined([*one, *other]), rows_in(one) | rows_in(other)),
+        (common(one, other), rows_in(one) & rows_in(other)),
+        (without(one, other), rows_in(one) - rows_in(other)),
+    ):
+        assert rows_in(found) == expected
+        assert count_of(found) == len(expected)
+        assert tidy(found)
+
+
+@given(RUNS, st.integers(1, 20), st.integers(1, 8))
+def test_runs_are_cut_into_parts_alike(runs: list[tuple[int, int]], most: int, block: int) -> None:
+    groups = cut(runs, most, block)
+    assert [row for group in groups for start, stop in group for row in range(start, stop)] == sorted(rows_in(runs))
+    assert all(tidy(group) and count_of(group) < 2 * most + block for group in groups)
+
+
+def _segments(draw: random.Random, rows: int) -> Iterator[Segment]:
+    for number in range(draw.randint(0, 40)):
+        start = draw.randrange(rows)
+        yield Segment(number, ((start, draw.randint(start + 1, rows)),))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 600), st.integers(1, 8))
+def test_what_is_kept_and_written_are_all_rows(seed: int, rows: int, block: int) -> None:
+    draw = random.Random(seed)
+    before = SegmentManifest(None, 1, rows, rows, None, rows, True, (), tuple(_segments(draw, rows)))
+    start = draw.randrange(rows)
+    left = without([(0, rows)], [(start, draw.randint(start, rows))])
+    kept = merged({one: runs for one, runs in before.valid(left) if runs}, rows, block)
+    new = written(kept, rows, block, 99)
+    found = [row for runs in kept.values() for row in rows_in(list(runs))]
+    found += [row for segment in new for row in rows_in(list(segment.runs))]
+    assert sorted(found) == list(range(rows))
+    assert sum(one.rows - count_of(runs) for one, runs in kept.items()) <= max(rows // 4, block)
+
+
+@pytest.mark.parametrize("most", [1, 7, 4096, 100_000])
+def test_blocks_are_read_whole_in_pieces_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    data = bytes(torch.arange(60_000, dtype=torch.uint8).numpy())
+    (tmp_path / "file").write_bytes(data)
+    places = [(0, 5), (5, 0), (5, 4091), (4096, 1), (8192, 100), (30_000, 20_000), (59_999, 1)]
+    monkeypatch.setattr(segments.os, "preadv", partial(_short, os.preadv, most))
+    monkeypatch.setattr(segments, "_MOST_ROOMS", 2)
+    blocks = [(start, memoryview(bytearray(size))) for start, size in places]
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        segments.read_blocks(descriptor, blocks)
+        assert [bytes(into) for _, into in blocks] == [data[start : start + size] for start, size in places]
+        with pytest.raises(CorruptDataError, match="cut meanwhile"):
+            segments.read_blocks(descriptor, [(59_990, memoryview(bytearray(11)))])
+    finally:
+        os.close(descriptor)
+
+
+def _short(read: Callable[..., int], most: int, descriptor: int, rooms: list[memoryview], start: int) -> int:
+    """Read no more than `most` bytes, as a system call may."""
+    taken, left = [], most
+    for room in rooms:
+        taken.append(room[:left])
+        left -= len(taken[-1])
+    return read(descriptor, taken, start)

@@ -1,4 +1,4 @@
-"""Packed datasets, recordings and lists of steps, saved in the forms of whole episodes and loaded into each other."""
+"""Rows of storages of any kind as steps of episodes: where those end, and how they are loaded again, by threads too."""
 
 from __future__ import annotations
 
@@ -12,22 +12,109 @@ import numpy as np
 import pytest
 import torch
 from buffers_of_episodes import BufferPlan, bits
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.checkpointers.episodes import (
-    FlatStorageCheckpointer,
-    H5StorageCheckpointer,
-    NestedStorageCheckpointer,
-)
+import rbtool
+from rbtool import LazyMemmapStorage
+from rbtool.core.checkpointers import storage_rows
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
+from rbtool.core.checkpointers.storage_rows import Order, StorageRows, keys_of
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.encodings import rows as encoded_rows
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
+from rbtool.core.format.returns import episode_returns, running_return
 from rbtool.core.opening import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.ted.episodes import EndReason
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 99))
+def test_returns_are_those_of_adding_one_by_one(lengths: list[int], seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rewards = draw.normal(size=sum(lengths)) * 10.0 ** draw.integers(-9, 9, sum(lengths))
+    starts = np.cumsum(lengths) - lengths
+    expected = [running_return(0.0, rewards[a : a + n]) for a, n in zip(starts, lengths, strict=True)]
+    assert episode_returns(rewards, starts, np.array(lengths)).tolist() == expected
+
+
+@pytest.mark.parametrize("most", [1, 3, 1 << 20])
+def test_returns_are_added_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("rbtool.core.format.returns._MOST_STEPS", most)
+    done = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 0]).bool().unsqueeze(-1)
+    data = TensorDict({"next": {"done": done, "reward": torch.arange(9.0).unsqueeze(-1)}}, [9])
+    table = StorageRows(TensorStorage(data)).episodes
+    assert table.total_reward.tolist() == [3.0, 3.0, 22.0, 8.0]
+    assert table.length.tolist() == [3, 1, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "done", "reason"),
+    [
+        (True, False, True, EndReason.TERMINATED),
+        (False, True, True, EndReason.TRUNCATED),
+        (True, True, True, EndReason.BOTH),
+        (False, False, True, EndReason.INFERRED),
+        (False, False, False, EndReason.END_OF_FILE),
+        (True, False, False, EndReason.TERMINATED),
+    ],
+)
+def test_why_an_episode_ends(terminated: bool, truncated: bool, done: bool, reason: EndReason) -> None:
+    flags = {"terminated": terminated, "truncated": truncated, "done": done}
+    data = TensorDict({"next": {name: torch.tensor([[False], [value]]) for name, value in flags.items()}}, [2])
+    table = StorageRows(TensorStorage(data)).episodes
+    assert table.end_reason.tolist() == [reason]
+    assert (table.terminated.tolist(), table.truncated.tolist()) == ([terminated], [truncated])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
+def test_flags_may_be_numbers(dtype: torch.dtype) -> None:
+    data = TensorDict({"next": {"done": torch.tensor([0, 1, 0, 1, 0]).to(dtype)}}, [5])
+    assert StorageRows(TensorStorage(data)).episodes.length.tolist() == [2, 2, 1]
+
+
+def test_flags_deeper_down_are_found_where_there_are_no_others() -> None:
+    done = torch.tensor([0, 1, 0]).bool().unsqueeze(-1)
+    data = TensorDict({"next": {"team": {"done": done, "speed": torch.ones(3)}}}, [3])
+    assert StorageRows(TensorStorage(data)).episodes.length.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given_keys", "found"),
+    [
+        (None, []),
+        ("done", [("done",)]),
+        (("done", "over"), [("done",), ("over",)]),
+        ([("next", "a", "done"), "next"], [("a", "done"), ("next",)]),
+    ],
+)
+def test_keys_are_read_with_and_without_next(given_keys: object, found: list[tuple[str, ...]]) -> None:
+    assert keys_of(given_keys, "done_keys") == found  # type: ignore[arg-type]
+
+
+def test_a_key_is_of_text() -> None:
+    with pytest.raises(UsageError, match="reward_keys holds 3"):
+        keys_of([3], "reward_keys")  # type: ignore[list-item]
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.data())
+def test_runs_are_every_step_in_order(rows: int, lanes: int, data: st.DataObject) -> None:
+    oldest = data.draw(st.integers(0, rows - 1))
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, rows * lanes), st.integers(0, rows * lanes))))
+    found = []
+    for run in Order(rows, lanes, oldest).runs(start, stop):
+        places = [(lane, row) for lane in range(10)[run.lanes] for row in range(10)[run.rows]]
+        assert run.stop - run.start == len(places)
+        assert run.start == start + len(found)
+        found += places
+    assert found == [(step // rows, (oldest + step) % rows) for step in range(start, stop)]
+
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer,
@@ -245,3 +332,89 @@ def test_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:
     time.sleep(1.1)  # HDF5 would write the time, in seconds
     H5StorageCheckpointer(compatible=True).dumps(storage, tmp_path / "other.h5")
     assert (tmp_path / "one.h5").read_bytes() == (tmp_path / "other.h5").read_bytes()
+
+
+FORMS = {
+    "flat": rbtool.FlatStorageCheckpointer,
+    "nested": rbtool.NestedStorageCheckpointer,
+    "h5": rbtool.H5StorageCheckpointer,
+}
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than cores, and many parts to share."""
+    monkeypatch.setattr(storage_rows, "threads_for_memory", lambda: 4)
+    monkeypatch.setattr(encoded_rows, "LEAF_BYTES", 400)
+
+
+def filled(form: str, rows: int, capacity: int) -> LazyTensorStorage:
+    """A ring of episodes of 1 to 50 steps, of which some rows were written over."""
+    storage = LazyTensorStorage(capacity, checkpointer=FORMS[form]())
+    for start in range(0, rows, 7):
+        count = min(7, rows - start)
+        values = torch.rand(count, 5, dtype=torch.float64)
+        ends = torch.rand(count, 1) < 0.1
+        after = {"observation": values + 1, "done": ends, "reward": values[:, :1]}
+        data = TensorDict({"observation": values, "next": TensorDict(after, [count])}, [count])
+        storage.set(torch.arange(start, start + count) % capacity, data)
+    return storage
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("rows", "capacity", "room"), [(1, 9, 9), (90, 200, 300), (200, 200, 200), (533, 200, 250)])
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.usefixtures("many_threads")
+def test_rows_come_back_bit_for_bit(form: str, rows: int, capacity: int, room: int, kind: Any, tmp_path: Path) -> None:
+    saved, other = filled(form, rows, capacity), kind(room, checkpointer=FORMS[form]())
+    saved.dumps(tmp_path / "saved")
+    for _ in range(2):  # into an empty storage, and into one that holds rows
+        other.loads(tmp_path / "saved")
+        assert len(other) == len(saved)
+        assert bool((other[:] == saved[:]).all())
+
+
+def damaged(folder: Path) -> None:
+    largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[-9] ^= 1
+    largest.write_bytes(data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.usefixtures("many_threads")
+def test_a_changed_byte_leaves_an_empty_storage_empty(form: str, kind: Any, tmp_path: Path) -> None:
+    filled(form, 150, 200).dumps(tmp_path / "saved")
+    damaged(tmp_path / "saved")
+    other = kind(200, checkpointer=FORMS[form]())
+    with pytest.raises(CorruptDataError, match="was changed"):
+        other.loads(tmp_path / "saved")
+    assert len(other) == 0
+    assert not other.initialized
+    whole = filled(form, 150, 200)
+    whole.dumps(tmp_path / "whole")
+    other.loads(tmp_path / "whole")
+    assert bool((other[:] == whole[:]).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("many_threads")
+def test_a_changed_byte_leaves_rows_as_they_were(form: str, tmp_path: Path) -> None:
+    filled(form, 150, 200).dumps(tmp_path / "saved")
+    damaged(tmp_path / "saved")
+    other = filled(form, 40, 200)
+    before = other[:].clone()
+    with pytest.raises(CorruptDataError):
+        other.loads(tmp_path / "saved")
+    assert bool((other[:] == before).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("many_threads")
+def test_too_many_rows_leave_an_empty_storage_empty(form: str, tmp_path: Path) -> None:
+    filled(form, 150, 200).dumps(tmp_path / "saved")
+    other = LazyTensorStorage(100, checkpointer=FORMS[form]())
+    with pytest.raises(SchemaError):
+        other.loads(tmp_path / "saved")
+    assert not other.initialized
