@@ -252,3 +252,13 @@ def test_a_buffer_of_tensordicts_has_the_index_as_a_matrix() -> None:
     assert batch["index"].shape == (4, 1)
     assert torch.equal(batch["index"][:, 0], batch["number"])
     assert batch["next", "truncated"].flatten().tolist() == [False, True] * 2
+
+
+def test_slices_follow_arguments_that_are_assigned_between_draws() -> None:
+    storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])}, [8]))
+    sampler = SliceSampler(slice_len=2, anchor="start")
+    assert set(sampler.sample(storage, 40)[0][0][::2].tolist()) == {0, 4}
+    sampler.anchor = "end"
+    assert set(sampler.sample(storage, 40)[0][0][::2].tolist()) == {2, 6}
+    sampler.anchor, sampler.span = "start", (1, 0)
+    assert set(sampler.sample(storage, 40)[0][0].tolist()) == {0, 4}  # cut to the step inside
