@@ -51,8 +51,8 @@ from .core.datasets.lerobot_columns import lerobot_columns_to_tensordict as lero
 from .core.datasets.offline_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
 from .core.datasets.offline_online import prefill_replay_buffer as prefill_replay_buffer
 from .core.datasets.registered import register_dataset as register_dataset
-from .core.encodings.open_videos import clear_video_decoder_cache as clear_video_decoder_cache
-from .core.encodings.open_videos import set_video_decoder_cache_size as set_video_decoder_cache_size
+from .core.encodings.video import clear_video_decoder_cache as clear_video_decoder_cache
+from .core.encodings.video import set_video_decoder_cache_size as set_video_decoder_cache_size
 from .core.errors import AuthorisationError as AuthorisationError
 from .core.errors import CheckFailed as CheckFailed
 from .core.errors import CorruptDataError as CorruptDataError

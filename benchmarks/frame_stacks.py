@@ -25,8 +25,8 @@ import torch
 import rbtool
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
+from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.packed.builder import row_builder
-from rbtool.core.format.ted.builder import Origin
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import NEXT, Field
 

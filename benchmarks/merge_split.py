@@ -23,8 +23,8 @@ import numpy as np
 import rbtool
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.manifest import Request
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.returns import Ingest
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.ted.schema import Field, Timing, ted_fields
 
 

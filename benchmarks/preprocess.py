@@ -28,8 +28,8 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import ACTION, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, ted_fields
 

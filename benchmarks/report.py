@@ -20,8 +20,8 @@ import numpy as np
 from rbtool.core.format.contracts import Array
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.returns import running_return
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 import torch
 
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
 from rbtool.core.preprocess.workers.executor import Limits, TaskRunner
 from rbtool.core.preprocess.workers.processes import WorkerPool

@@ -84,7 +84,7 @@ def _line(
     import numpy as np
     from plotille import Canvas
 
-    from ..core.charts.traces import reduced
+    from ..core.charts.marks import reduced
 
     columns, rows = (width - _SIDE - 2) * _ACROSS, height * _DOWN
     canvas = Canvas(columns // _ACROSS, height, xmin=0, ymin=0, xmax=columns, ymax=rows)

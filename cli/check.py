@@ -19,7 +19,7 @@ from .several import SomeDatasets, of_each, require_datasets
 from .text import Cell, Line, Style, Styled, Table, folded
 
 if TYPE_CHECKING:
-    from ..core.ted.findings import Finding
+    from ..core.ted.rules import Finding
     from ..core.verbs.check import CheckResult
     from ..core.verbs.rules import RulesResult
 

@@ -14,7 +14,7 @@ from .output import Output
 from .text import Cell, Line, Styled, Table, folded, number
 
 if TYPE_CHECKING:
-    from ..core.stats.collect import FieldStats
+    from ..core.stats import FieldStats
     from ..core.verbs.stats import StatsResult
 
 EXAMPLES = (

@@ -16,9 +16,9 @@ import torch
 from .errors import DatasetNotFoundError, FormatError, UsageError
 from .format import fs
 from .format.documents import load_json
+from .format.memmap.tree import leaf_path, read_tree
 from .format.open_files import OpenFiles
 from .format.syncing import replace_file
-from .format.ted.tree import leaf_path, read_tree
 from .ted.schema import numpy_dtype
 
 _NODE = "<class 'tensordict._td.TensorDict'>"

@@ -18,7 +18,7 @@ import rbtool
 from rbtool.cli.failures import EXIT_CODES
 from rbtool.core import errors
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.ted.rule_table import RULES
+from rbtool.core.ted.rules import RULES
 
 DOCS = ROOT / "docs"
 WRITTEN = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"]

@@ -24,7 +24,7 @@ FLOORS = (
     {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
-    {"opening", "state_folder"},
+    {"open_steps", "state_folder"},
     {"torchrl"},
     {"encodings"},
     {"remote", "stats"},
@@ -40,7 +40,7 @@ VERSION = "rbtool.core.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.opening",
+    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.open_steps",
     "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
@@ -193,7 +193,7 @@ def test_the_rules_let_pass(importer: str, line: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("rbtool.core.ted.schema", "from ..format.ted.tree import MappedLeaf"),
+        ("rbtool.core.ted.schema", "from ..format.memmap.tree import MappedLeaf"),
         ("rbtool.core.samplers.slices", "from ..writers.base import Writer"),
         ("rbtool.core.storages.base", "from .. import load_dataset"),
         ("rbtool.core.storages.base", "from ..samplers.slices import SliceSampler"),

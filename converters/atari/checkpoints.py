@@ -12,8 +12,8 @@ import numpy as np
 
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
-from ...core.format.row_blocks import blocks
 from ...core.ted.schema import dtype_name
+from ..files.column_reader import blocks
 from ..files.npz import GzipArray
 
 OBSERVATION, ACTION, REWARD, TERMINAL = "observation", "action", "reward", "terminal"

@@ -11,11 +11,11 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, dtype_name, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES
 from .checkpoints import (
     ACTION,
     LOGS,

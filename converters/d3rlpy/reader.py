@@ -16,10 +16,10 @@ import numpy as np
 
 from ...core.encodings.hdf5_files import HeapValues, absurd_size, open_h5
 from ...core.errors import CorruptDataError, FormatError, SchemaError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+from ..files.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ..files.columns import reading
 from ..files.hdf5 import names_in, require_whole_h5
 

@@ -24,8 +24,8 @@ import numpy as np
 from ...core.errors import UsageError
 from ...core.format.contracts import Array
 from ...core.format.overview import OptionNeededError
-from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.episodes import rows_equal
+from ..files.column_reader import BLOCK_BYTES, blocks
 from .datasets import D4rlDataset, same_file
 from .file import EPISODE_TERMINALS, NEXT_OBSERVATIONS, TIMEOUTS, D4rlFile
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import FormatError
-from ...core.format.blocks import EpisodeBlock
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.reader import Reader
-from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
 from ...core.ted.episodes import Final
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES, RowBlocks
 from ..files.hdf5 import h5_file_at, other_files_note
 from .boundaries import FileBoundaries, find_boundaries
 from .datasets import D4rlDataset, dataset_named, dataset_of_file

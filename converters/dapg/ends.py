@@ -12,7 +12,7 @@ import numpy as np
 from ...core.encodings.pickles import PickledArray
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
-from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
+from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 
 TERMINALS, TIMEOUTS = "terminals", "timeouts"
 FLAGS = (TERMINALS, TIMEOUTS)

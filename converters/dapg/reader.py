@@ -15,13 +15,13 @@ import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value, require_trust
 from ...core.errors import FormatError, SchemaError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows
 from ...core.format.contracts import Array, SourceFacts
 from ...core.format.digest import open_regular
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name, safe_part
+from ..files.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn, ReadRows
 from .ends import FLAGS, PathEnds, PathFlags, read_flags
 
 _HEAD = 4096

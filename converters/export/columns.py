@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from ...core.errors import CorruptDataError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.documents import dump_json
+from ...core.format.memmap.builder import created_by
 from ...core.format.sinks import Chosen
-from ...core.format.ted.builder import created_by
 from ...core.ted.schema import Field, Key
 
 FORMAT = "rbtool export"

@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from ...core.encodings.hdf5_files import H5Rows, HeapValues, absurd_size, datasets_in, open_h5
-from ...core.encodings.streams import LatchedFile
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError, RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.streams import LatchedFile
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import RbtoolError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
 from ...core.format.episodes import ALL_COLUMNS
+from ...core.format.read_errors import no_match
 from ...core.format.sinks import Sink
-from ...core.format.unreadable import no_match
 from ...core.ted.schema import Field, file_stem
 from ..files.npz import NpzFile
 from .columns import FORMAT, ExportColumn, ExportFile, about, episode_columns, require_names

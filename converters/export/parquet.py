@@ -23,15 +23,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...core.encodings.streams import LatchedFile
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import CorruptDataError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.digest import require_regular
 from ...core.format.documents import dump_json
 from ...core.format.episodes import ALL_COLUMNS
+from ...core.format.memmap.builder import created_by
 from ...core.format.sinks import Sink
-from ...core.format.ted.builder import created_by
 from ...core.ted.schema import SINGLETONS, Field
 from ..table.parquet import ParquetFile
 from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, decoded, episode_columns, require_names

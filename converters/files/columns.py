@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...core.errors import CorruptDataError, RbtoolError
-from ...core.format.unreadable import FETCH_AGAIN, disk_failed, reading_from
+from ...core.format.read_errors import FETCH_AGAIN, disk_failed, reading_from
 
 ColumnPath: TypeAlias = tuple[str, ...]
 """Names from the episode to a column, as in the file: `("infos", "debug", "t")`."""

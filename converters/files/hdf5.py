@@ -20,7 +20,7 @@ from ...core.encodings.h5_layout import begins_as_h5, stated_bytes
 from ...core.encodings.hdf5_files import LARGEST, HeapValues, absurd_size, members, open_h5, root_members, small_cache
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array
-from ...core.format.unreadable import FETCH_AGAIN
+from ...core.format.read_errors import FETCH_AGAIN
 from ...core.ted.schema import dtype_name
 from .columns import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 

@@ -23,7 +23,7 @@ from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, V
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import bytes_of, open_regular
-from ...core.format.unreadable import located
+from ...core.format.read_errors import located
 from ...core.ted.schema import odd_truths
 
 MOST_BYTES = 256 << 20

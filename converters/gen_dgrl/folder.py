@@ -11,8 +11,8 @@ from pathlib import Path
 from ...core.errors import CorruptDataError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
-from ...core.format.names import natural_order
 from ..files.archives import ArchiveMember
+from ..files.episode_files import natural_order
 
 SUFFIX = ".npy"
 

@@ -15,11 +15,11 @@ from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, r
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader, refuse_damaged
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.unreadable import no_match
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
+from ..files.column_reader import BLOCK_BYTES
 from ..files.npy import MAGIC, ByteRange, read_header
 from .datasets import id_of
 from .folder import SUFFIX, EpisodeFolder

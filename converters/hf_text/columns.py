@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.encodings.text_rows import LONGEST_ROW, length_key
 from ...core.errors import FormatError
 from ...core.format.manifest import Dropped
-from ...core.ted.schema import FLAGS, NEXT, REWARD, Key, dtype_name, safe_part
+from ...core.ted.schema import FLAGS, LONGEST_ROW, NEXT, REWARD, Key, dtype_name, length_key, safe_part
 from .parts import TextPart, is_number, is_text
 
 SPLIT: Key = ("split",)

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ...core.encodings.text_rows import encode_text, length_key, text_fields
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
-from ...core.format.blocks import EpisodeBlock
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader
-from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
-from ...core.ted.schema import Field, Key
+from ...core.ted.schema import Field, Key, encode_text, length_key, text_fields
 from .columns import SPLIT, TextColumns, columns_of
 from .parts import TextPart
 from .splits import saved_splits, splits_among

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ...core.format.documents import load_json
 from ...core.format.manifest import Dropped
 from ..files.arrow import require_bounded_parquet
+from ..files.column_reader import EpisodeColumn
 from .trajectories import ACTS, INFOS, OBS, REWS, TERMINAL, TIME_LIMIT, Trajectories, field_of
 
 STATE = "state.json"

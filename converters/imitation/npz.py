@@ -15,11 +15,10 @@ import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, Value
 from ...core.errors import CorruptDataError, FormatError
-from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
-from ...core.format.row_blocks import RowBlocks
 from ...core.ted.schema import Field, row_bytes, safe_part
+from ..files.column_reader import EpisodeColumn, RowBlocks
 from ..files.npz import NpzFile, array_names, first_name_of_cut
 from .trajectories import ACTS, INFOS, OBS, REWS, TERMINAL, TIME_LIMIT, Trajectories, field_of, numbers_of
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...core.errors import RbtoolError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader
 from ...core.format.contracts import SourceFacts
-from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
+from ..files.column_reader import ColumnEpisode, ColumnReader
+from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from .arrow import FolderTrajectories, looks_like_folder
 from .npz import NpzTrajectories, looks_like_npz
 from .trajectories import REWS, TIME_LIMIT, Trajectories

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import FormatError, SchemaError
-from ...core.format.column_reader import EpisodeColumn
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Role, Timing, dtype_name
+from ..files.column_reader import EpisodeColumn
 
 OBS, ACTS, REWS, TERMINAL, INFOS = "obs", "acts", "rews", "terminal", "infos"
 TIME_LIMIT = "TimeLimit.truncated"

@@ -13,7 +13,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.digest import open_regular, read_regular, refuse_pointer
 from ...core.format.documents import parse_json
 from ...core.format.manifest import is_inside
-from ...core.format.unreadable import FETCH_AGAIN
+from ...core.format.read_errors import FETCH_AGAIN
 
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")

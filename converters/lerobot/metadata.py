@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.digest import open_regular, read_regular
 from ...core.format.documents import parse_json
-from ...core.format.unreadable import FETCH_AGAIN
+from ...core.format.read_errors import FETCH_AGAIN
 from ..files.arrow import require_bounded_parquet
 from .info import VIDEO, DatasetInfo, require_content
 

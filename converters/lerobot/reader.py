@@ -11,13 +11,12 @@ from ...core.errors import RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import parse_json
-from ...core.format.parts import PartsReader
-from ...core.format.reader import refuse_damaged
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
+from ...core.format.reader import PartsReader, refuse_damaged
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES
+from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from ..files.images import require_images
 from .fields import NEXT_DONE, NEXT_SUCCESS, NEXT_TERMINATED, NEXT_TRUNCATED, EndFlags, FeatureColumn
 from .images import column_images

@@ -14,7 +14,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.documents import dump_json
 from ...core.format.manifest import Dropped
-from ...core.format.unreadable import FETCH_AGAIN
+from ...core.format.read_errors import FETCH_AGAIN
 from ..files.images import Images
 from .fields import (
     EPISODE_INDEX,

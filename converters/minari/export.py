@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.streams import LatchedFile
+from ...core.encodings.output_files import LatchedFile
 from ...core.errors import FormatError, OutOfSpaceError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.text_rows import LONGEST_ROW, length_key
 from ...core.errors import FormatError
 from ...core.format.documents import dump_json
 from ...core.format.manifest import ENV_METADATA, HIDDEN, Dropped
-from ...core.ted.schema import Key, file_stem, key_name, safe_part
+from ...core.ted.schema import LONGEST_ROW, Key, file_stem, key_name, length_key, safe_part
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .store import DERIVED, StoredEpisode, look_at_text
 

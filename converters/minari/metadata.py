@@ -12,8 +12,8 @@ from typing import Any
 from ...core.errors import FormatError, UsageError
 from ...core.format.digest import read_regular
 from ...core.format.documents import load_json, parse_json
+from ...core.format.read_errors import no_match
 from ...core.format.sources import safe_id
-from ...core.format.unreadable import no_match
 from .spaces import Space, parse_space
 
 METADATA_FILE = "metadata.json"

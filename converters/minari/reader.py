@@ -16,12 +16,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...core.encodings.text_rows import encode_text, length_key, text_fields
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
 from ...core.format.reader import Reader
-from ...core.ted.schema import REWARD, Field, Key, Role, Timing, key_name, row_bytes, ted_fields
+from ...core.ted.schema import (
+    REWARD,
+    Field,
+    Key,
+    Role,
+    Timing,
+    encode_text,
+    key_name,
+    length_key,
+    row_bytes,
+    ted_fields,
+    text_fields,
+)
 from ..files.columns import ColumnForm, ColumnPath, column_name
 from .extras import EpisodeTexts, Extra, ExtraRows, extra_keys, free_keys, renamed, seed_of
 from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
+from ...core.ted.schema import LONGEST_ROW
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .spaces import SpacePath
 

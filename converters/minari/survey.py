@@ -12,10 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import FormatError
 from ...core.format.episodes import normal_form
-from ...core.ted.schema import Key, Role
+from ...core.ted.schema import LONGEST_ROW, Key, Role
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from .extras import ExtraColumns
 from .metadata import MinariMetadata

@@ -23,8 +23,8 @@ from ...core.encodings.pickles import require_trust
 from ...core.errors import FormatError, RbtoolError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
-from ...core.format.row_blocks import BLOCK_BYTES, blocks
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, role_of, safe_part
+from ..files.column_reader import BLOCK_BYTES, blocks
 from ..files.npz import NpzFile, array_names, first_name_of_cut
 
 OBSERVATIONS = "observations"

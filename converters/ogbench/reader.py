@@ -11,8 +11,8 @@ import numpy as np
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
-from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES, RowBlocks
 from .datasets import VALIDATION, file_name, names_task
 from .file import NpzColumn, OgbenchFile, looks_like_ogbench, opened
 

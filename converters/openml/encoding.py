@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.errors import FormatError
 from ...core.format.contracts import Array
-from ...core.stats.moments import Moments
+from ...core.stats import Moments
 from .arff import ArffFile, Attribute
 from .datasets import OpenmlDataset
 

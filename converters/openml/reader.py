@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, UsageError
-from ...core.format.blocks import EpisodeBlock
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped

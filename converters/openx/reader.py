@@ -13,16 +13,15 @@ from ...core.encodings.pickles import require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.manifest import Dropped
-from ...core.format.parts import PartsReader
-from ...core.format.reader import refuse_damaged
-from ...core.format.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
+from ...core.format.reader import PartsReader, refuse_damaged
 from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from ..files.archives import ArchiveMember, CutError
+from ..files.column_reader import BLOCK_BYTES
 from ..files.images import require_images
+from ..files.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
 from .lookers import EpisodeLookers
 from .pieces import pieces_of
 from .rows import EpisodeUnpickler, load_episode, read_rows

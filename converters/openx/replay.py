@@ -17,13 +17,13 @@ from ...core.datasets.streams.source_shards import SourceShards
 from ...core.errors import RbtoolError, SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.locate import streams_folder
-from ...core.format.rlds_steps import require_rlds_last
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from ...core.storages.stream import StreamStorage
 from ...core.transforms.base import Compose
 from ...core.transforms.values import DecodeText, channels_first
+from ..files.rlds_steps import require_rlds_last
 from .shards import shards_at
 from .source import OpenXFolder
 

@@ -11,10 +11,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from ...core.encodings.pickles import PickleReader
-from ...core.encodings.text_rows import encode_text
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
-from ...core.ted.schema import Field, Key, key_name
+from ...core.ted.schema import Field, Key, encode_text, key_name
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile
 from ..files.images import decode_image
 from .steps import Episode, Step, numbers

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import read_regular, refuse_pointer
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
 from ..files.archives import Archive, ArchiveMember, CutError, begins_as_archive
 
 SUFFIX = ".tar"

@@ -9,23 +9,26 @@ from typing import Any
 import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledBytes, Value
-from ...core.encodings.text_rows import LONGEST_ROW, length_key, text_fields
 from ...core.errors import FormatError, SchemaError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
-from ...core.format.rlds_steps import (
-    IS_FIRST,
-    IS_INIT,
-    IS_LAST,
-    IS_TERMINAL,
-    STEP_FLAGS,
-    LastSteps,
-    fillers,
-    step_meaning,
+from ...core.ted.schema import (
+    ACTION,
+    DTYPES,
+    LONGEST_ROW,
+    REWARD,
+    Field,
+    Key,
+    Role,
+    Timing,
+    dtype_name,
+    key_name,
+    length_key,
+    text_fields,
 )
-from ...core.ted.schema import ACTION, DTYPES, REWARD, Field, Key, Role, Timing, dtype_name, key_name
 from ..files.archives import ArchiveMember
 from ..files.images import ImageForm
+from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS, LastSteps, fillers, step_meaning
 from .steps import Episode, LeafForm, Path, Step, is_single_precision, joined_form, numbers
 
 _STEPS = "steps."

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.text_rows import LONGEST_ROW, encode_text, length_key, text_fields
 from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
-from ...core.format.rlds_steps import IS_INIT
-from ...core.ted.schema import Field, Key, Role, Timing
+from ...core.ted.schema import LONGEST_ROW, Field, Key, Role, Timing, encode_text, length_key, text_fields
 from ..files.images import ImageForm, Jpeg, decode_image, image_form
+from ..files.rlds_steps import IS_INIT
 from .example import ExampleParser
 from .features import STEPS, Leaf
 from .values import Floats, Ints, Strings, Values

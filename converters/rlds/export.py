@@ -23,14 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.encodings.text_rows import length_key
 from ...core.errors import FormatError, SchemaError
 from ...core.format import fs
 from ...core.format.contracts import Array
 from ...core.format.digest import read_regular
 from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
-from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
 from ...core.format.sinks import Sink
 from ...core.ted.episodes import EndReason, rows_equal
 from ...core.ted.schema import (
@@ -47,9 +45,11 @@ from ...core.ted.schema import (
     Key,
     Timing,
     key_name,
+    length_key,
     state_keys,
 )
 from ..export.columns import ExportColumn, columns_of, decoded
+from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
 from .columns import RAGGED, ROW_LENGTHS
 from .encode import Listed, example_bytes, framed
 from .features import FEATURES, STEPS, parse_features

@@ -12,13 +12,13 @@ import numpy as np
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.digest import read_regular
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader, refuse_damaged
-from ...core.format.rlds_steps import IS_INIT, IS_TERMINAL, LastStep, require_rlds_last
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES
 from ..files.images import require_images, require_jpeg
+from ..files.rlds_steps import IS_INIT, IS_TERMINAL, LastStep, require_rlds_last
 from .columns import EpisodeRecord, StepColumn
 from .example import ExampleParser
 from .features import Leaf, load_features

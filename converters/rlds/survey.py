@@ -12,8 +12,8 @@ import numpy as np
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
-from ...core.format.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, LastSteps, fillers, step_meaning
 from ...core.ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, key_name
+from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, LastSteps, fillers, step_meaning
 from .columns import EpisodeRecord, StepColumn, without_clashes
 from .example import ExampleParser
 from .features import STEPS, Features, Leaf

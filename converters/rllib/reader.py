@@ -19,12 +19,12 @@ import numpy as np
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.names import natural_order
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader
-from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
-from ...core.format.unreadable import no_match
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Key, key_name, row_bytes, ted_fields
+from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
+from ..files.episode_files import natural_order
 from .blocks import DONES, EPS_ID, NEXT_OBS, STEP, TERMINATEDS, TIME_LIMIT, TRUNCATEDS, BatchFile, RowBlock
 from .columns import BatchColumns
 from .episodes import IdEpisode, IdRuns, runs_of

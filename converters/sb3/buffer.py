@@ -29,9 +29,9 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import open_regular
 from ...core.format.manifest import Dropped
-from ...core.format.row_blocks import BLOCK_BYTES, RowBlocks, blocks
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
 from ...core.ted.schema import dtype_name
+from ..files.column_reader import BLOCK_BYTES, RowBlocks, blocks
 from ..files.npz import NpzFile, array_names
 
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"

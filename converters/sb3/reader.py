@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import FormatError, RbtoolError
-from ...core.format.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn
 from ...core.format.contracts import Array, SourceFacts
-from ...core.format.row_blocks import RowBlocks
-from ...core.format.single_flag import EndMeaning, meaning_of_ends, refuse_ends
-from ...core.format.unreadable import no_match
+from ...core.format.read_errors import no_match
 from ...core.progress import counted
 from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
+from ..files.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks
+from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
 from .buffer import ACTIONS, REWARDS, Buffer, is_pickled, looks_like_buffer
 
 _OBSERVATION: Key = ("observation",)

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...core.encodings.pickles import require_trust
-from ...core.encodings.text_rows import LONGEST_ROW
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
-from ...core.ted.schema import dtype_name
+from ...core.ted.schema import LONGEST_ROW, dtype_name
 
 TEXT = "text"
 _TEXT_ROWS = 1 << 14

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
-from ...core.format.names import natural_order
+from ..files.episode_files import natural_order
 from .columns import TEXT, TableColumn, TableFile, inexact_note
 from .parquet import ParquetFile
 from .text import CsvFile

@@ -10,11 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.encodings.text_rows import length_key, text_fields
 from ...core.errors import FormatError, UsageError, did_you_mean
 from ...core.format.column_map import quoted_name
 from ...core.format.contracts import Array
-from ...core.ted.schema import NEXT, REWARD, Field, Key, Timing, inexact_as_float, key_name, role_of, safe_part
+from ...core.ted.schema import (
+    NEXT,
+    REWARD,
+    Field,
+    Key,
+    Timing,
+    inexact_as_float,
+    key_name,
+    length_key,
+    role_of,
+    safe_part,
+    text_fields,
+)
 from .columns import TEXT, TableColumn, TableFile
 from .keys import require_ted_key
 

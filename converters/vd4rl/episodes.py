@@ -19,7 +19,7 @@ import numpy as np
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
-from ...core.format.row_blocks import BLOCK_BYTES, blocks
+from ..files.column_reader import BLOCK_BYTES, blocks
 from .layout import (
     DISCOUNT,
     FLAGS,

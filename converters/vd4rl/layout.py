@@ -20,7 +20,7 @@ from ...core.encodings.hdf5_files import H5Rows, absurd_size, datasets_in, open_
 from ...core.errors import CorruptDataError, FormatError, SchemaError
 from ...core.format.contracts import Array, Closing
 from ...core.format.manifest import Dropped
-from ...core.format.unreadable import FETCH_AGAIN
+from ...core.format.read_errors import FETCH_AGAIN
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, safe_part
 from ..files.columns import reading
 from ..files.hdf5 import require_whole_h5

@@ -9,11 +9,11 @@ import numpy as np
 
 from ...core.errors import FormatError, RbtoolError
 from ...core.format.contracts import Array, Piece, SourceFacts
-from ...core.format.identical import notes_on_identical
+from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader, refuse_damaged
-from ...core.format.row_blocks import BLOCK_BYTES
-from ...core.format.unreadable import no_match
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ..files.column_reader import BLOCK_BYTES
+from ..files.episode_files import notes_on_identical
 from ..files.hdf5 import names_in
 from ..files.npz import array_names, first_name_of_cut
 from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards

@@ -27,17 +27,17 @@ import numpy as np
 import torch
 
 from ..checkpointers.base import Captured, captured
-from ..encodings.digests import write_digests
+from ..encodings.saved_digests import write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import open_folder
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.manifest import HIDDEN, has_manifest
+from ..format.memmap.tree import read_tree
 from ..format.open_files import OpenFiles
 from ..format.staging import Staging, is_ours, mend
 from ..format.syncing import Durable, write_file
-from ..format.ted.tree import read_tree
-from ..opening import (
+from ..open_steps import (
     DIGESTS_NOTED,
     PICKLED,
     WRITER_FOLDER,

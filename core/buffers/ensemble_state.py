@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from ..checkpointers.ensemble import saved_members, transform_file
-from ..encodings.digests import require_digests
+from ..encodings.saved_digests import require_digests
 from ..errors import FormatError, RbtoolError, SchemaError
 from ..samplers.ensemble import SamplerEnsemble, compose
 from ..state_folder import load_module_state

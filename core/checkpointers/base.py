@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..encodings.digests import noted_files, require_digests, write_digests
-from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
+from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
+from ..encodings.saved_digests import noted_files, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
@@ -24,7 +24,7 @@ from ..format.episodes import EPISODES
 from ..format.manifest import HIDDEN, Manifest, has_manifest
 from ..format.staging import Staging, is_ours, mend
 from ..format.syncing import Durable, write_file
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.list_storage import ListStorage

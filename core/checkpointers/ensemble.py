@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from ..encodings.layout import ENSEMBLE_FILE
+from ..encodings.compact import ENSEMBLE_FILE
 from ..errors import CorruptDataError, SchemaError, UsageError
 from ..format.documents import Count, decode, dump_json, load_json
 from ..format.syncing import Durable, write_file

@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..encodings.digests import require_digests
+from ..encodings.compact import CompactForm, CompactLayout
 from ..encodings.flat import FlatReader
 from ..encodings.h5_layout import Compression, H5Reader
-from ..encodings.layout import CompactForm, CompactLayout
 from ..encodings.save import save_compact
+from ..encodings.saved_digests import require_digests
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError, did_you_mean, keywords_of
 from ..format import fs
 from ..format.manifest import is_inside
+from ..format.memmap.builder import provenance_step
 from ..format.staging import mend
 from ..format.syncing import Durable
-from ..format.ted.builder import provenance_step
 from ..progress import Silent
 from ..storages.base import Storage, register_checkpointer
 from ..storages.lazy_tensor import LazyTensorStorage

@@ -35,18 +35,18 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 
-from ..encodings.digests import write_digests
-from ..encodings.layout import SEGMENTS_FILE
-from ..encodings.streams import Blocks, LeafFile
+from ..encodings.compact import SEGMENTS_FILE
+from ..encodings.output_files import Blocks, LeafFile
+from ..encodings.saved_digests import write_digests
 from ..errors import CorruptDataError, OutOfSpaceError, RbtoolError, SchemaError
 from ..format import fs
 from ..format.digest import Hasher, digest_descriptor, open_folder, open_regular
 from ..format.documents import Count, decode, document_digest, dump_with_digest, newer_version, parse_json
 from ..format.manifest import HIDDEN
-from ..format.private_memory import PrivateMemory, can_map
+from ..format.open_files import PrivateMemory, can_map
+from ..format.read_errors import reading_from
 from ..format.syncing import Durable, published_place, skip_sync, unsynced_around, write_file
-from ..format.together import run_together, threads_for_memory
-from ..format.unreadable import reading_from
+from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import byte_count, dtype_named, tensor_bytes
 from ..storages.cursors import last_row

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from ..encodings.layout import STORAGE, FilledStorage
+from ..encodings.compact import STORAGE, FilledStorage
 from ..encodings.rows import differing_rows, leaf_parts, table_of_ends
 from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, nearest
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest, Request
+from ..format.memmap.builder import created_by
 from ..format.packed.reader import PackedReader
-from ..format.ted.builder import created_by
-from ..format.together import run_together, threads_for_memory
+from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns, plain_column

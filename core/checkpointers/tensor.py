@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..encodings.digests import DIGESTS
-from ..encodings.streams import LeafFile
+from ..encodings.output_files import LeafFile
+from ..encodings.saved_digests import DIGESTS
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format import fs
 from ..format.digest import Hasher, digest_of_stats

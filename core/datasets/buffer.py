@@ -32,7 +32,7 @@ from ..format.locate import find_dataset, storage_root
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging
-from ..opening import open_episodes, open_steps
+from ..open_steps import open_episodes, open_steps
 from ..progress import Silent, clean
 from ..remote.catalogue import KnownNames
 from ..samplers.base import Sampler

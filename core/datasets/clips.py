@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorClass
 
-from ..encodings.open_videos import open_video
+from ..encodings.video import open_video
 from ..errors import UsageError, suggests_keywords
 
 _OPTIONS = ("stream", "auto_decode", "device", "dtype")

@@ -30,7 +30,7 @@ from ..format.locate import find_dataset, storage_root
 from ..format.manifest import ENV_METADATA, Manifest, has_manifest
 from ..format.sources import safe_id
 from ..format.staging import Staging, mend, remove_dataset
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..remote.catalogue import KnownNames, substitution_text
 from ..samplers.sample_units import SampleUnit
 from ..specs.base import TensorSpec

@@ -22,13 +22,12 @@ from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.manifest import Manifest, has_manifest
+from ..format.memmap.reader import TedReader
+from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
 from ..format.packed.reader import PackedReader
-from ..format.shared_files import may_be_shared
-from ..format.staging import mend
-from ..format.ted.reader import TedReader
-from ..format.ted.tree import leaf_path
-from ..opening import is_steps, open_episodes
+from ..format.staging import may_be_shared, mend
+from ..open_steps import is_steps, open_episodes
 from ..progress import readable_size
 from ..storages.base import Storage, register_checkpointer
 from ..storages.columns import plain_column

@@ -18,14 +18,23 @@ from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.digest import FileRecord
 from ..format.documents import parse_json
+from ..format.memmap.reader import FolderReader
+from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree, write_listed, write_tree_meta
 from ..format.open_files import ListedFiles, MappedWindow
-from ..format.ted.reader import FolderReader
-from ..format.ted.tree import MappedLeaf, leaf_path, read_tree, write_listed, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import Field, Key, key_name
-from .compact import CompactReader, LeafSink, require_ascending, row_counts, states_in_place, write_compact
-from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
-from .streams import Blocks, LeafFile
+from .compact import (
+    EXPLICIT_EPISODES,
+    CompactLayout,
+    CompactReader,
+    FilledStorage,
+    LeafSink,
+    require_ascending,
+    row_counts,
+    states_in_place,
+    write_compact,
+)
+from .output_files import Blocks, LeafFile
 
 _TABLE_SUFFIX = ".shape.memmap"
 

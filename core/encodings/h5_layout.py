@@ -27,8 +27,7 @@ from ..format.manifest import Manifest, is_canonical
 from ..format.open_files import MappedWindow, OpenedReader, OpenFiles, changed, digest_mapped
 from ..format.staging import is_ours, mend
 from ..ted.schema import DTYPES, Field, Key, file_stem, key_from_stem
-from .compact import CompactReader, require_ascending
-from .layout import EXPLICIT_EPISODES, CompactLayout, FilledStorage
+from .compact import EXPLICIT_EPISODES, CompactLayout, CompactReader, FilledStorage, require_ascending
 
 if TYPE_CHECKING:
     import h5py

@@ -18,7 +18,7 @@ from ..format.open_files import digest_mapped
 from ..format.syncing import sync_file
 from ..progress import Progress
 from ..ted.schema import Field, file_stem
-from .compact import LeafSink, states_in_place, write_compact
+from .compact import CompactLayout, FilledStorage, LeafSink, states_in_place, write_compact
 from .h5_layout import (
     DATA,
     EPISODES,
@@ -30,9 +30,8 @@ from .h5_layout import (
     block_size,
     h5_path,
 )
-from .layout import CompactLayout, FilledStorage
+from .output_files import Blocks, LatchedFile, Stream
 from .rows import with_ends
-from .streams import Blocks, LatchedFile, Stream
 
 
 class H5Sink(LeafSink):

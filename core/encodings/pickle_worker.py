@@ -1,8 +1,8 @@
 """The process that reads a pickle: started by `pickles`, which has what holds for it.
 
 Only the standard library is imported, and no code that a pickle names is run: NumPy's arrays, scalars and element types
-are built by the classes of this module from their bytes. Requests are lines of JSON on the standard input; an answer is
-its length, a line of JSON, and the bytes that it announces.
+are built by the classes of this module from their bytes, and lists of numbers are packed as arrays. Requests are lines
+of JSON on the standard input; an answer is its length, a line of JSON, and the bytes that it announces.
 
 A command waits for this process to start, so it imports as little as it can: `typing` for type checkers alone.
 """
@@ -16,14 +16,12 @@ import math
 import pickle
 import re
 import sys
+from array import array
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, BinaryIO, TypeAlias
-
-    Packer: TypeAlias = Callable[[Any, type], Any]
-    """`pickle_lists.packed`."""
+    from typing import Any, BinaryIO
 
 _DEEPEST = 24
 _MOST_KEYS = 100_000
@@ -35,6 +33,11 @@ _ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 _BUILTINS = ("builtins", "__builtin__")
 _SPEC = re.compile(r"([biufcSUO])(\d*)")
+_DEEPEST_LIST = 8
+_MOST_PACKED = 1 << 24
+_EXACT = 1 << 53
+_ORDER = "<" if sys.byteorder == "little" else ">"
+_CODES = {float: ("d", "f8"), int: ("q", "i8"), bool: ("B", "b1")}
 
 
 class Refused(Exception):
@@ -226,10 +229,76 @@ def unpickled(file: BinaryIO, *, stands_in: bool = False) -> Any:
     return reader.load()
 
 
+class Numbers:
+    """An array: the text of its element type, its shape, and its bytes in C order; `python` if it was a list."""
+
+    __slots__ = ("data", "kind", "python", "shape")
+
+    def __init__(self, kind: str, shape: tuple[int, ...], data: Any, python: bool = True) -> None:
+        self.kind, self.shape, self.data, self.python = kind, shape, data, python
+
+
+def packed(value: Any) -> Numbers | None:
+    """Return a list of numbers, or of lists of as many numbers each, as an array; None for any other list.
+
+    Arrays of one form are stacked. A list of integers that 64 bits do not
+    hold, and one of flags and other numbers, is not packed.
+    """
+    kinds = set(map(type, value))
+    if len(kinds) == 1 and not kinds.isdisjoint(_CODES):
+        return _numbers((len(value),), value, kinds.pop())
+    found = _leaves(value, 0)
+    if found is None:
+        return None
+    shape, leaves = found
+    kinds = set(map(type, leaves))
+    if kinds == {BuiltArray}:
+        return _stacked(shape, leaves)
+    if kinds == {int, float} and all(type(leaf) is float or abs(leaf) <= _EXACT for leaf in leaves):
+        kinds = {float}
+    if len(kinds) != 1 or not kinds <= _CODES.keys():
+        return None
+    return _numbers(shape, leaves, kinds.pop())
+
+
+def _numbers(shape: tuple[int, ...], leaves: Sequence[Any], kind: type) -> Numbers | None:
+    code, name = _CODES[kind]
+    try:
+        return Numbers(_ORDER + name, shape, memoryview(array(code, leaves)).cast("B"))
+    except OverflowError:
+        return None
+
+
+def _leaves(value: Sequence[Any], depth: int) -> tuple[tuple[int, ...], list[Any]] | None:
+    """Return the shape of nested lists and the values in them; None where they are ragged or empty."""
+    kinds = set(map(type, value))
+    if not kinds or depth == _DEEPEST_LIST:
+        return None
+    if kinds <= {list, tuple}:
+        first = _leaves(value[0], depth + 1)
+        if first is None or len(value) * len(first[1]) > _MOST_PACKED:  # the same list may be in it a million times
+            return None
+        parts = [first, *(_leaves(part, depth + 1) for part in value[1:])]
+        if any(part is None or part[0] != first[0] for part in parts):
+            return None
+        return (len(value), *first[0]), [leaf for part in parts if part is not None for leaf in part[1]]
+    if kinds == {BuiltArray} or kinds <= _CODES.keys():
+        return (len(value),), list(value)
+    return None
+
+
+def _stacked(shape: tuple[int, ...], arrays: Sequence[Any]) -> Numbers | None:
+    first = arrays[0]
+    form = str(first.kind), first.shape
+    if first.kind.kind == "O" or any((str(one.kind), one.shape) != form or one.fortran for one in arrays):
+        return None
+    return Numbers(form[0], (*shape, *first.shape), memoryview(b"".join(one.data for one in arrays)), python=False)
+
+
 class Described:
     """What was unpickled, in values of JSON; arrays and lists by numbers, with which parts of them are asked for."""
 
-    def __init__(self, value: Any, pack: Packer | None = None) -> None:
+    def __init__(self, value: Any, *, pack: bool = False) -> None:
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._pack = pack
@@ -253,7 +322,7 @@ class Described:
             return {"array": self._number(value), "kind": str(value.kind), "shape": list(value.shape)}
         if isinstance(value, BuiltArray):
             return {"list": self._number(value.data), "length": len(value.data), "shape": list(value.shape)}
-        if isinstance(value, list | tuple) and self._pack is not None and (numbers := self._pack(value, BuiltArray)):
+        if isinstance(value, list | tuple) and self._pack and (numbers := packed(value)):
             found = {"array": self._keep(numbers), "kind": numbers.kind, "shape": list(numbers.shape)}
             return found | ({"python": True} if numbers.python else {})
         if isinstance(value, list | tuple | set | frozenset):
@@ -261,7 +330,7 @@ class Described:
         if isinstance(value, dict):
             return {"dict": self._describe_keys(value, depth)}
         if isinstance(value, bytes | bytearray):
-            if self._pack is None:
+            if not self._pack:
                 return {"bytes": value.hex()}
             return {"blob": self._number(value), "size": len(value), "head": value[:_HEAD].hex()}
         if isinstance(value, StandIn):
@@ -341,18 +410,18 @@ class _Announced(io.RawIOBase):
             self._left -= len(part)
 
 
-def _load(file: BinaryIO, size: int, pack: Packer | None, *, stands_in: bool) -> Described:
+def _load(file: BinaryIO, size: int, *, pack: bool, stands_in: bool) -> Described:
     announced = _Announced(file, size)
     try:
-        return Described(unpickled(io.BufferedReader(announced, _PIECE), stands_in=stands_in), pack)
+        return Described(unpickled(io.BufferedReader(announced, _PIECE), stands_in=stands_in), pack=pack)
     finally:
         announced.drain()
 
 
-def answers(requests: BinaryIO, pack: Packer | None = None) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
+def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
     """Answer the requests in a file, one by one; each answer has the bytes that follow it.
 
-    A request to load may ask for lists of numbers as arrays, which `pack` makes.
+    A request to load may ask for lists of numbers as arrays.
     """
     known = Described(None)
     while line := requests.readline():
@@ -360,8 +429,8 @@ def answers(requests: BinaryIO, pack: Packer | None = None) -> Iterator[tuple[di
         try:
             if "load" in asked:
                 known = Described(None)
-                packer = pack if asked.get("pack") else None
-                known = _load(requests, asked["load"], packer, stands_in=bool(asked.get("objects")))
+                pack, stands_in = bool(asked.get("pack")), bool(asked.get("objects"))
+                known = _load(requests, asked["load"], pack=pack, stands_in=stands_in)
                 yield {"value": known.whole}, ()
             elif "parts" in asked:
                 parts = known.whole_parts(asked["parts"])
@@ -405,11 +474,11 @@ def confine(memory: int) -> None:
             raise
 
 
-def serve(memory: int, pack: Packer) -> None:
+def serve(memory: int) -> None:
     """Confine this process to `memory` bytes, and answer the requests on its input until there are no more."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     confine(memory)
-    for answer, parts in answers(requests, pack):
+    for answer, parts in answers(requests):
         try:
             text = json.dumps(answer).encode()
         except (MemoryError, ValueError, RecursionError):

@@ -35,13 +35,12 @@ from ..ted.schema import odd_truths
 _START = """
 import sys
 sys.path.append(sys.argv[1])
-from pickle_lists import packed
 from pickle_worker import serve
-serve(int(sys.argv[2]), packed)
+serve(int(sys.argv[2]))
 """
-"""The program of the process. The folder of its two modules comes last: none there replaces a standard one.
+"""The program of the process. The folder of its module comes last: nothing there replaces a standard module.
 
-They are imported, not run as scripts, since Python keeps what it compiles of modules alone.
+It is imported, not run as a script, since Python keeps what it compiles of modules alone.
 """
 _MEMORY = 1 << 30
 """Bytes that a worker may take, added to three times the size of the pickle."""

@@ -12,18 +12,17 @@ from ..format.contracts import Array, PassedSteps, StepReader
 from ..format.digest import FileRecord, Hasher, bytes_of
 from ..format.episodes import write_episode_text
 from ..format.manifest import FORMAT_VERSION, Kind, Manifest, Provenance, content_digest, content_files
+from ..format.memmap.builder import created_by, provenance_step, write_documents
+from ..format.memmap.reader import FolderReader, TedReader
+from ..format.memmap.tree import leaf_path, write_tree_meta
 from ..format.open_files import changed
 from ..format.packed.reader import PackedReader
-from ..format.ted.builder import created_by, provenance_step, write_documents
-from ..format.ted.reader import FolderReader, TedReader
-from ..format.ted.tree import leaf_path, write_tree_meta
 from ..format.videos import refuse_videos, write_videos
 from ..progress import Progress, Silent
 from ..ted.schema import Key
-from .compact import LeafProgress
+from .compact import STORAGE, CompactForm, FilledStorage, Form, LeafProgress
 from .flat import LeafFolderSink, write_flat
 from .h5_layout import Compression
-from .layout import STORAGE, CompactForm, FilledStorage, Form
 from .rows import leaf_parts
 
 

@@ -1,7 +1,6 @@
 """A dataset on disk: manifest, episode table, streaming writer, readers, atomic publish. Needs numpy only."""
 
-from .blocks import EpisodeBlock
-from .contracts import Piece, SourceFacts, StepReader
+from .contracts import EpisodeBlock, Piece, SourceFacts, StepReader
 from .reader import Reader
 from .sinks import Sink
 from .sources import Ids, Source

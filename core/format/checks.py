@@ -13,16 +13,13 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..ted.episodes import Final, rows_equal
-from ..ted.findings import Finding, Rows, Rule, Tally
-from ..ted.places import Places
-from ..ted.rule_table import RULE_BY_ID
-from ..ted.rules import DATA_RULES
+from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, Tally
 from ..ted.schema import EPISODE, NEXT, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name, state_keys
 from .contracts import Array, PassedSteps, StepReader
 from .episodes import EpisodeTable
+from .memmap.reader import FolderReader, TedReader
 from .open_files import ListedFiles
 from .returns import return_field_of, running_return
-from .ted.reader import FolderReader, TedReader
 
 
 class EpisodeTableRule(Rule):

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from ..errors import CorruptDataError, FormatError
-from .unreadable import reading_from
+from .read_errors import reading_from
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}

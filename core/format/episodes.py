@@ -17,7 +17,7 @@ from ..ted.schema import Field
 from .digest import FileRecord
 from .documents import decode, dump_json, parse_json
 from .manifest import HIDDEN
-from .ted.tree import TreeWriter, leaf_path, parse_node, write_listed
+from .memmap.tree import TreeWriter, leaf_path, parse_node, write_listed
 
 EpisodeRanges: TypeAlias = Sequence[tuple[int, int | None]]
 """Half-open ranges of the source's episode numbers; an open end is None, and a range of one asks for that episode."""

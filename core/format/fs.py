@@ -3,14 +3,17 @@
 Every write, fsync, rename, exchange and removal goes through here, so that a full disk always becomes an
 `OutOfSpaceError` and a crash test can stop the process at any of them: each is announced before and after with
 `sys.audit("rbtool.fs", operation, path)`. Bytes are written with `write` and `pwrite`, never through a memory
-map: on a full disk a map kills the process with SIGBUS.
+map: on a full disk a map kills the process with SIGBUS. Calls that Python has no function for (fallocate,
+sync_file_range, renameat2) are made in the C library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -20,7 +23,59 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ..errors import OutOfSpaceError, RbtoolError, UsageError
-from . import system_calls
+
+_NO_REPLACE, _EXCHANGE = 1, 2  # the flags of renameat2
+_SYNC_WAIT, _SYNC_WRITE = 1, 2  # the flags of sync_file_range: wait for what was started, start without waiting
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM})
+_KEEP_SIZE = 1  # the flag of fallocate
+_MACOS_FLAGS = {_NO_REPLACE: 4, _EXCHANGE: 2}
+_CURRENT_FOLDER = {"linux": -100, "darwin": -2}  # AT_FDCWD
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _fallocate(descriptor: int, size: int) -> None:
+    """Let the system find room for `size` bytes of a file, which keeps its size, where it can."""
+    libc = _libc()
+    if sys.platform == "linux" and sys.maxsize > 1 << 32 and hasattr(libc, "fallocate"):
+        libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def _sync_range(descriptor: int, start: int, size: int, flag: int) -> None:
+    """Start to write a range of a file, or wait for what was started; nothing where the system cannot."""
+    libc = _libc()
+    if sys.platform != "linux" or not hasattr(libc, "sync_file_range"):
+        return
+    if libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), flag):
+        code = ctypes.get_errno()
+        if code not in _UNSUPPORTED:
+            raise OSError(code, os.strerror(code))
+
+
+def _rename_with(flag: int, one: str, other: str, within: int | None, into: int | None) -> bool:
+    """Call renameat2 (Linux) or renameatx_np (macOS); False, with nothing changed, where that cannot be had.
+
+    The names count from the folders with the descriptors `within` and `into`, None for the current one.
+    """
+    libc, here = _libc(), _CURRENT_FOLDER.get(sys.platform, 0)
+    first, second = os.fsencode(one), os.fsencode(other)
+    within, into = (here if folder is None else folder for folder in (within, into))
+    if sys.platform == "linux" and hasattr(libc, "renameat2"):
+        failed = libc.renameat2(within, first, into, second, flag)
+    elif sys.platform == "darwin" and hasattr(libc, "renameatx_np"):
+        failed = libc.renameatx_np(within, first, into, second, _MACOS_FLAGS[flag])
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), one, None, other)
+
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -167,7 +222,7 @@ def reserve(descriptor: int, size: int) -> None:
 
     The file keeps the size that it has. Where there is no room, the writes fail.
     """
-    system_calls.reserve(descriptor, size)
+    _fallocate(descriptor, size)
 
 
 def fsync(descriptor: int, path: Path) -> None:
@@ -182,13 +237,13 @@ def start_syncing(descriptor: int, start: int = 0, size: int = 0) -> None:
     A `size` of 0 means all from `start` on.
     """
     with contextlib.suppress(OSError):  # it shows when the file is synced
-        system_calls.sync_range(descriptor, start, size, system_calls.SYNC_WRITE)
+        _sync_range(descriptor, start, size, _SYNC_WRITE)
 
 
 def wait_for_writes(descriptor: int, path: Path) -> None:
     """Wait for what was started of a file. It is safe only after `fsync`, which then often has nothing left to do."""
     with announced("fsync", path):  # an error is reported once: `fsync` of this descriptor would not fail any more
-        system_calls.sync_range(descriptor, 0, 0, system_calls.SYNC_WAIT)
+        _sync_range(descriptor, 0, 0, _SYNC_WAIT)
 
 
 def close(descriptor: int, path: Path) -> None:
@@ -362,7 +417,7 @@ def rename_new(source: Path, target: Path, *, within: int | None = None, into: i
     """Rename a file or folder to a name that must be free; raises FileExistsError if it is taken."""
     names = _Names.of(source, target, within, into)
     with announced("rename", target):
-        done = system_calls.rename_with(system_calls.NO_REPLACE, *names)
+        done = _rename_with(_NO_REPLACE, *names)
         if not done:  # the best that is left: a link never replaces, and a folder never replaces one that has content
             if stat.S_ISDIR(os.stat(names.one, dir_fd=names.within, follow_symlinks=False).st_mode):
                 os.rename(names.one, names.other, src_dir_fd=names.within, dst_dir_fd=names.into)
@@ -415,4 +470,4 @@ def exchange(one: Path, other: Path, *, within: int | None = None, into: int | N
     Returns False, with nothing changed, where the system or the file system cannot.
     """
     with announced("exchange", other):
-        return system_calls.rename_with(system_calls.EXCHANGE, *_Names.of(one, other, within, into))
+        return _rename_with(_EXCHANGE, *_Names.of(one, other, within, into))

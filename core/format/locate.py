@@ -24,11 +24,11 @@ from .digest import open_regular, refuse_pointer
 from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
+from .read_errors import reading_from
 from .reader import Reader
 from .sinks import Sink
 from .sources import Source, safe_id
 from .staging import mend
-from .unreadable import reading_from
 
 _WILD = frozenset("*?[")
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^:\\].*)")

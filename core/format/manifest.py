@@ -29,8 +29,8 @@ from .documents import (
     parse_json,
     plain,
 )
+from .memmap.tree import FieldRange, require_own_files
 from .syncing import write_file
-from .ted.tree import FieldRange, require_own_files
 
 _ELEMENTS = 1 << 31
 """No row of a dataset is larger."""

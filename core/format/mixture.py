@@ -18,7 +18,7 @@ from . import fs
 from .digest import read_regular
 from .documents import Check, decode, newer_version, toml_value
 from .locate import find_dataset
-from .merge_schema import Policy
+from .merging import Policy
 
 SUFFIX = ".toml"
 BY_SIZE = "size"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..declarations import declared
 from ..errors import FormatError, RbtoolError
-from .understood import understood
+from .read_errors import understood
 
 _QUICK_BYTES, _MOST_FILES = 64 << 20, 10_000
 """What a hint may look at."""

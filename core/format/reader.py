@@ -11,14 +11,133 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, final, get_args
 import numpy as np
 
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
-from ..ted.schema import REWARD, is_real
-from .blocks import EpisodeBlock, completed_block, require_block
-from .contracts import Array, Closing, Piece, SourceFacts, own_attributes, refuse_overrides
+from ..ted.episodes import Final
+from ..ted.schema import REWARD, Field, Key, Timing, is_real, key_name
+from .contracts import (
+    Array,
+    Closing,
+    EpisodeBlock,
+    Piece,
+    SourceFacts,
+    completed_block,
+    own_attributes,
+    refuse_overrides,
+    require_block,
+    require_truths,
+)
 from .digest import digest_file, file_state
 from .episodes import EpisodeRanges, EpisodeRow, EpisodeTable, select_episodes
-from .pieces import completed, require_piece, rest_of_episode
+from .read_errors import understood
 from .returns import EpisodeSummary
-from .understood import understood
+
+
+def completed(pieces: Iterable[Piece], choice: str, fields: Sequence[tuple[Field, Timing]]) -> Iterator[Piece]:
+    """Complete the pieces of one episode; an episode that has no other step than the one left out has no pieces.
+
+    One piece is held back, since the one after it may vanish. Pieces may lack columns.
+    """
+    held: Piece | None = None
+    for piece in pieces:
+        if not piece.last:
+            if held is not None:
+                yield held
+            held = piece
+            continue
+        found = _completed(piece, choice, fields)
+        if held is not None:
+            yield held if found is not None else _ended(held)
+        if found is not None:
+            yield found
+        held = None
+    if held is not None:
+        yield held
+
+
+def _completed(piece: Piece, choice: str, fields: Sequence[tuple[Field, Timing]]) -> Piece | None:
+    if not piece.is_unfinished:
+        return piece
+    states = {field.key for field, timing in fields if timing == "state"}
+    if choice == "repeat" or (choice == "auto" and bool(piece.terminated[-1])):
+        columns = {
+            key: np.concatenate((rows, rows[-1:])) if key in states and key not in piece.next else rows
+            for key, rows in piece.columns.items()
+        }
+        return replace(piece, columns=columns, final=Final.REPEATED)
+    count = len(piece) - 1
+    if not count:
+        return None
+
+    def kept(key: Key, rows: Array) -> Array:
+        return rows if key in states and key not in piece.next else rows[:count]
+
+    return _ended(
+        replace(
+            piece,
+            columns={key: kept(key, rows) for key, rows in piece.columns.items()},
+            next={key: rows[:count] for key, rows in piece.next.items()},
+            terminated=piece.terminated[:count],
+            truncated=piece.truncated[:count],
+        )
+    )
+
+
+def _ended(piece: Piece) -> Piece:
+    """The same piece as the truncated end of its episode."""
+    truncated = piece.truncated.copy()
+    truncated[-1] = True
+    return replace(piece, truncated=truncated, last=True, final=Final.DROPPED)
+
+
+def rest_of_episode(piece: Piece, following: Iterator[EpisodeBlock | Piece]) -> Iterator[Piece]:
+    """Yield a piece and those after it up to the last of its episode."""
+    yield piece
+    while not piece.last:
+        part = next(following, None)
+        if part is None:
+            return
+        if isinstance(part, EpisodeBlock):
+            raise FormatError(f"episode {piece.episode} came with a block before its last piece")
+        piece = part
+        yield piece
+
+
+def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool) -> None:
+    """Raise FormatError for a piece that is not what the facts announce.
+
+    `complete` states that it has all fields; `what` names it in messages.
+    """
+    steps = len(piece)
+    if not steps:
+        raise FormatError(f"{what} came with a piece without steps")
+    if piece.is_unfinished and not whole.final_missing:
+        raise FormatError(
+            f"{what} has no observation after its last step, and the facts do not state that one may lack"
+        )
+    for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
+        if flags.dtype != bool or flags.shape != (steps,):
+            raise FormatError(f"{what}: {name} is {_looks(flags)}, expected bool [{steps}]")
+        require_truths(flags, name, what)
+    known = {field.key: (field, timing) for field, timing in whole.fields}
+    odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
+    odd = odd | {key for key in piece.next if key not in known or known[key][1] != "state"}
+    if odd:
+        raise FormatError(f"{what} came with other fields than the facts name: {', '.join(sorted(map(key_name, odd)))}")
+    expected = [(key, rows, piece.rows_of(key, known[key][1])) for key, rows in piece.columns.items()]
+    expected += [(key, rows, steps) for key, rows in piece.next.items()]
+    for key, rows, count in expected:
+        field = known[key][0]
+        if rows.dtype != field.numpy or rows.shape[1:] != field.shape:
+            raise FormatError(
+                f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {field.dtype} {list(field.shape)} a row"
+            )
+        if len(rows) != count:
+            raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, expected {count}")
+        require_truths(rows, key_name(key), what)
+
+
+def _looks(rows: Array) -> str:
+    return f"{rows.dtype} {list(rows.shape)}"
+
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
 """`auto`: a terminated last step is kept, and its next observation repeats the last one, for no target bootstraps
@@ -411,3 +530,29 @@ def _vanished(numbers: Sequence[int]) -> str:
     names = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
     which = f"episode {names} is" if len(numbers) == 1 else f"{len(numbers)} episodes ({names}) are"
     return f"{which} left out: one step, without an observation after it (--final-step repeat keeps it)"
+
+
+class PartsReader(Reader, ABC):
+    """A reader of a source of which a stream reads one part after the other.
+
+    A subclass may implement `shard_starts`, `evidence` and `settled`, with `settled_names`.
+    """
+
+    settled_names: ClassVar[frozenset[str]] = frozenset()
+    """Names of the options whose default, `auto`, is decided by all episodes: parts of a dataset could differ."""
+
+    def shard_starts(self) -> Sequence[int] | None:
+        """Return the first episode of each part in which a stream of the source reads it; None where it has none.
+
+        Called after the survey; the numbers ascend, and need not be those of episodes.
+        """
+        return None
+
+    def evidence(self) -> Mapping[str, int]:
+        """Return counts that decide about the options of `settled_names`; those of several parts are added up."""
+        return {}
+
+    @classmethod
+    def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
+        """Return the options that such counts decide for, and whether more of them would hardly change that."""
+        return {}, True

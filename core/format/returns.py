@@ -28,8 +28,7 @@ from ..ted.schema import (
     as_numbers,
     key_name,
 )
-from .blocks import EpisodeBlock
-from .contracts import Array, Piece, StepReader
+from .contracts import Array, EpisodeBlock, Piece, StepReader
 from .episodes import FINAL, EpisodeRow, EpisodeTable
 from .manifest import Manifest
 from .row_runs import Rows, as_array

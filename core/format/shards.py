@@ -17,10 +17,10 @@ from ..ted.schema import NEXT, row_bytes
 from .digest import digest_file
 from .documents import decode, dump_json, parse_json
 from .manifest import HIDDEN, SHARDS_DOCUMENT, VIDEOS, Manifest
+from .memmap.reader import TedReader
+from .memmap.tree import leaf_path
 from .packed.reader import PackedReader
 from .packed.schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema
-from .ted.reader import TedReader
-from .ted.tree import leaf_path
 from .videos import reference_keys
 
 Numbers: TypeAlias = NDArray[np.int64]

@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeAlias, get_args
 from ..errors import CorruptDataError, UsageError
 from . import fs
 from .digest import FileRecord, Hasher, open_regular
-from .together import run_together
+from .threads import run_together
 
 _MOST_HELD = 128
 """Descriptors that are held, as far as a quarter of the process's limit allows; files beyond are synced at once."""

@@ -19,8 +19,8 @@ from ..ted.schema import NEXT, Field, Key
 from .contracts import Array, StepReader
 from .digest import PREFIX, FileRecord, open_regular
 from .manifest import VIDEOS
+from .memmap.tree import leaf_path
 from .syncing import NewFile
-from .ted.tree import leaf_path
 
 VIDEO = "video"
 VideoContents: TypeAlias = Mapping[str, Path | bytes]

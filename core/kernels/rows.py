@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import from_numpy
 
-from ..format.together import run_together, threads_for_memory
+from ..format.threads import run_together, threads_for_memory
 
 Array = NDArray[Any]
 Addresses = NDArray[np.int64]

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
 from ..format.returns import return_field, running_return, sum_rewards, table_with_returns
-from ..format.together import usable_cores
+from ..format.threads import usable_cores
 from ..ted.episodes import EndReason, end_reason, rows_equal
 from ..ted.schema import (
     NEXT,

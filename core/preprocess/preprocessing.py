@@ -14,10 +14,9 @@ from ..format.checks import SoundSteps
 from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
 from ..format.manifest import ENV_METADATA, Dropped, Manifest, Provenance, Request
+from ..format.memmap.builder import Origin, write_manifest
 from ..format.returns import return_field_of
-from ..format.shared_files import share_files
-from ..format.staging import Staging
-from ..format.ted.builder import Origin, write_manifest
+from ..format.staging import Staging, share_files
 from ..format.videos import VideoContents, videos_of_leaves
 from ..progress import Progress, Silent, counted
 from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
-from ..format.ted.tree import FieldRange
+from ..format.memmap.tree import FieldRange
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers
 
 

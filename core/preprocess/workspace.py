@@ -16,9 +16,9 @@ from ..format.contracts import Array, Closing
 from ..format.digest import FileRecord, Hasher, bytes_of
 from ..format.documents import Count, FieldEntry, decode
 from ..format.episodes import EpisodeTable
-from ..format.shared_files import may_be_shared
-from ..format.ted.builder import PositionedTree
-from ..format.ted.tree import FieldRange, TreeWriter, leaf_path, merge_ranges
+from ..format.memmap.builder import PositionedTree
+from ..format.memmap.tree import FieldRange, TreeWriter, leaf_path, merge_ranges
+from ..format.staging import may_be_shared
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TRUNCATED, Field, Key
 from .episodes import ResultEpisodes, StepSelection, result_return_field
 from .journal import array_of, array_text, read_journal

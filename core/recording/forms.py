@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..encodings.text_rows import length_key
-from ..ted.schema import Key, key_name
+from ..ted.schema import Key, key_name, length_key
 from .infos import RecordedInfo
 
 MOST_FORMS = 16

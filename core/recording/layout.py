@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..encodings.text_rows import length_key
 from ..errors import SchemaError
 from ..format.contracts import Array
+from ..format.memmap.tree import FieldRange, merge_ranges
 from ..format.packed.recording import RecordedEpisode
-from ..format.ted.tree import FieldRange, merge_ranges
 from ..ted.episodes import EndReason
 from ..ted.schema import (
     EPISODE,
@@ -25,6 +24,7 @@ from ..ted.schema import (
     Field,
     Key,
     key_name,
+    length_key,
 )
 from .forms import MOST_FORMS, entries_of_many_forms, form_name, form_of, forms_there, named_by_form
 from .infos import INFO, PRESENT, RecordedInfo, holds

@@ -14,7 +14,7 @@ from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.documents import parse_json
 from ..format.manifest import Manifest
-from ..format.packed.recorded_origin import RecordedOrigin
+from ..format.packed.recording import RecordedOrigin
 from ..progress import counted
 from .buffer import EpisodeBuffer
 from .spaces import renamed_entries, space_document, space_encoder

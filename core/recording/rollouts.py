@@ -16,11 +16,11 @@ from ..format import fs
 from ..format.contracts import Array
 from ..format.episodes import EpisodeRow
 from ..format.manifest import Dropped, Manifest, Request
+from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import row_builder
-from ..format.packed.recorded_origin import SOURCE
+from ..format.packed.recording import SOURCE
 from ..format.returns import episode_return
 from ..format.staging import Staging
-from ..format.ted.builder import Origin, provenance_step
 from ..storages.packed import array_of, missing_flags
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (

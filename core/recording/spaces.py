@@ -22,10 +22,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 
-from ..encodings.text_rows import length_key
 from ..errors import SchemaError
 from ..format.contracts import Array
-from ..ted.schema import DTYPES, Key, Role, key_name, safe_part
+from ..ted.schema import DTYPES, Key, Role, key_name, length_key, safe_part
 
 _SHORT_TEXT = 256
 """Bytes up to which a text gets the room of the longest that its space allows."""

@@ -14,9 +14,8 @@ from ..errors import SchemaError, UsageError
 from ..format import fs
 from ..format.documents import dump_json, parse_json
 from ..format.manifest import Dropped, Manifest, has_manifest
-from ..format.packed.continuing import continued
-from ..format.packed.recorded_origin import RecordedOrigin
-from ..format.packed.recording import PackedRecorder, unfinished_recording
+from ..format.packed.recording import PackedRecorder, RecordedOrigin, unfinished_recording
+from ..format.packed.repair import continued
 from ..format.staging import mend, new_sibling, sweep
 from ..ted.schema import NEXT, Key
 from .forms import entries_renamed, form_of, renaming

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FormatError, UsageError
 from ..format.digest import open_regular
-from ..format.unreadable import reading_from
+from ..format.read_errors import reading_from
 
 _BLOCK = 1 << 20
 

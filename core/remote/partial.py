@@ -16,8 +16,8 @@ from ..format import fs
 from ..format.contracts import Closing
 from ..format.digest import open_regular
 from ..format.documents import Count, decode, dump_json, parse_json
+from ..format.read_errors import reading_from
 from ..format.sources import RemoteFile
-from ..format.unreadable import reading_from
 from .checksums import blocks_of, hasher
 from .threads import Watch
 from .transport import Answer

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..format.contracts import Array
-from ..stats.moments import Moments, QuantileSketch
+from ..stats import Moments, QuantileSketch
 
 FRACTIONS = (0.01, 0.25, 0.5, 0.75, 0.99)
 """The quantiles that are shown."""

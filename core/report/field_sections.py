@@ -10,7 +10,7 @@ import numpy as np
 from ..charts.marks import Bars, ChartLabels, Heatmap
 from ..charts.marks import Histogram as HistogramChart
 from ..progress import counted
-from ..stats.moments import QUANTILE_ERROR
+from ..stats import QUANTILE_ERROR
 from ..ted.schema import key_name
 from .columns import FRACTIONS, ColumnHistogram, Distribution
 from .figures import MOST_COLUMNS, FieldFigures

@@ -13,13 +13,13 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, StepReader
 from ..format.episodes import EpisodeTable
+from ..format.memmap.reader import FolderReader
 from ..format.returns import returns_are_known, table_with_returns
-from ..format.ted.reader import FolderReader
 from ..progress import Progress
-from ..stats.collect import described_fields
+from ..stats import described_fields
 from ..ted.episodes import BoundaryCounts, Continuity
+from ..ted.rules import bounded_fields
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, as_numbers, state_keys
-from ..ted.spaces import bounded_fields
 from .columns import Distribution, Limit, describe_columns
 from .correlation import ReturnCorrelation
 from .images import is_image

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..encodings.open_videos import referred_frames
 from ..encodings.pictures import as_bytes, looks_like_picture, picture_layout
+from ..encodings.video import referred_frames
 from ..format.contracts import Array, StepReader
 from ..format.videos import image_key, reference_keys
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name

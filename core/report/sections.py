@@ -15,8 +15,7 @@ from ..format.contracts import Array
 from ..format.documents import dump_json
 from ..progress import counted, readable_size, redact
 from ..ted.episodes import EndReason
-from ..ted.findings import Finding
-from ..ted.rule_table import RULES
+from ..ted.rules import RULES, Finding
 from .columns import Distribution
 from .commands import reproducing
 from .html import Child, Html, element, joined, table

@@ -15,7 +15,7 @@ from ..format.documents import parse_json
 from ..format.hub_address import Transfer, transfers_of
 from ..format.manifest import Manifest
 from ..progress import Progress
-from ..ted.findings import Finding
+from ..ted.rules import Finding
 from .episodes import ShownEpisode, show_episodes
 from .figures import Figures, measure
 from .images import ImageSource, Sheet, image_sources, sheet_of

@@ -18,7 +18,7 @@ from tensordict import (
 )
 
 from ..errors import FormatError, SchemaError, UsageError, suggests_keywords
-from ..ted.spaces import bound_array
+from ..ted.rules import bound_array
 from .base import DeviceLike, LazyStack, SpecTypeError, Stacked, TensorSpec, brief
 from .bounded import Bounded, BoxSpec, Unbounded, UnboundedContinuous, UnboundedDiscrete
 from .categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot

@@ -22,9 +22,9 @@ from tensordict import TensorDict
 
 from ..errors import CorruptDataError, SchemaError
 from ..format.contracts import Array, StepReader
+from ..format.memmap.reader import TedReader
+from ..format.memmap.tree import leaf_path
 from ..format.open_files import ListedFiles
-from ..format.ted.reader import TedReader
-from ..format.ted.tree import leaf_path
 from ..ted.schema import Field, Key
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers

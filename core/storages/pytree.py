@@ -26,7 +26,7 @@ import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection, is_tensorclass
 
 from ..errors import FormatError, SchemaError
-from ..format.ted.tree import require_own_files
+from ..format.memmap.tree import require_own_files
 from ..ted.schema import file_stem
 
 Path: TypeAlias = tuple[str, ...]

@@ -1,17 +1,21 @@
-"""The rules that TED data must keep: leaves, flags, continuity, numbers."""
+"""The rules of `check`: which there are, what a rule sees and reports, and those about rows.
+
+Rules about leaves, flags, continuity, numbers and recorded spaces are here; those about the folder of a dataset are in
+`core.format.checks`.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import dataclasses
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias, overload
 
 import numpy as np
 
 from .episodes import Continuity, rows_equal
-from .findings import Finding, Rows, Rule, Tally
-from .rule_table import Severity
 from .schema import (
     ACTION,
     FLAGS,
@@ -28,11 +32,401 @@ from .schema import (
     is_real,
     key_name,
     odd_truths,
+    safe_part,
     state_keys,
 )
-from .spaces import SpaceRule
 
 _Array: TypeAlias = np.ndarray[Any, Any]
+_AT_ONCE = 1 << 14
+
+
+class Places(Sequence[Any]):
+    """A sequence of whole numbers, of an array `int64 [N]`, or of half-open ranges as pairs, of `int64 [N, 2]`.
+
+    It takes 8 bytes a number, is equal to any sequence of the same numbers or pairs, and writes itself as JSON piece by
+    piece.
+    """
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: _Array) -> None:
+        self._numbers = np.asarray(numbers, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Places: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        found = self._numbers[index]
+        return Places(found) if isinstance(index, slice) else _item(found.tolist())
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self._parts():
+            yield from map(_item, part)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Places):
+            return np.array_equal(self._numbers, other._numbers)
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return NotImplemented if not isinstance(other, Sequence) else False
+        return all(one == another for one, another in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:10]))
+        return f"Places({shown}{f', … of {len(self):,}' if len(self) > 10 else ''})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Places, (self._numbers,)
+
+    def tolist(self) -> list[Any]:
+        """Return the numbers, or the pairs as lists, as JSON has them."""
+        return list(self._numbers.tolist())
+
+    def json_pieces(self) -> Iterator[str]:
+        """Yield the JSON text, some thousands of entries at a time."""
+        yield "["
+        for number, part in enumerate(self._parts()):
+            yield f"{', ' if number else ''}{json.dumps(part)[1:-1]}"
+        yield "]"
+
+    def _parts(self) -> Iterator[list[Any]]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield self._numbers[start : start + _AT_ONCE].tolist()
+
+
+def _item(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found
+
+
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleEntry:
+    """A rule: its id and name, which never change meaning, what it is about, what it checks, and how bad findings are.
+
+    `severities` are those that its findings can have.
+    """
+
+    rule: str
+    name: str
+    about: Literal["rows", "folder", "saved buffers"]
+    severities: tuple[Severity, ...]
+    checks: str
+
+    @property
+    def named(self) -> tuple[str, str]:
+        """Id and name, with which a finding begins."""
+        return self.rule, self.name
+
+
+_ERROR: tuple[Severity, ...] = ("error",)
+_WARNING: tuple[Severity, ...] = ("warning",)
+_BOTH: tuple[Severity, ...] = ("error", "warning")
+
+RULES: tuple[RuleEntry, ...] = (
+    RuleEntry(
+        "TED001", "schema", "rows", _BOTH,
+        "Flags under next are there and bool, every observation has a counterpart under next, and there are rewards, "
+        "which are real numbers, and actions.",
+    ),
+    RuleEntry("TED002", "singleton dimensions", "rows", _ERROR, "Rewards and flags have a last dimension of 1."),
+    RuleEntry("TED003", "done = terminated | truncated", "rows", _ERROR, "The three flags agree in every step."),
+    RuleEntry(
+        "TED004", "continuity", "rows", _BOTH, "Inside an episode, next of every row equals the row that follows."
+    ),
+    RuleEntry(
+        "TED005", "no continuity across episodes", "rows", _WARNING,
+        "No episode begins with the observation with which the one before it ends.",
+    ),
+    RuleEntry(
+        "TED006", "flags at the ends of episodes", "rows", _BOTH,
+        "The last step of every episode is done, and no step before it is.",
+    ),
+    RuleEntry("TED007", "NaN and infinity", "rows", _BOTH, "Every number is finite."),
+    RuleEntry("TED008", "all zero", "rows", _BOTH, "Not all numbers of an observation or an action are zero."),
+    RuleEntry("TED009", "zero variance", "rows", _WARNING, "Every component of an observation or an action varies."),
+    RuleEntry(
+        "TED010", "episode table", "folder", _ERROR,
+        "The episode table and the rows agree about number, position, return and end of every episode.",
+    ),
+    RuleEntry(
+        "TED011", "lengths", "folder", _ERROR, "Every file has the rows that the manifest and its metadata state."
+    ),
+    RuleEntry("TED012", "sizes", "folder", _ERROR, "Every file has the size that the manifest states."),
+    RuleEntry("TED013", "digests", "folder", _ERROR, "The bytes of every file match their digest."),
+    RuleEntry(
+        "TED014", "opens", "folder", _ERROR,
+        "The manifest, the files that everything depends on and every episode can be read.",
+    ),
+    RuleEntry(
+        "TED015", "recorded spaces", "rows", _WARNING,
+        "Observations and actions are inside the spaces that the source records.",
+    ),
+    RuleEntry("TED016", "truth values", "rows", _ERROR, "Every byte of a bool field is 0 or 1."),
+    RuleEntry(
+        "TED017", "kept videos", "folder", _ERROR,
+        "Rows refer to frames of kept videos that are there and can be decoded: some of long videos, all with --full.",
+    ),
+    RuleEntry("BUF001", "buffer digests", "saved buffers", _ERROR, "The files of the checkpoint match their digests."),
+    RuleEntry(
+        "BUF002", "buffer counts", "saved buffers", _ERROR,
+        "Length, cursor, capacity and files of the storage and the writer agree.",
+    ),
+    RuleEntry("BUF003", "buffer sampler", "saved buffers", _ERROR, "The state of the sampler fits the storage."),
+)  # fmt: skip
+"""All rules, in the order of their ids."""
+
+RULE_BY_ID = {entry.rule: entry for entry in RULES}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem: the rule that found it, how bad it is, what was found and where.
+
+    `steps` are all steps concerned, as half-open ranges, and `episodes` the numbers of all episodes concerned, where
+    the rule is about such.
+    """
+
+    rule: str
+    name: str
+    severity: Severity
+    message: str
+    steps: Sequence[tuple[int, int]] = ()
+    episodes: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive TED rows `[start, start + n)` and where the episodes among them begin.
+
+    `first[i]` is whether row i begins an episode, `last[i]` whether it ends one, `episode[i]` is the source's
+    number of its episode and `explicit[i]` whether its next rows are stored explicitly.
+    """
+
+    start: int
+    columns: Mapping[Key, _Array]
+    first: _Array
+    last: _Array
+    episode: _Array
+    explicit: _Array
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def place(self, row: int) -> str:
+        """Name one of these rows for a reader."""
+        return f"step {self.start + row:,}, episode {int(self.episode[row])}"
+
+
+class Tally:
+    """Counts rows with a problem and remembers where they are: 16 bytes a range of steps, 8 an episode."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = ""
+        self._ranges: list[_Array] = []
+        self._episodes: list[_Array] = []
+
+    def add(self, rows: Rows, wrong: _Array, index: _Array | None = None) -> None:
+        """Count the true entries of `wrong`, which covers all `rows`, or those at `index`, in ascending order."""
+        if not wrong.any():
+            return
+        where = np.flatnonzero(wrong) if index is None else index[wrong]
+        self.first = self.first or rows.place(int(where[0]))
+        self.count += len(where)
+        episodes = rows.episode[where]
+        self._episodes.append(episodes[np.append(True, episodes[1:] != episodes[:-1])].astype(np.int64))
+        steps = where + rows.start
+        edges = np.flatnonzero(np.diff(steps) != 1)
+        self._ranges.append(np.column_stack((steps[np.append(0, edges + 1)], steps[np.append(edges, -1)] + 1)))
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """The `steps` and `episodes` of a finding."""
+        return {"steps": Places(_joined(self._ranges)), "episodes": Places(_distinct(self._episodes))}
+
+
+def _joined(parts: Sequence[_Array]) -> _Array:
+    """Return ranges `[N, 2]` in ascending order, those that touch or overlap as one."""
+    if not parts:
+        return np.zeros((0, 2), np.int64)
+    ranges = np.concatenate(parts)
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]  # a rule may come back to steps that it has seen
+    reached = np.maximum.accumulate(ranges[:, 1])
+    starts = np.flatnonzero(np.append(True, ranges[1:, 0] > reached[:-1]))
+    return np.column_stack((ranges[starts, 0], reached[np.append(starts[1:], len(ranges)) - 1]))
+
+
+def _distinct(parts: Sequence[_Array]) -> _Array:
+    """Return every number once, in the order in which they first occur."""
+    numbers = np.concatenate([np.zeros(0, np.int64), *parts])
+    return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
+
+
+class Rule(ABC):
+    """Reads all rows once, in order, and reports problems. `rule_id` is that of its entry in `rule_table`."""
+
+    rule_id: ClassVar[str]
+
+    def __init__(self, fields: Sequence[Field], steps: int) -> None:
+        self.fields = tuple(fields)
+        self.steps = steps
+
+    def see(self, rows: Rows) -> None:
+        """Take the next rows."""
+
+    @abstractmethod
+    def findings(self) -> list[Finding]:
+        """Report, after the last rows."""
+
+    def report(self, severity: Severity, message: str, tally: Tally | None = None) -> Finding:
+        """Make a finding of this rule; `tally` counts the steps concerned."""
+        places = {} if tally is None else tally.places
+        return Finding(*RULE_BY_ID[self.rule_id].named, severity, message, **places)
+
+    def report_first(self, severity: Severity, message: str, tally: Tally) -> list[Finding]:
+        """Make a finding that names the first of the steps that `tally` counts; none where it counts none."""
+        return [self.report(severity, f"{message} (first: {tally.first})", tally)] if tally.count else []
+
+    def share(self, tally: Tally) -> str:
+        """Format the number of steps that `tally` counts, out of all."""
+        return f"{tally.count:,} of {self.steps:,} steps"
+
+
+def bound_array(bound: Any) -> _Array:
+    """Read a bound of a space; integers stay exact, the strings of strict JSON become the numbers they stand for."""
+    array = np.asarray(bound)
+    if array.dtype.kind in "US" or array.dtype == object:
+        array = np.vectorize(float, otypes=[np.float64])(np.asarray(bound, dtype=object))
+    return array
+
+
+@dataclasses.dataclass(slots=True)
+class _Watched:
+    """A field whose values are compared with bounds, and the least and largest value outside them."""
+
+    field: Field
+    low: _Array
+    high: _Array
+    tally: Tally = dataclasses.field(default_factory=Tally)
+    least: float = np.inf
+    largest: float = -np.inf
+
+    def see(self, rows: Rows) -> None:
+        """Compare the next rows."""
+        values = as_numbers(rows.columns[self.field.key], self.field.dtype)
+        outside: _Array = np.logical_or(values < self.low, values > self.high)
+        if outside.any():
+            wrong = values[outside]
+            self.least, self.largest = min(self.least, float(wrong.min())), max(self.largest, float(wrong.max()))
+            self.tally.add(rows, np.atleast_1d(outside.reshape(len(rows), -1).any(1)))
+
+    @property
+    def limits(self) -> str:
+        low, high = (
+            f"{bound.min():g}" if (bound == bound.flat[0]).all() else f"{bound.min():g} … {bound.max():g}"
+            for bound in (self.low, self.high)
+        )
+        return f"{low} to {high}"
+
+
+class SpaceRule(Rule):
+    """Observations and actions are inside the spaces that the source records for them.
+
+    What is outside is still what was recorded, so that is a warning: a policy that clips its actions, or a model that
+    scales by the bounds, does not see these values. NaN is left to the rule about it.
+    """
+
+    rule_id = "TED015"
+
+    def __init__(self, fields: Sequence[Field], steps: int, *, spaces: Mapping[str, Any] | None = None) -> None:
+        super().__init__(fields, steps)
+        self._watched = [_Watched(field, low, high) for field, low, high in bounded_fields(fields, spaces or {})]
+
+    def see(self, rows: Rows) -> None:
+        for watched in self._watched:
+            watched.see(rows)
+
+    def findings(self) -> list[Finding]:
+        found = []
+        for one in self._watched:
+            text = f"{one.field.name} is outside its recorded space, {one.limits}, in {self.share(one.tally)}"
+            text += f": values outside it are from {one.least:g} to {one.largest:g}"
+            found += self.report_first("warning", text, one.tally)
+        return found
+
+
+def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, _Array, _Array]]:
+    """Yield the fields that a recorded space limits, with the least and the largest legal value of each.
+
+    A bound is a number, or an array of the shape of a row.
+    """
+    leaves = {key: space for name, space in spaces.items() for key, space in _leaves(space, (name,))}
+    for field in fields:
+        space = leaves.get(field.key[field.key[0] == NEXT :])
+        bounds = None if space is None else _bounds(space, field)
+        if bounds is not None:
+            yield field, *bounds
+
+
+def _leaves(space: Any, key: Key) -> Iterator[tuple[Key, Mapping[str, Any]]]:
+    """Yield the leaves of a space with the keys that their values have in a row."""
+    if not isinstance(space, Mapping):
+        return
+    children = space.get("subspaces")
+    if children is None:
+        yield key, space
+        return
+    named = children.items() if isinstance(children, Mapping) else enumerate(children)
+    for name, child in named:
+        yield from _leaves(child, (*key, safe_part(str(name))))
+
+
+def _bounds(space: Mapping[str, Any], field: Field) -> tuple[_Array, _Array] | None:
+    """Return the least and the largest legal value of a field, as its type has them; None if there is no such limit."""
+    if field.numpy.kind not in "biuf" or field.dtype == "bfloat16" or field.role == "text":
+        return None
+    low, high = _limits_of(space)
+    if low is None or high is None:
+        return None
+    if field.numpy.kind == "f":  # a bound that the type rounds is the bound of its values
+        limit = np.finfo(field.numpy)
+        with np.errstate(over="ignore"):  # a bound that the type has not is infinite
+            low, high = low.astype(field.numpy), high.astype(field.numpy)
+        open_to_all = (low <= limit.min).all() and (high >= limit.max).all()
+    elif field.numpy.kind == "b":
+        open_to_all = (low <= 0).all() and (high >= 1).all()
+    else:
+        whole = np.iinfo(field.numpy)
+        open_to_all = (low <= whole.min).all() and (high >= whole.max).all()
+    if open_to_all:
+        return None
+    shaped = [_shaped(bound, field.shape) for bound in (low, high)]
+    return None if shaped[0] is None or shaped[1] is None else (shaped[0], shaped[1])
+
+
+def _limits_of(space: Mapping[str, Any]) -> tuple[_Array | None, _Array | None]:
+    kind, start = space.get("type"), bound_array(space.get("start") or 0)
+    if kind == "Box" and space.get("low") is not None and space.get("high") is not None:
+        return bound_array(space["low"]), bound_array(space["high"])
+    if kind == "MultiBinary":
+        return np.asarray(0), np.asarray(1)
+    count = space.get({"Discrete": "n", "MultiDiscrete": "nvec"}.get(str(kind), ""))
+    return (None, None) if count is None else (start, start + bound_array(count) - 1)
+
+
+def _shaped(bound: _Array, shape: tuple[int, ...]) -> _Array | None:
+    """Give a bound the shape of a row; None where it has another number of elements."""
+    if bound.size == 1:
+        return bound.reshape(())
+    return bound.reshape(shape) if bound.size == int(np.prod(shape)) else None
 
 
 def _ends(tally: Tally) -> str:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ..format.contracts import Array, Piece
 from ..format.episodes import EpisodeRow
 from ..format.manifest import ENV_METADATA, Manifest, Request, content_digest
+from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
+from ..format.memmap.tree import record_file
 from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
-from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
-from ..format.ted.tree import record_file
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (
     ACTION,

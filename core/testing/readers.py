@@ -11,13 +11,12 @@ import numpy as np
 
 from ..errors import RbtoolError, UsageError
 from ..format import fs
-from ..format.blocks import EpisodeBlock
-from ..format.contracts import Array, Piece, SourceFacts
+from ..format.contracts import Array, EpisodeBlock, Piece, SourceFacts
 from ..format.manifest import Request
+from ..format.memmap.builder import DatasetBuilder, Origin
+from ..format.memmap.reader import TedReader
 from ..format.reader import FINAL_STEPS, Reader
 from ..format.returns import Ingest
-from ..format.ted.builder import DatasetBuilder, Origin
-from ..format.ted.reader import TedReader
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, REWARD, Key, ted_fields
 from .raising import error_of

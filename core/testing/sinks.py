@@ -11,8 +11,8 @@ import numpy as np
 from ..errors import SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array
+from ..format.memmap.reader import TedReader
 from ..format.sinks import Chosen, Sink
-from ..format.ted.reader import TedReader
 from ..ted.schema import Key
 from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from .raising import error_of

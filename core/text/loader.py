@@ -16,8 +16,8 @@ from ..errors import MissingKeyError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array
 from ..format.locate import storage_root
+from ..format.memmap.tree import TreeWriter
 from ..format.staging import Staging
-from ..format.ted.tree import TreeWriter
 from ..storages.dataset import dataset_tensors
 from ..ted.schema import Field, Key, dtype_name
 from ..transforms.keyed import require_count

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError, did_you_mean
 from ..format.contracts import StepReader
 from ..format.digest import digest_bytes, digest_file
-from ..opening import open_dataset
+from ..open_steps import open_dataset
 from ..verbs.download import download
 
 SOURCE = "hf-text"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import SchemaError, UsageError
-from ..format.blocks import EpisodeBlock
+from ..format.contracts import EpisodeBlock
+from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from ..format.returns import Ingest
 from ..format.staging import Staging
-from ..format.ted.builder import DatasetBuilder, Origin, provenance_step
 from ..ted.episodes import Final
 from ..ted.schema import Field, Timing, dtype_name, ted_fields
 from .identity import TokenRequest

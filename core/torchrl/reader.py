@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encodings.digests import DIGESTS, noted_files, require_digests
+from ..encodings.compact import CompactForm, FilledStorage
 from ..encodings.h5_layout import H5Source, begins_as_h5
-from ..encodings.layout import CompactForm, FilledStorage
 from ..encodings.rows import flags_at, table_of_ends, without_ends
+from ..encodings.saved_digests import DIGESTS, noted_files, require_digests
 from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.documents import load_json, parse_json
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest, Request, has_manifest
+from ..format.memmap.builder import created_by
+from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree
 from ..format.open_files import OpenedReader, OpenFiles
-from ..format.ted.builder import created_by
-from ..format.ted.tree import MappedLeaf, leaf_path, read_tree
 from ..ted.schema import NEXT, Field, Key, dtype_name, file_stem, key_name, role_of
 from .layout import H5_LENGTH, TRAJECTORY
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..encodings.compact import CompactForm, FilledStorage
 from ..encodings.flat import nested_leaves, write_tables
 from ..encodings.h5_layout import Compression
-from ..encodings.layout import CompactForm, FilledStorage
+from ..encodings.output_files import LatchedFile, LeafFile
 from ..encodings.rows import differing_rows, leaf_parts, with_ends
-from ..encodings.streams import LatchedFile, LeafFile
 from ..errors import SchemaError
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.digest import bytes_of, read_regular
+from ..format.memmap.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..format.syncing import replace_file, sync_file, write_file
-from ..format.ted.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, file_stem, key_name
 from .layout import H5_LENGTH, TRAJECTORY

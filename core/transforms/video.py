@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..encodings.open_videos import kept_frames
+from ..encodings.video import kept_frames
 from ..errors import SchemaError
 from ..format.videos import image_key
 from .base import Transform

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from ..declarations import ReaderOptions
-from ..encodings.layout import STORAGE
+from ..encodings.compact import STORAGE
 from ..errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -31,17 +31,14 @@ from ..format.locate import find_dataset, open_source
 from ..format.manifest import VIDEOS, Manifest
 from ..format.mixture import is_mixture, read_mixture
 from ..format.open_files import ListedFiles
-from ..format.packed.commits import COMMITS
+from ..format.packed.recording import COMMITS
 from ..format.packed.repair import RecordingState, examine_recording, repair_recording, require_restorable
 from ..format.returns import return_field_of
 from ..format.staging import mend
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
 from ..ted.episodes import EndReason
-from ..ted.findings import Finding, Rule
-from ..ted.places import Places
-from ..ted.rule_table import RULE_BY_ID
-from ..ted.rules import DATA_RULES, data_rules
+from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rule, data_rules
 from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .check_videos import VideoRule

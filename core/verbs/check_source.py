@@ -15,9 +15,7 @@ from ..format.reader import Reader
 from ..format.returns import Ingest
 from ..progress import Progress
 from ..ted.episodes import BoundaryCounts
-from ..ted.findings import Finding, Rows, Rule
-from ..ted.rule_table import RULE_BY_ID
-from ..ted.rules import data_rules
+from ..ted.rules import RULE_BY_ID, Finding, Rows, Rule, data_rules
 from ..ted.schema import EPISODE, Key, row_bytes, ted_fields
 from .check_videos import VideoRule
 

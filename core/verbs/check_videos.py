@@ -15,8 +15,7 @@ from ..format.contracts import Array
 from ..format.digest import read_regular
 from ..format.videos import VideoContents, index_name, reference_keys, video_name
 from ..progress import Progress, counted
-from ..ted.findings import Finding, Rows, Rule
-from ..ted.places import Places
+from ..ted.rules import Finding, Places, Rows, Rule
 from ..ted.schema import Field
 
 _SAMPLED_FRAMES = 1_000

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+from ..encodings.compact import CompactForm, CompactLayout, FilledStorage, Form
 from ..encodings.h5_layout import Compression
-from ..encodings.layout import CompactForm, CompactLayout, FilledStorage, Form
 from ..encodings.rows import Difference, compare_steps
 from ..encodings.save import dataset_digest, load_checkpoint, save_checkpoint, steps_digest
 from ..errors import UsageError, suggests_keywords
@@ -19,12 +19,12 @@ from ..format import fs
 from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest
+from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import write_dataset
 from ..format.staging import Staging, files_below, is_ours, named_files
 from ..format.syncing import Durable
-from ..format.ted.builder import Origin, provenance_step
 from ..format.videos import refuse_videos
-from ..opening import BufferSteps, TorchrlSteps, finished_manifest, open_steps
+from ..open_steps import BufferSteps, TorchrlSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
 from ..torchrl.layout import TorchrlKeys

@@ -22,10 +22,10 @@ from ..format.digest import FileRecord
 from ..format.documents import Count, decode
 from ..format.episodes import ALL_COLUMNS, EpisodeTable
 from ..format.manifest import Manifest
+from ..format.memmap.builder import Origin, PositionedTree, write_manifest
+from ..format.memmap.tree import FieldRange, merge_ranges
 from ..format.packed.builder import PackedBuilder, PackedState
 from ..format.packed.row_files import RowCodec, StoreState
-from ..format.ted.builder import Origin, PositionedTree, write_manifest
-from ..format.ted.tree import FieldRange, merge_ranges
 from ..preprocess.journal import Journal, array_of, array_text, read_journal
 from ..preprocess.processor import Task
 from ..preprocess.workspace import (

@@ -18,16 +18,15 @@ from ..format.contracts import StepReader
 from ..format.episodes import normal_form
 from ..format.locate import find_source, open_source, require_apart
 from ..format.manifest import Layout, Manifest, Request
+from ..format.memmap.builder import Origin, provenance_step
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
+from ..format.read_errors import reading_from
 from ..format.reader import require_final_step
-from ..format.shared_files import share_files
-from ..format.staging import Staging, mend
-from ..format.ted.builder import Origin, provenance_step
-from ..format.unreadable import reading_from
-from ..opening import BufferSteps, is_steps, refuse_several
+from ..format.staging import Staging, mend, share_files
+from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
 from .results import (
     Published,

@@ -15,7 +15,7 @@ from ..format.documents import dump_json
 from ..format.hub_address import HubAddress
 from ..format.manifest import Manifest
 from ..progress import Progress, clean
-from ..stats.collect import FieldStats
+from ..stats import FieldStats
 from ..ted.schema import key_name
 from .check import CheckResult
 from .stats import stats

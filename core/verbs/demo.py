@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from ..declarations import FormatDeclaration, declared
-from ..encodings.layout import Form
+from ..encodings.compact import Form
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..progress import Progress, Silent

@@ -15,12 +15,12 @@ import numpy as np
 
 from ..errors import UsageError, suggests_keywords
 from ..format.contracts import Array, StepReader
-from ..format.episode_digests import content_keys, episode_digests
 from ..format.locate import find_dataset
-from ..format.merge_schema import FieldDifference, field_differences
+from ..format.merging import FieldDifference, field_differences
 from ..progress import Progress, Silent, counted
 from ..ted.episodes import EndReason, Final, rows_equal
 from ..ted.schema import EPISODE, Field, as_numbers
+from .episode_digests import content_keys, episode_digests
 from .merge import PathLike, opened_steps
 from .results import Result, seconds_since
 

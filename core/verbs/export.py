@@ -18,7 +18,7 @@ from ..format.locate import find_dataset, require_apart, sink_class, sink_names
 from ..format.manifest import has_manifest
 from ..format.sinks import Chosen, Sink
 from ..format.staging import Staging
-from ..opening import open_steps, whole_episodes
+from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from .results import Published, published_entries, seconds_since
 from .saved_steps import has_steps, rows_of_episodes

@@ -26,7 +26,7 @@ from ..format.manifest import MANIFEST, TRANSFERS, Manifest, has_manifest, is_ca
 from ..format.open_files import ListedFiles
 from ..format.sources import RemoteDataset, RemoteFile
 from ..format.staging import Staging, mend, remove_at_once, sweep
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..progress import Progress, readable_size
 from ..remote.checksums import matches
 from ..remote.fetch import fetch_files

@@ -18,14 +18,14 @@ from ..format.episodes import EpisodeTable
 from ..format.hub_address import Transfer, transfers_of
 from ..format.locate import find_dataset, known_root, open_source
 from ..format.manifest import HIDDEN, Dropped, Manifest, Provenance
+from ..format.memmap.tree import FieldRange
 from ..format.overview import OptionNeededError, overview_of
 from ..format.packed.schema import PackedSchema
 from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
-from ..format.ted.tree import FieldRange
 from ..format.videos import VIDEO, reference_keys
-from ..opening import BufferSteps, is_storage, open_steps
-from ..stats.moments import mean_of
+from ..open_steps import BufferSteps, is_storage, open_steps
+from ..stats import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .inspect_columns import ColumnsResult

@@ -14,11 +14,11 @@ import numpy as np
 from ..errors import CorruptDataError, FormatError
 from ..format.documents import Count, decode, float_from_json, load_json
 from ..format.manifest import has_manifest
+from ..format.memmap.tree import read_tree
 from ..format.mixture import is_mixture
 from ..format.open_files import OpenFiles
 from ..format.staging import PARTS_FILE
-from ..format.ted.tree import read_tree
-from ..opening import finished_manifest
+from ..open_steps import finished_manifest
 from ..progress import counted
 from ..torchrl.reader import BUFFER
 from .mix import MixResult, inspect_mixture

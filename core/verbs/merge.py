@@ -18,16 +18,23 @@ from ..format.checks import damage_explained
 from ..format.contracts import Array, StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance, Request, has_manifest
-from ..format.merge_schema import Policy, merged_schema, require_policy
-from ..format.merged import MergedSchema, MergedSteps, joined_table, numbers_of_runs, runs_text
+from ..format.memmap.builder import Origin, provenance_step
+from ..format.merging import (
+    MergedSchema,
+    MergedSteps,
+    Policy,
+    joined_table,
+    merged_schema,
+    numbers_of_runs,
+    require_policy,
+    runs_text,
+)
 from ..format.packed.builder import write_dataset
 from ..format.packed.reader import PackedReader
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.shared_files import share_files
-from ..format.staging import Staging, mend
-from ..format.ted.builder import Origin, provenance_step
-from ..opening import BufferSteps, finished_manifest
+from ..format.staging import Staging, mend, share_files
+from ..open_steps import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
 from .results import Published, layout_arguments, published_entries, require_layout, seconds_since
 from .saved_steps import has_steps, is_of_buffer, open_saved, verified_steps

@@ -15,12 +15,12 @@ from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.digest import read_regular
 from ..format.locate import find_dataset
-from ..format.merge_schema import FieldDifference, require_policy
+from ..format.memmap.reader import TedReader
+from ..format.merging import FieldDifference, require_policy
 from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_mixture
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging, sweep
-from ..format.ted.reader import TedReader
-from ..opening import is_steps
+from ..open_steps import is_steps
 from .merge import PathLike
 from .mixtures import Opening, OpenMixture, open_mixture
 from .results import Result, occupied_error, seconds_since

@@ -13,11 +13,11 @@ from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
 from ..format.digest import digest_bytes
 from ..format.documents import dump_json
 from ..format.manifest import Manifest
-from ..format.merge_schema import FieldDifference, field_differences, reward_meanings
+from ..format.memmap.reader import TedReader
+from ..format.merging import FieldDifference, field_differences, reward_meanings
 from ..format.mixture import Member, Mixture, is_mixture, read_mixture
 from ..format.packed.reader import PackedReader
-from ..format.ted.reader import TedReader
-from ..opening import open_dataset
+from ..open_steps import open_dataset
 from ..ted.schema import Field
 from .merge import PathLike
 

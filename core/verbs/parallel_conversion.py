@@ -21,12 +21,12 @@ from ..format.contracts import Array, Closing, SourceFacts
 from ..format.digest import Hasher, bytes_of, digest_bytes
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Layout, Manifest
+from ..format.memmap.builder import Origin, RowFiles, created_by
+from ..format.memmap.tree import FieldRange, merge_ranges, range_of
 from ..format.packed.row_files import RowCodec
 from ..format.reader import Reader, ReaderRecipe
 from ..format.returns import Ingest
 from ..format.staging import Staging
-from ..format.ted.builder import Origin, RowFiles, created_by
-from ..format.ted.tree import FieldRange, merge_ranges, range_of
 from ..preprocess.failures import TaskFailed, WorkerFailed, origin_of
 from ..preprocess.journal import Journal, note_kept, note_unusable, require_same_run
 from ..preprocess.processor import Task

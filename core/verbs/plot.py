@@ -19,7 +19,7 @@ from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
 from ..format.mixture import is_mixture
 from ..format.returns import returns_are_known, table_with_returns
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..progress import Progress, Silent
 from ..ted.schema import NEXT_REWARD, Field
 from .mixtures import open_mixture

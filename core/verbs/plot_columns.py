@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..charts.marks import Array, Series
-from ..charts.traces import reduced
+from ..charts.marks import Array, Series, reduced
 from ..encodings.pictures import looks_like_picture
 from ..errors import UsageError
 from ..format.contracts import StepReader

@@ -15,10 +15,10 @@ from ..format.checks import SoundSteps, damage_explained, sound_steps
 from ..format.contracts import StepReader
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Manifest, Provenance
+from ..format.memmap.builder import provenance_step
 from ..format.returns import table_with_returns
 from ..format.staging import Staging
-from ..format.ted.builder import provenance_step
-from ..opening import finished_manifest, open_steps, whole_episodes
+from ..open_steps import finished_manifest, open_steps, whole_episodes
 from ..preprocess.episodes import Plan, StepSelection
 from ..preprocess.functions import find_function
 from ..preprocess.preprocessing import Preprocessing, Settings

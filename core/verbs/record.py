@@ -22,9 +22,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from ..errors import RbtoolError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.manifest import Manifest, has_manifest
-from ..format.packed.recorded_origin import RecordedOrigin
+from ..format.packed.recording import RecordedOrigin
 from ..format.staging import mend
-from ..opening import open_steps
+from ..open_steps import open_steps
 from ..preprocess.failures import error_text
 from ..preprocess.functions import find_function
 from ..progress import Progress, Silent, counted

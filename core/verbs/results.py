@@ -22,7 +22,7 @@ from ..format.documents import plain
 from ..format.manifest import Layout, Manifest, Request, has_manifest
 from ..format.open_files import ListedFiles
 from ..format.sources import Source
-from ..opening import BufferSteps, is_steps
+from ..open_steps import BufferSteps, is_steps
 
 
 class Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..ted.rule_table import RULES, RuleEntry
+from ..ted.rules import RULES, RuleEntry
 from .results import Result
 
 

@@ -14,10 +14,10 @@ from ..errors import UsageError, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset
+from ..format.memmap.reader import TedReader
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
-from ..format.ted.reader import TedReader
-from ..opening import open_steps
+from ..open_steps import open_steps
 from .frame_stacks import FrameStacks
 from .mixtures import open_mixture
 from .sample_request import SampleRequest

@@ -10,19 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..encodings.digests import require_digests
+from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..encodings.flat import STORAGE_METADATA, FlatReader
 from ..encodings.h5_layout import H5Reader
-from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
+from ..encodings.saved_digests import require_digests
 from ..errors import CorruptDataError, RbtoolError
 from ..format.contracts import Array, StepReader
 from ..format.documents import Count, decode, load_json
+from ..format.memmap.tree import batch_of, read_tree
 from ..format.open_files import OpenFiles
 from ..format.staging import is_ours
-from ..format.ted.tree import batch_of, read_tree
-from ..opening import open_steps, require_whole_buffer
-from ..ted.findings import Finding
-from ..ted.rule_table import RULE_BY_ID, RULES
+from ..open_steps import open_steps, require_whole_buffer
+from ..ted.rules import RULE_BY_ID, RULES, Finding
 from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declarations import title_of
+from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..encodings.flat import STORAGE_METADATA
 from ..encodings.h5_layout import read_block
-from ..encodings.layout import ENSEMBLE_FILE, SEGMENTS_FILE
 from ..encodings.save import VerifyingReader
 from ..errors import FormatError, RbtoolError, UsageError
 from ..format.contracts import StepReader
@@ -23,11 +23,11 @@ from ..format.documents import load_json
 from ..format.episodes import EpisodeTable, parse_episodes, select_episodes
 from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
 from ..format.manifest import HIDDEN, has_manifest
+from ..format.memmap.reader import TedReader
 from ..format.open_files import one_generation
 from ..format.overview import conversion_hint
 from ..format.staging import is_ours, mend
-from ..format.ted.reader import TedReader
-from ..opening import (
+from ..open_steps import (
     BufferSteps,
     is_steps,
     is_storage,

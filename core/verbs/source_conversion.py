@@ -22,16 +22,14 @@ from ..format.documents import decode, dump_json, load_json
 from ..format.episodes import parse_episodes, select_episodes
 from ..format.locate import require_apart
 from ..format.manifest import ENV_METADATA, HIDDEN, SHARDS_DOCUMENT, Layout, Manifest, Request
-from ..format.overlapped import OverlappedBuilder
+from ..format.memmap.builder import Origin, OverlappedBuilder, env_metadata_bytes, provenance_step
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
-from ..format.parts import PartsReader
-from ..format.reader import Reader
+from ..format.reader import PartsReader, Reader
 from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
 from ..format.staging import Staging, mend
-from ..format.ted.builder import Origin, env_metadata_bytes, provenance_step
 from ..format.videos import size_of_videos
 from ..progress import Progress
 from ..remote.checksums import matches

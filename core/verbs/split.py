@@ -18,23 +18,22 @@ from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import Array, StepReader
 from ..format.documents import dump_json, float_from_json, load_json, plain
-from ..format.episode_digests import identical_episodes
 from ..format.episodes import EpisodeTable
 from ..format.locate import find_dataset, require_apart
 from ..format.manifest import Layout, Manifest, Provenance
-from ..format.merged import runs_text
-from ..format.overlapped import OverlappedBuilder
+from ..format.memmap.builder import Origin, OverlappedBuilder, RowBuilder, provenance_step
+from ..format.merging import runs_text
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import RowCodec, parse_codecs
 from ..format.packed.schema import PackedSchema, RecordNumbers
 from ..format.returns import return_field_of, table_with_returns
 from ..format.row_runs import RowSpans
 from ..format.staging import PARTS_FILE, Staging, mend
-from ..format.ted.builder import Origin, RowBuilder, provenance_step
 from ..format.videos import videos_of_episodes
-from ..opening import finished_manifest
+from ..open_steps import finished_manifest
 from ..progress import Progress, Silent
 from ..ted.schema import Key
+from .episode_digests import identical_episodes
 from .merge import SPLIT, PathLike, opened_steps, planned_manifest, result_layout
 from .results import Result, layout_arguments, new_notes, seconds_since
 from .saved_steps import verified_steps

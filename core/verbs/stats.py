@@ -13,11 +13,10 @@ from ..encodings.save import VerifyingReader
 from ..errors import UsageError, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.locate import find_dataset, known_root
-from ..format.ted.reader import TedReader
-from ..opening import open_steps
+from ..format.memmap.reader import TedReader
+from ..open_steps import open_steps
 from ..progress import Progress, Silent
-from ..stats.collect import FieldStats, StatsStore, collect_stats, described_fields
-from ..stats.moments import QUANTILE_ERROR
+from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
 from ..ted.schema import Field, key_name, unknown_field
 from .results import Result, seconds_since
 from .saved_steps import has_steps

@@ -22,7 +22,7 @@ from ..format.locate import find_dataset, refuse_empty
 from ..format.manifest import MANIFEST, Manifest, has_manifest
 from ..format.open_files import ListedFiles
 from ..format.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
-from ..opening import open_dataset
+from ..open_steps import open_dataset
 from ..progress import Progress, Silent, readable_size
 from ..remote.hub import HubFile, hub_endpoint
 from ..remote.hub_session import ChangedMeanwhileError

@@ -155,7 +155,7 @@ def floors_table() -> str:
 
 def rules_table() -> str:
     """The rules of `check`, from their table."""
-    from rbtool.core.ted.rule_table import RULES
+    from rbtool.core.ted.rules import RULES
 
     text = ["| rule | name | severity | what it checks |", "|---|---|---|---|"]
     text += [

@@ -17,8 +17,8 @@ from hub import Hub
 from minari_hub import lay_out_hub
 
 import rbtool
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
 PREP = '''

@@ -11,9 +11,8 @@ import pytest
 
 import rbtool
 from rbtool.cli.check import lines
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.ted.findings import Finding
-from rbtool.core.ted.rule_table import RULES
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.ted.rules import RULES, Finding
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.check import CheckResult
 

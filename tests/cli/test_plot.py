@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from terminal import type_line
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 SCREENS = Path(__file__).parents[1] / "data" / "screens"
 TRACES = "--field observation[2:4] --field reward --episodes 1,2"

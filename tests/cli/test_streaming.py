@@ -17,7 +17,7 @@ from terminal import type_line
 
 import rbtool
 from rbtool.core.format import shards
-from rbtool.core.opening import open_dataset
+from rbtool.core.open_steps import open_dataset
 from rbtool.core.testing.datasets import write_walks
 
 from .conftest import Shell

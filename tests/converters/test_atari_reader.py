@@ -19,7 +19,7 @@ from rbtool.converters.atari.reader import AtariReader
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.reader import Reader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.readers import ReaderTests
 

@@ -24,7 +24,7 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format.sources import RemoteDataset, Source
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.sources import SourceTests
 
 ID = "Pong/1"

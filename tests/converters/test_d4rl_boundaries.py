@@ -13,7 +13,7 @@ import rbtool
 from rbtool.cli.inspect import column_lines
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import FormatError, UsageError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.verbs.inspect_columns import ColumnsResult
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.format.contracts import Piece
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.schema import REWARD
 
 DTYPES = st.sampled_from(["float32", "float64"])

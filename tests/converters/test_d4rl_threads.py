@@ -10,7 +10,7 @@ from d4rl_files import after_final_step, flat, plain_rows, random_episodes, writ
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 
 DATA = Path(__file__).parents[1] / "data" / "d4rl"

@@ -28,7 +28,7 @@ from demonstration_files import (
 import rbtool
 from rbtool.converters.sb3.reader import Sb3Reader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ from rllib_files import as_batch, rows_of_episode, write_lines
 
 import rbtool
 from rbtool.core.errors import FormatError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
 
 DATA = Path(__file__).parents[1] / "data"

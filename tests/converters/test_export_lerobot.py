@@ -18,7 +18,7 @@ import rbtool
 from rbtool.converters.lerobot.export import LerobotExporter
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.sinks import Chosen
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 DATA = Path(__file__).parents[1] / "data" / "lerobot"
 

@@ -24,7 +24,7 @@ from minari_oracle import (
 
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, PlannedLeaf, write_plan, write_walks
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export

@@ -19,7 +19,7 @@ from rbtool.converters.rlds.encode import packed_varints
 from rbtool.converters.rlds.export import RldsExporter
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.sinks import Sink
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Key
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.testing.sinks import SinkTests

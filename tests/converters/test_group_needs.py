@@ -18,7 +18,7 @@ from hub_folders import DOOR, LIFT, lay_out_folders
 
 import rbtool
 from rbtool.core.errors import UsageError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 DATA = Path(__file__).parents[1] / "data"
 ISAAC = DATA / "robomimic" / "isaac_stack_cube.hdf5"

@@ -29,7 +29,7 @@ from rbtool.converters.hf_text.reader import HfTextReader
 from rbtool.converters.hf_text.splits import splits_among
 from rbtool.core.errors import CorruptDataError, FormatError
 from rbtool.core.format.contracts import Piece, SourceFacts
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 SOURCE = "source:hf-text"
 

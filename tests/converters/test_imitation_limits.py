@@ -11,7 +11,7 @@ import pytest
 from demonstration_files import imitation_table, random_episodes, write_dataset_folder, write_imitation
 
 import rbtool
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 
 LIMIT = "TimeLimit.truncated"

@@ -20,7 +20,7 @@ import rbtool
 from rbtool.converters.lerobot.reader import LerobotReader
 from rbtool.core.errors import UsageError
 from rbtool.core.format.reader import FinalStep, Reader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Key
 from rbtool.core.testing.readers import ReaderTests

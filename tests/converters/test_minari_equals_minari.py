@@ -11,7 +11,7 @@ from gymnasium import spaces
 from minari_oracle import assert_equals_minari, make_episode, write_minari
 
 from rbtool.converters.minari.reader import MinariReader
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.verbs.convert import convert
 
 DATA = Path(__file__).parents[1] / "data" / "minari"

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from minari_oracle import assert_equals_minari, make_episode, write_minari
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.verbs.convert import ConvertResult, convert
 
 SPACE = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -19,8 +19,8 @@ from pyarrow import dataset
 from rbtool.converters.minari.reader import MinariReader
 from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.format.locate import open_source
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.reader import Reader
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.readers import ReaderTests
 from rbtool.core.verbs.convert import convert
 

@@ -14,7 +14,7 @@ from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files
 
 import rbtool
 from rbtool.core.errors import FormatError, NetworkError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
 
 DATA = Path(__file__).parents[1] / "data"

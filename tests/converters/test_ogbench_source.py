@@ -22,8 +22,8 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format.locate import reader_class
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.sources import Source
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.sources import SourceTests
 
 ID = "antmaze-giant-navigate-v0"  # the first of all

@@ -27,7 +27,7 @@ import rbtool
 from rbtool.converters.openx.reader import OpenXReader
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.reader import Reader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "openx" / "nyu_toy"

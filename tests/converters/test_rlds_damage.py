@@ -13,7 +13,7 @@ from rlds_files import PLAIN, example, masked, random_episode, record, write_dat
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 COUNTS = (3, 2, 4)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
 DATA = Path(__file__).parents[1] / "data"

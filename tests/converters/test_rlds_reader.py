@@ -29,7 +29,7 @@ import rbtool
 from rbtool.converters.rlds.reader import RldsReader
 from rbtool.core.errors import UsageError
 from rbtool.core.format.reader import Reader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.readers import ReaderTests
 
 BRIDGE = Path(__file__).parents[1] / "data" / "rlds" / "bridge_dataset"

@@ -11,7 +11,7 @@ from rllib_files import Row, as_batch, packed, rows_of_episode, without, write_l
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader
 from rbtool.core.errors import CorruptDataError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason
 
 

@@ -12,8 +12,8 @@ from group_files import Demo, robomimic_demo, write_demos
 import rbtool
 from rbtool.converters.robomimic.reader import RobomimicReader
 from rbtool.core.errors import FormatError
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.reader import Reader
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.readers import ReaderTests
 

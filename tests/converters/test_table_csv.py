@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rbtool
 from rbtool.converters.table.text import CsvFile
 from rbtool.core.errors import CorruptDataError, FormatError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 
 def written(path: Path, text: str | bytes) -> Path:

@@ -14,7 +14,7 @@ from table_files import column_map, named, write_csv, write_h5, write_npz, write
 
 import rbtool
 from rbtool.core.errors import FormatError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 STEPS = (3, 4, 2)
 OPTIONS: dict[str, Any] = {"format": "table", "map": column_map("hdf5"), "ends": "dead,late"}

@@ -16,7 +16,7 @@ from forked_scripts import Interpreter
 from hub import ALWAYS, Fault, Hub, fault_table
 from vd4rl_files import plain_rows, random_episodes, rows_of_shards, write_files, write_shards
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 REPOSITORY = Path("conglu") / "vd4rl" / "vd4rl"
 FILES, SHARDS = "main/walker_walk/random/64px", "main/walker_walk/random/84px"

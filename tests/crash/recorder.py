@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 from strikes import Job, course_of, forked, kill
 
 from rbtool.core.errors import FormatError
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.verbs.check import repair
 
 

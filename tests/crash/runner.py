@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 import rbtool
 from rbtool.core.format.packed.reader import ted_digest
-from rbtool.core.opening import TorchrlSteps, open_steps
+from rbtool.core.open_steps import TorchrlSteps, open_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rbtool.core.format.contracts import StepReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
 
 STEPS = 100

@@ -9,8 +9,8 @@ import numpy as np
 
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.manifest import Request
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from rbtool.core.format.returns import Ingest
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin, provenance_step
 from rbtool.core.ted.schema import REWARD, Field, dtype_name, role_of, ted_fields
 
 __all__ = ["write_fields"]

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rbtool.core.format.contracts import Array
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.schema import ACTION, NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
 
 __all__ = [

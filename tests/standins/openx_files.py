@@ -13,7 +13,7 @@ import numpy as np
 from archive_files import add
 from PIL import Image
 
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 Array = np.ndarray[Any, Any]
 SIDE = 6

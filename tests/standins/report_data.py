@@ -8,8 +8,8 @@ import numpy as np
 
 from rbtool.core.format.contracts import Piece
 from rbtool.core.format.manifest import Dropped, Request
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from rbtool.core.format.returns import Ingest
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin, provenance_step
 from rbtool.core.ted.schema import Field, Timing, ted_fields
 
 HOSTILE = (

@@ -11,7 +11,7 @@ import numpy as np
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.report.columns import BINS, FRACTIONS, MOST_VALUES, Distribution
 from rbtool.core.report.figures import FieldFigures, Figures
-from rbtool.core.stats.moments import QUANTILE_ERROR
+from rbtool.core.stats import QUANTILE_ERROR
 from rbtool.core.ted.schema import as_numbers
 
 Array = np.ndarray[Any, Any]

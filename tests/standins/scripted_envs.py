@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 Plan = Sequence[tuple[int, str]]
 """Episodes in turn: their length, and how they end: terminated, truncated, both."""

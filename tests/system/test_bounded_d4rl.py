@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 CAP = 300 << 20
 """Bytes of RLIMIT_DATA: numpy and h5py alone take about 95 MB of it."""

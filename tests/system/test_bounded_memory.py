@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, write_plan
 
 CAP = 180 << 20

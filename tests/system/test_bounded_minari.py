@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 from minari_oracle import make_episode, write_minari
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 CAP = {"hdf5": 180 << 20, "arrow": 220 << 20, "parquet": 300 << 20}
 """Bytes of RLIMIT_DATA: numpy with h5py or pyarrow takes 95 to 120 MB of it, the pages of a Parquet file some more."""

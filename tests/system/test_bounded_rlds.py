@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rlds_files import FLAGS, Spec, encoded, example, masked, write_dataset
 
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 SPEC: Spec = {
     **FLAGS, "observation": {"image": ("image", (128, 128, 3), "jpeg"), "state": ("tensor", "float32", (7,))},

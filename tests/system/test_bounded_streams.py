@@ -15,8 +15,8 @@ import pytest
 from atari_files import NAMES, file_name, save
 from dgrl_files import add_episode
 
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
-from rbtool.core.format.ted.reader import TedReader
 
 CAP = 400 << 20
 """Bytes of RLIMIT_DATA."""

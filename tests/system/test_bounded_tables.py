@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 CAP = 400 << 20
 """Bytes of RLIMIT_DATA: numpy, h5py and pyarrow alone take about 130 MB of it."""

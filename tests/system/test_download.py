@@ -11,8 +11,8 @@ from download_machine import DATA, DOOR, SMALL, Machine
 from hub import Hub
 
 from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
-from rbtool.core.format.ted.reader import TedReader
 
 
 def test_the_first_line_a_user_types(machine):

@@ -15,7 +15,7 @@ from download_machine import DATA, DOOR, INFO, MAIN, SMALL, Machine
 from hub import Fault, Hub
 from waiting import HANG
 
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 
 SLOW = pytest.mark.slow
 FAULTS = [

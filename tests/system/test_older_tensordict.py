@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 OLDER = Path(sys.prefix) / "older"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import write_walks
 
 SOURCE = Path(__file__).parents[1] / "data" / "minari" / "cartpole" / "scripted-v0"

@@ -22,9 +22,9 @@ from golden_digests import array_digest, digest_of, digests
 from tensordict import TensorDict
 
 import rbtool
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import load, save
 

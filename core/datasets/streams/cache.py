@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...encodings.open_videos import close_videos_below
+from ...encodings.video import close_videos_below
 from ...errors import FormatError, UsageError
 from ...format import fs
 from ...format.contracts import Closing

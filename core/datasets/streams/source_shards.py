@@ -23,12 +23,11 @@ from ...format.documents import decode, dump_json, load_json
 from ...format.episodes import parse_episodes, select_episodes
 from ...format.locate import reader_class, source_class
 from ...format.manifest import Request
+from ...format.memmap.reader import TedReader
 from ...format.packed.reader import PackedReader
-from ...format.parts import PartsReader
-from ...format.reader import Reader
+from ...format.reader import PartsReader, Reader
 from ...format.sources import RemoteFile, RemoteShard, Source, safe_id
-from ...format.ted.reader import TedReader
-from ...opening import open_dataset
+from ...open_steps import open_dataset
 from ...progress import Silent
 from ...storages.stream import OpenShard
 from ...verbs.check_source import sound_episodes

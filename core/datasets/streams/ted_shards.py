@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 from tensordict import TensorDictBase
 
+from ...format.memmap.reader import TedReader
 from ...format.packed.reader import PackedReader
 from ...format.returns import return_field_of, sum_rewards
 from ...format.shards import EpisodeShards
-from ...format.ted.reader import TedReader
-from ...opening import open_dataset
+from ...open_steps import open_dataset
 from ...storages.base import Storage
 from ...storages.packed import PackedStorage
 from ...storages.stream import OpenShard, StreamShards

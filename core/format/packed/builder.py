@@ -17,10 +17,9 @@ from ..contracts import Array, StepReader
 from ..digest import FileRecord
 from ..episodes import EpisodeTable
 from ..manifest import Layout, Manifest
-from ..overlapped import OverlappedBuilder
+from ..memmap.builder import DatasetBuilder, Origin, OverlappedBuilder, RowBuilder, write_manifest
+from ..memmap.tree import FieldRange, merge_ranges, range_of, write_listed
 from ..returns import table_with_returns
-from ..ted.builder import DatasetBuilder, Origin, RowBuilder, write_manifest
-from ..ted.tree import FieldRange, merge_ranges, range_of, write_listed
 from .row_files import AppendedFile, ChunkedRows, RowCodec, RowStore, StoreState, WholeRows
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 

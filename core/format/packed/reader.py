@@ -15,12 +15,11 @@ from ..contracts import Array, StepReader
 from ..digest import FileRecord, Hasher, bytes_of, digest_bytes
 from ..episodes import EPISODES, EPISODES_TEXT, EpisodeTable, column_fields, episode_text_bytes
 from ..manifest import MANIFEST, content_digest
+from ..memmap.reader import FolderReader
+from ..memmap.tree import MappedLeaf, leaf_path, tree_documents
 from ..open_files import ListedFiles
 from ..staging import is_ours
-from ..ted.reader import FolderReader
-from ..ted.tree import MappedLeaf, leaf_path, tree_documents
-from .commits import COMMITS, COMMITS_COPY, commits_in, is_as_recorded
-from .recording import unfinished_recording
+from .recording import COMMITS, COMMITS_COPY, commits_in, is_as_recorded, unfinished_recording
 from .row_files import pread_bytes, read_chunks
 from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, RecordNumbers
 

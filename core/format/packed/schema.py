@@ -19,7 +19,7 @@ from ...ted.schema import NEXT, Field, Key, key_name, numpy_dtype, state_keys
 from ..contracts import Array
 from ..documents import SOUND_FIELD, decode, dump_json, newer_version, parse_json
 from ..episodes import EpisodeTable
-from ..ted.tree import leaf_path, require_own_files
+from ..memmap.tree import leaf_path, require_own_files
 from .row_files import RowCodec
 
 Fetch: TypeAlias = Callable[[int, int, bool], Array]

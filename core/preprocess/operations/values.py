@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import SchemaError, UsageError, did_you_mean
 from ...format.contracts import Array
-from ...stats.moments import Moments, QuantileSketch
+from ...stats import Moments, QuantileSketch
 from ...ted.schema import DTYPES, EPISODE, NEXT, SINGLETONS, Field, Key, key_name
 from .base import (
     KEPT,

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...errors import CorruptDataError
 from ...format.contracts import Array, Closing
+from ...format.memmap.builder import RowFiles
+from ...format.memmap.tree import range_of
 from ...format.returns import running_return
-from ...format.ted.builder import RowFiles
-from ...format.ted.tree import range_of
 from ...ted.episodes import rows_equal
 from ...ted.schema import (
     EPISODE,

@@ -23,7 +23,7 @@ from rbtool import (
     TensorDictReplayBuffer,
     TensorStorageCheckpointer,
 )
-from rbtool.core.format import private_memory
+from rbtool.core.format import open_files
 
 from .test_background_capture import CAPACITY, Gate, Story, gate, same
 
@@ -113,7 +113,7 @@ def test_the_call_returns_before_rows_are_read(
     form: str, maps: bool, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not maps:
-        monkeypatch.setattr(private_memory, "_LOCAL", frozenset())
+        monkeypatch.setattr(open_files, "_LOCAL", frozenset())
     story = filled(form)
     expected, gate.open = story.state(), False
     handle = story.buffer.dumps(tmp_path / "saved", background=True)

@@ -14,9 +14,9 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import MissingKeyError, SchemaError
+from rbtool.core.format.memmap.builder import Origin
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.builder import write_dataset
-from rbtool.core.format.ted.builder import Origin
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedRecording, PackedStorage

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rbtool.core.charts.marks import Bars, ChartLabels, Heatmap, Histogram, Lines, Series, description, histogram_of
-from rbtool.core.charts.traces import reduced
+from rbtool.core.charts.marks import (
+    Bars,
+    ChartLabels,
+    Heatmap,
+    Histogram,
+    Lines,
+    Series,
+    description,
+    histogram_of,
+    reduced,
+)
 from rbtool.core.errors import UsageError
 
 LABELS = ChartLabels(title="Return", x="return", y="episodes")

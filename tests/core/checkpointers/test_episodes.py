@@ -35,7 +35,7 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.dataset import dataset_tensors
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from rbtool.core.checkpointers.lists import CompressedListStorageCheckpointer, ListStorageCheckpointer
-from rbtool.core.encodings import digests
+from rbtool.core.encodings import saved_digests
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
@@ -280,18 +280,18 @@ def test_the_bytes_of_tensors_are_not_read_back_for_their_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    own = digests._digest
+    own = saved_digests._digest
 
     def digest(file: Path, count: int) -> str:
         read.append(file.name)
         return own(file, count)
 
-    monkeypatch.setattr(digests, "_digest", digest)
+    monkeypatch.setattr(saved_digests, "_digest", digest)
     storage = ListStorage(3)
     storage.set(range(3), [torch.arange(5), torch.rand(2), torch.zeros(0)])
     storage.dumps(tmp_path / "saved")
     assert read == ["items.json"]
-    assert digests.require_digests(tmp_path / "saved") == {"items.json", "items.memmap"}
+    assert saved_digests.require_digests(tmp_path / "saved") == {"items.json", "items.memmap"}
 
 
 def saved(tmp_path: Path) -> Path:

@@ -25,7 +25,7 @@ from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.encodings import rows as encoded_rows
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
 from rbtool.core.format.returns import episode_returns, running_return
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage

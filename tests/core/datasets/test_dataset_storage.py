@@ -16,7 +16,7 @@ from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -16,11 +16,11 @@ from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 from torch.utils.data import DataLoader
 
 import rbtool
-from rbtool.core.encodings.open_videos import clear_video_decoder_cache, set_video_decoder_cache_size
+from rbtool.core.encodings.video import clear_video_decoder_cache, set_video_decoder_cache_size
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.videos import reference_keys, video_name
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.verbs import check_videos
 
 DATA = Path(__file__).parents[2] / "data" / "lerobot"

@@ -16,8 +16,8 @@ from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatErr
 from rbtool.core.format import fs
 from rbtool.core.format.locate import last_use
 from rbtool.core.format.manifest import MANIFEST
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.reader import PackedReader
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.remote.catalogue import KnownNames, Resolution
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.writers.base import ImmutableDatasetWriter

@@ -18,7 +18,7 @@ from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.remote.catalogue import KnownNames, Resolution
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.specs.bounded import Bounded, Unbounded

@@ -20,7 +20,7 @@ from upload_machine import files_of
 import rbtool
 from rbtool.core.errors import FormatError
 from rbtool.core.format.shards import SHARD_DIGESTS, ShardDigests
-from rbtool.core.opening import open_dataset
+from rbtool.core.open_steps import open_dataset
 from rbtool.core.testing.datasets import write_walks
 
 STREAM = {"dataset": "hf://me/walks"}

@@ -6,7 +6,7 @@ import pytest
 
 from rbtool.core.encodings.rows import Difference, compare_steps
 from rbtool.core.format.episodes import EPISODES
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, relist, write_plan
 
 LEAVES = (PlannedLeaf(("observation",), "float32", (2,), "state"), PlannedLeaf(("mask",), "int16", (), "root"))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from rbtool import CorruptDataError, FormatError, RbtoolError
+from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.flat import FlatReader
 from rbtool.core.encodings.h5_layout import H5Reader, block_bytes, read_block
-from rbtool.core.encodings.layout import Form
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.manifest import has_manifest
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]

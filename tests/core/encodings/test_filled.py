@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rbtool import CorruptDataError
-from rbtool.core.encodings.layout import FilledStorage
+from rbtool.core.encodings.compact import FilledStorage
 
 
 @pytest.mark.parametrize(

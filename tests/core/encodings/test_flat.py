@@ -8,13 +8,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.encodings.layout import Form
+from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import DatasetPlan, write_plan

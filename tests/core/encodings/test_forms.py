@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, SchemaError
+from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.h5_layout import Compression
-from rbtool.core.encodings.layout import Form
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import DatasetPlan, PlannedLeaf, dataset_plans, relist, write_plan
 
 FORMS = ["ted", "flat", "nested", "h5"]
@@ -161,7 +161,7 @@ def test_rows_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fo
     plan = DatasetPlan((7, 1, 1, 9, 2), ("open",) * 5, (False, True, False, True, False), LEAVES, seed=1)
     dataset = write_plan(plan, tmp_path / "dataset")
     monkeypatch.setattr("rbtool.core.encodings.rows.LEAF_BYTES", 40)
-    monkeypatch.setattr("rbtool.core.encodings.streams._BLOCK", 56)
+    monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", 56)
     saved = save(tmp_path / "dataset", tmp_path / "saved", form)
     assert load(tmp_path / "saved", tmp_path / "loaded").content_digest == dataset.content_digest
     monkeypatch.undo()

@@ -24,9 +24,9 @@ from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import Array
 from rbtool.core.format.manifest import Manifest, Provenance
-from rbtool.core.format.ted.builder import provenance_step
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.builder import provenance_step
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Key
 from rbtool.core.testing.datasets import write_walks
 
@@ -72,7 +72,7 @@ def test_the_file_begins_with_its_manifest(saved: Path) -> None:
 
 def test_the_manifest_is_read_without_h5py(saved: Path) -> None:
     code = (
-        "import sys; from rbtool.core.opening import open_steps; "
+        "import sys; from rbtool.core.open_steps import open_steps; "
         f"print(open_steps({str(saved)!r}).manifest.steps, 'h5py' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -111,7 +111,7 @@ def test_every_odd_leaf_can_be_compressed(odd: Path, tmp_path: Path) -> None:
 def test_rows_are_written_in_batches(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, batch: int
 ) -> None:
-    monkeypatch.setattr("rbtool.core.encodings.streams._BLOCK", batch)
+    monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", batch)
     monkeypatch.setattr("rbtool.core.encodings.h5_layout._CHUNK_BYTES", batch)
     monkeypatch.setattr("rbtool.core.encodings.rows.LEAF_BYTES", 300)
     save(odd, tmp_path / "saved.h5", text)

@@ -21,7 +21,7 @@ import rbtool
 from rbtool import CorruptDataError, FormatError, RbtoolError
 from rbtool.converters.files.columns import DAMAGED
 from rbtool.core.encodings.hdf5_files import H5Rows, HeapValues, open_h5
-from rbtool.core.format.understood import understood
+from rbtool.core.format.read_errors import understood
 
 
 def _external_storage(h5: h5py.File) -> None:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.encodings.layout import CompactForm, CompactLayout
-from rbtool.core.format.ted.tree import leaf_path
+from rbtool.core.encodings.compact import CompactForm, CompactLayout
+from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.ted.schema import Key
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans
 

@@ -8,13 +8,13 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError
+from rbtool.core.encodings.compact import Form
 from rbtool.core.encodings.flat import FlatReader
 from rbtool.core.encodings.h5_layout import H5Reader
-from rbtool.core.encodings.layout import Form
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.format.ted.reader import PlainReader, TedReader
-from rbtool.core.opening import is_steps, open_steps
+from rbtool.core.format.memmap.reader import PlainReader, TedReader
+from rbtool.core.open_steps import is_steps, open_steps
 
 
 @pytest.mark.parametrize(

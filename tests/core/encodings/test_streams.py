@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool import OutOfSpaceError
-from rbtool.core.encodings.streams import Blocks, LatchedFile, Stream
+from rbtool.core.encodings.output_files import Blocks, LatchedFile, Stream
 from rbtool.core.format import fs
 
 
@@ -42,8 +42,8 @@ class Kept(Stream):
 @settings(deadline=None)
 def test_every_stream_gets_its_bytes_in_order(sizes: list[list[int]], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch, Blocks() as blocks:
-        patch.setattr("rbtool.core.encodings.streams._BLOCK", block)
-        patch.setattr("rbtool.core.encodings.streams._MOST_PARTS", 3)
+        patch.setattr("rbtool.core.encodings.output_files._BLOCK", block)
+        patch.setattr("rbtool.core.encodings.output_files._MOST_PARTS", 3)
         streams = [Kept() for _ in sizes]
         arrays = [[np.random.default_rng(n).integers(0, 99, (n, 2), np.int16) for n in part] for part in sizes]
         for stream, parts in zip(streams, arrays, strict=True):
@@ -65,7 +65,7 @@ def write_nine(stream: Stream) -> None:
 
 @pytest.mark.parametrize("fails_at", [1, 3, 9])
 def test_what_fails_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
-    monkeypatch.setattr("rbtool.core.encodings.streams._BLOCK", 8)
+    monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", 8)
     before = threading.active_count()
     with pytest.raises(OSError, match="no more"):
         write_nine(Kept(fails_at))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rbtool.core.encodings.text_rows import encode_text, text_fields
+from rbtool.core.ted.schema import encode_text, text_fields
 
 
 def test_strings_come_back_from_their_bytes_and_lengths() -> None:

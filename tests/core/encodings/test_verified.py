@@ -4,7 +4,7 @@ import pytest
 
 from rbtool import CorruptDataError
 from rbtool.core.encodings.save import VerifyingReader
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -13,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbtool.core.errors import FormatError
-from rbtool.core.format.blocks import EpisodeBlock
-from rbtool.core.format.contracts import Piece, SourceFacts
+from rbtool.core.format.contracts import EpisodeBlock, Piece, SourceFacts
 from rbtool.core.format.episodes import EpisodeTable
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.overlapped import OverlappedBuilder
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin, OverlappedBuilder
 from rbtool.core.format.reader import FINAL_STEPS, Reader
 from rbtool.core.format.returns import Ingest
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.ted.episodes import Final
 from rbtool.core.ted.schema import Field, ted_fields
 from rbtool.core.testing.raising import error_of

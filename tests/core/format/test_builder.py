@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.format.digest import digest_file
+from rbtool.core.format.memmap.builder import DatasetBuilder
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.returns import Ingest
-from rbtool.core.format.ted.builder import DatasetBuilder
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.ted.schema import NEXT_REWARD, ted_fields
 from rbtool.core.testing.datasets import WALK_FIELDS, relist, walk_pieces, write_walks
 
@@ -75,7 +75,7 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
 
 def _origin():  # type: ignore[no-untyped-def]
     from rbtool.core.format.manifest import Request
-    from rbtool.core.format.ted.builder import Origin
+    from rbtool.core.format.memmap.builder import Origin
 
     return Origin(Request("walks", "walks", "walks"))
 

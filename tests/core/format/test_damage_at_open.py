@@ -12,9 +12,9 @@ import rbtool
 from rbtool import CorruptDataError, RbtoolError, UsageError
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_plan
 from rbtool.core.verbs.convert import convert
 

@@ -11,9 +11,9 @@ import pytest
 
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.verbs.check import repair
@@ -112,7 +112,7 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.format.packed import commits as writing
+    from rbtool.core.format.packed import recording as writing
     from rbtool.core.format.packed.repair import read_fields
 
     fields = read_fields(recording, None).fields

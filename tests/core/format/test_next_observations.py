@@ -19,7 +19,7 @@ from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.contracts import Array, Piece, SourceFacts
 from rbtool.core.format.episodes import EPISODES, EpisodeTable
 from rbtool.core.format.reader import Reader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import Field, Key
 

@@ -14,8 +14,7 @@ from waiting import wait_until
 from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.format.episodes import EpisodeTable
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.overlapped import OverlappedBuilder
-from rbtool.core.format.ted.builder import Origin, RowBuilder
+from rbtool.core.format.memmap.builder import Origin, OverlappedBuilder, RowBuilder
 
 ORIGIN = Origin(Request("a", "a", "a"))
 

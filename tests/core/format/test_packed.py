@@ -24,15 +24,15 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.builder import Origin
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed import builder
 from rbtool.core.format.packed.builder import PackedBuilder, write_dataset
 from rbtool.core.format.packed.reader import PackedReader
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.packed.row_files import RowCodec
 from rbtool.core.format.packed.schema import PackedSchema
-from rbtool.core.format.ted.builder import Origin
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, dataset_plans, relist, write_plan
 from rbtool.core.verbs.check import check

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import FormatError
-from rbtool.core.format.ted.reader import PlainReader, TedReader
+from rbtool.core.format.memmap.reader import PlainReader, TedReader
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(4, "terminated"), (1, "truncated"), (3, "both")]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.format import fs
 from rbtool.core.format.digest import digest_file
+from rbtool.core.format.memmap import builder as ted_builder
+from rbtool.core.format.memmap.builder import PositionedTree, RowFiles
+from rbtool.core.format.memmap.tree import TreeWriter, leaf_path, read_tree
 from rbtool.core.format.open_files import OpenFiles
-from rbtool.core.format.ted import builder as ted_builder
-from rbtool.core.format.ted.builder import PositionedTree, RowFiles
-from rbtool.core.format.ted.tree import TreeWriter, leaf_path, read_tree
 from rbtool.core.ted.schema import Field
 
 FIELDS = (

@@ -15,9 +15,9 @@ from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.check import check, repair

@@ -12,10 +12,9 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.format.packed.commits import COMMITS, COMMITS_COPY
-from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.packed.recording import COMMITS, COMMITS_COPY, PackedRecorder
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 
 PLAN = DatasetPlan(

@@ -23,7 +23,7 @@ from rbtool.core.errors import RbtoolError
 from rbtool.core.format import fs
 from rbtool.core.format.digest import open_regular, read_regular, require_regular
 from rbtool.core.format.staging import lock_folder
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rbtool.converters.files.rlds_steps import LastSteps, fillers, require_rlds_last, step_meaning
 from rbtool.core.errors import UsageError
-from rbtool.core.format.rlds_steps import LastSteps, fillers, require_rlds_last, step_meaning
 
 
 def counted(*episodes: tuple[str, bool]) -> LastSteps:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rbtool.core.format import fs
 from rbtool.core.format.digest import digest_file
+from rbtool.core.format.memmap import tree
+from rbtool.core.format.memmap.tree import LeafWriter, range_of
 from rbtool.core.format.row_runs import RowRuns, RowSpans, as_array
-from rbtool.core.format.ted import tree
-from rbtool.core.format.ted.tree import LeafWriter, range_of
 from rbtool.core.ted.schema import Field
 
 LENGTHS = st.lists(st.integers(0, 200), min_size=1, max_size=6)

@@ -9,8 +9,8 @@ from rbtool import CorruptDataError, FormatError
 from rbtool.core.format.digest import FileRecord
 from rbtool.core.format.episodes import episode_text_bytes, parse_episode_text
 from rbtool.core.format.manifest import MANIFEST, Manifest, is_inside
-from rbtool.core.format.ted.builder import write_documents
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.builder import write_documents
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -19,10 +19,10 @@ from damage import flip
 import rbtool
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import CorruptDataError, UsageError
-from rbtool.core.format import shared_files
+from rbtool.core.format import staging
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.shared_files import share_blocks, share_files
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.staging import share_blocks, share_files
 from rbtool.core.preprocess.workspace import placed_folder, result_folder, revert_publication
 from rbtool.core.testing.datasets import write_walks
 
@@ -204,13 +204,13 @@ class Kernel:
         assert request == 0xC0189436
         if self.refused:
             raise OSError(self.refused, os.strerror(self.refused))
-        fields = list(shared_files._RANGE.unpack(about))
+        fields = list(staging._RANGE.unpack(about))
         start, size, other, at = fields[0], fields[1], fields[5], fields[6]
         assert (fields[2], at) == (1, start)
         size = min(size, self.most)
         equal = os.pread(one, size, start) == os.pread(other, size, start)
         fields[7:9] = (size, 0) if equal else (0, 1)
-        shared_files._RANGE.pack_into(about, 0, *fields)
+        staging._RANGE.pack_into(about, 0, *fields)
         if equal:
             self.ranges.append((start, size))
         return 0

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from rbtool import UsageError
-from rbtool.core.format import fs, system_calls
+from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import Staging, mend, remove_dataset
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 FIRST, SECOND = [(4, "truncated")], [(2, "terminated"), (3, "open")]
@@ -212,7 +212,7 @@ def test_a_link_stands_for_where_it_leads(tmp_path: Path, state: str) -> None:
 
 
 def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_calls, "rename_with", lambda *_: False)
+    monkeypatch.setattr(fs, "_rename_with", lambda *_: False)
     with Staging(tmp_path / "one.h5") as slow:
         fs.write_file(slow.path / "built", b"second")
         with Staging(tmp_path / "one.h5") as staging:

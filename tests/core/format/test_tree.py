@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import CorruptDataError, FormatError, SchemaError
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.memmap.tree import MappedLeaf, TreeWriter, leaf_path, read_tree
 from rbtool.core.format.open_files import OpenFiles
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.format.ted.tree import MappedLeaf, TreeWriter, leaf_path, read_tree
 from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.datasets import write_walks
 

@@ -14,7 +14,7 @@ import pytest
 from waiting import HANG, wait_until
 
 import rbtool
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.preprocess.preprocessing import BackgroundCall, SerialExecutor
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits

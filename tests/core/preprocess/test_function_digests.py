@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rbtool.core.errors import RbtoolError, SchemaError
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.processor import Unit
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.preprocess import preprocess

@@ -21,7 +21,7 @@ from acting_work import TASKS, Acting, count_set_up, counted_set_ups, die, job_o
 from waiting import HANG
 
 from rbtool.core.errors import UsageError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFailed
 from rbtool.core.preprocess.processor import Task
 from rbtool.core.preprocess.workers.executor import Limits

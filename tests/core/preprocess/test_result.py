@@ -15,8 +15,8 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.manifest import ENV_METADATA, Manifest
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import state_keys
 from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks

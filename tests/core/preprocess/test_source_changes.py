@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rbtool
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5

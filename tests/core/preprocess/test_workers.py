@@ -15,7 +15,7 @@ from forked_scripts import Forked, run_forked
 from waiting import HANG
 
 import rbtool
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.preprocess.failures import WorkerTrace
 from rbtool.core.testing.datasets import write_walks
 

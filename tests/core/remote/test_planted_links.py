@@ -17,7 +17,7 @@ from rbtool.core.remote.catalogue import CatalogueFile, KnownNames, Resolution
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
 from rbtool.core.remote.originals import Originals
-from rbtool.core.stats.collect import StatsStore
+from rbtool.core.stats import StatsStore
 from rbtool.core.testing.datasets import write_walks
 
 DATA = b"rows" * 1000

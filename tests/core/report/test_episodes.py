@@ -9,7 +9,7 @@ import pytest
 from report_data import write_shown
 
 from rbtool.core.format.contracts import StepReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
 from rbtool.core.report import episodes
 from rbtool.core.report.episodes import ShownEpisode, chosen_episodes, show_episodes

@@ -15,8 +15,8 @@ from rbtool.core.format.checks import SoundSteps
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
+from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
 from rbtool.core.report import columns, figures
 from rbtool.core.report.figures import FieldFigures, Figures, measure

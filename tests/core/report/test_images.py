@@ -13,7 +13,7 @@ from lerobot_files import random_takes, write_dataset
 from PIL import Image
 
 import rbtool
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.report.images import Sheet, as_rgb, image_sources, is_image, sheet_of
 from rbtool.core.ted.schema import Field
 

@@ -17,7 +17,7 @@ from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, scaled
 from rbtool.core.samplers.trajectories import trajectory_table
 from rbtool.core.storages.dataset import StepStorage

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.kernels.slices import SliceRule
 from rbtool.core.samplers.boundaries import BoundarySource, EpisodeBoundaries, FlagBoundaries, IdBoundaries
 from rbtool.core.samplers.trajectories import LaneRuns, TrajectoryTable, trajectory_table

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rbtool.core.stats.moments import Moments
+from rbtool.core.stats import Moments
 
 INTEGERS = [np.bool_, np.uint8, np.int8, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 FLOATS = [np.float16, np.float32, np.float64]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from rbtool.core.stats.moments import QUANTILE_ERROR, Moments, QuantileSketch
+from rbtool.core.stats import QUANTILE_ERROR, Moments, QuantileSketch
 
 FRACTIONS = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 NUMBERS = st.floats(width=32, allow_subnormal=False)

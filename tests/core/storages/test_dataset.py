@@ -15,9 +15,9 @@ from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatErr
 from rbtool.core.format.digest import digest_file
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import MANIFEST, Request
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.format.ted.tree import leaf_path
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.storages import dataset, packed
 from rbtool.core.storages.dataset import Pages, StepStorage, available_memory, dataset_tensors, exceeds_memory
 from rbtool.core.storages.packed import PackedStorage

@@ -23,8 +23,8 @@ from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.packed.row_files import RowCodec
 from rbtool.core.format.packed.schema import PackedSchema
-from rbtool.core.format.ted.builder import Origin
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.builder import Origin
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler

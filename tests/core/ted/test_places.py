@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rbtool.core.ted.findings import Rows, Tally
-from rbtool.core.ted.places import Places
+from rbtool.core.ted.rules import Places, Rows, Tally
 
 PAIRS = ((0, 2), (5, 6), (7, 40))
 

@@ -11,8 +11,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule
-from rbtool.core.ted.rule_table import RULE_BY_ID, RULES
-from rbtool.core.ted.rules import DATA_RULES
+from rbtool.core.ted.rules import DATA_RULES, RULE_BY_ID, RULES
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import saved_buffers
 from rbtool.core.verbs.check_videos import VideoRule

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import rbtool
-from rbtool.core.ted.findings import Rows
+from rbtool.core.ted.rules import Rows, SpaceRule
 from rbtool.core.ted.schema import Field
-from rbtool.core.ted.spaces import SpaceRule
 from rbtool.core.testing.datasets import relist, write_walks
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": [1.0, "inf"]}

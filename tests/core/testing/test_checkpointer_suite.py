@@ -25,7 +25,7 @@ from rbtool import (
 )
 from rbtool.core.checkpointers import base
 from rbtool.core.checkpointers.base import RowsNote
-from rbtool.core.encodings.digests import DIGESTS, write_digests
+from rbtool.core.encodings.saved_digests import DIGESTS, write_digests
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.testing.checkpointers import CheckpointerTests, is_bitwise_equal
 

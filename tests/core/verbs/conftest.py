@@ -15,8 +15,8 @@ import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.format.sources import RemoteDataset, RemoteFile
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
 from rbtool.core.remote.originals import Originals
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field

@@ -20,9 +20,9 @@ from rbtool.core.checkpointers.episodes import (
 from rbtool.core.format.checks import rows_of
 from rbtool.core.format.episodes import EPISODES
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.format.ted.tree import leaf_path
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.ted.rules import ContinuityRule
 from rbtool.core.ted.schema import Field

@@ -11,11 +11,11 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
-from rbtool.core.encodings.layout import Form
+from rbtool.core.encodings.compact import Form
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import Staging
-from rbtool.core.format.ted.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.results import to_document

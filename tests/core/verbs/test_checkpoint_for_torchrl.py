@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert

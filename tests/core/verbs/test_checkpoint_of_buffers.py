@@ -21,7 +21,7 @@ from rbtool.core.checkpointers.episodes import (
     NestedStorageCheckpointer,
 )
 from rbtool.core.errors import CorruptDataError, SchemaError, UsageError
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.verbs import checkpoint

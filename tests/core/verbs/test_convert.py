@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceError, UsageError
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import checkpoint, source_conversion
 from rbtool.core.verbs.convert import convert

@@ -20,8 +20,7 @@ from waiting import HANG
 import rbtool
 from rbtool.converters.d4rl.reader import D4rlReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.blocks import EpisodeBlock
-from rbtool.core.format.contracts import Piece
+from rbtool.core.format.contracts import EpisodeBlock, Piece
 from rbtool.core.format.locate import open_source
 from rbtool.core.verbs import parallel_conversion
 

@@ -8,7 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.converters.minari.demo import RECORDINGS, minari_folder
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.verbs.demo import DemoResult
 
 

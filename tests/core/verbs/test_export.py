@@ -30,9 +30,9 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format import fs
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.sinks import Chosen
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert

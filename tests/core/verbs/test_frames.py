@@ -15,9 +15,8 @@ from lerobot_files import CAMERA, plain_rows, random_takes, write_dataset
 from PIL import Image
 
 import rbtool
-from rbtool.core.encodings.picture_files import write_gif, write_mp4
 from rbtool.core.errors import UsageError
-from rbtool.core.verbs.frames import frames
+from rbtool.core.verbs.frames import frames, write_gif, write_mp4
 
 COUNT = 13
 ROWS, COLUMNS = np.mgrid[:17, :23].astype(np.uint8)

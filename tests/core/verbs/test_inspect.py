@@ -8,7 +8,7 @@ import pytest
 
 import rbtool
 from rbtool.cli.inspect import summary_lines
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.inspect import Spread
 from rbtool.core.verbs.results import to_document

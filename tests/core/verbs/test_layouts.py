@@ -12,7 +12,7 @@ import pytest
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import relist, write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check

@@ -13,7 +13,7 @@ import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.sources import safe_id
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
 ODD = os.fsdecode(b"caf\xe9")

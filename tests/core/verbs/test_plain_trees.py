@@ -15,7 +15,7 @@ import rbtool
 from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer
 from rbtool.core.errors import FormatError
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 
 

@@ -11,7 +11,7 @@ from field_files import write_fields
 import rbtool
 from rbtool.core.charts.marks import Bars, Histogram, Lines
 from rbtool.core.errors import UsageError
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.mix import mix
 from rbtool.core.verbs.plot import plot

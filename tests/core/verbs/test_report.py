@@ -19,8 +19,8 @@ import rbtool
 from rbtool.core.errors import DatasetNotFoundError, UsageError
 from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
-from rbtool.core.format.ted.builder import DatasetBuilder, Origin
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
+from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
 from rbtool.core.report import sections
 from rbtool.core.report.figures import measure

@@ -16,9 +16,9 @@ import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.episodes import EPISODES
 from rbtool.core.format.manifest import MANIFEST, Manifest, content_digest
+from rbtool.core.format.memmap.tree import record_file
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.tree import record_file
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.testing.datasets import write_walks
 

@@ -10,8 +10,8 @@ import pytest
 
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document

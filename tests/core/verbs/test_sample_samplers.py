@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 
 import rbtool
 from rbtool.core.encodings.save import save_checkpoint
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.opening import open_steps
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.open_steps import open_steps
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

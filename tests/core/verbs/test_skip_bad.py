@@ -15,10 +15,10 @@ import pytest
 import rbtool
 from rbtool.core.errors import CorruptDataError, FormatError, UsageError
 from rbtool.core.format.checks import UNVERIFIED
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.format.packed.recording import PackedRecorder
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.format.ted.tree import leaf_path
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.results import to_document
 

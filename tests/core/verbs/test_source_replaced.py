@@ -12,7 +12,7 @@ import pytest
 
 import rbtool
 from rbtool.core.format import fs
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.testing.datasets import write_walks
 

@@ -19,9 +19,9 @@ import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.checks import SoundSteps
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.packed.builder import write_dataset
-from rbtool.core.format.ted.builder import Origin
-from rbtool.core.opening import open_steps
+from rbtool.core.open_steps import open_steps
 from rbtool.core.testing.datasets import DatasetPlan, dataset_plans, write_plan, write_walks
 from rbtool.core.verbs.split_plan import Groups, assign, require_shares, targets
 

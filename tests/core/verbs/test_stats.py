@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.errors import CorruptDataError, UsageError
-from rbtool.core.format.ted.reader import TedReader
-from rbtool.core.stats.collect import FieldStats
+from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.stats import FieldStats
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.checkpoint import save

@@ -10,7 +10,7 @@ import pytest
 import rbtool
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST
-from rbtool.core.format.ted.reader import TedReader
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.verbs.preprocess import preprocess, show_pipeline
 
 OPERATIONS = {

@@ -1,4 +1,4 @@
-"""Calls that several threads make together."""
+"""Calls that several threads make together, and how many threads are worth their start."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ...core.errors import UsageError
 
 _CHOICES = ("terminated", "truncated")
 

@@ -18,7 +18,7 @@ from ..format import fs
 from ..format.contracts import Array
 from ..format.digest import bytes_of
 from ..format.syncing import NewFile
-from ..format.together import started
+from ..format.threads import started
 
 _BLOCK = 1 << 20
 """Bytes that are written at once: more are still in no cache after the digest, and make Linux look for large pages."""

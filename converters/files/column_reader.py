@@ -1,4 +1,7 @@
-"""Readers of formats that have the columns of an episode, or of several, as arrays of one row a step."""
+"""Readers of formats that have the columns of an episode, or of several, as arrays of one row a step.
+
+Rows are read in blocks: many short episodes then cost few reads, and ascending reads never go back.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,46 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..progress import counted
-from ..ted.episodes import Final
-from ..ted.schema import Field, Key, Timing, row_bytes, ted_fields
-from .contracts import Array, Piece, SourceFacts
-from .manifest import Dropped
-from .reader import Reader
+from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.manifest import Dropped
+from ...core.format.reader import Reader
+from ...core.progress import counted
+from ...core.ted.episodes import Final
+from ...core.ted.schema import Field, Key, Timing, row_bytes, ted_fields
+
+BLOCK_BYTES = 16 << 20
+"""Bytes of rows in memory at a time, where a reader does not choose."""
+
+
+def blocks(rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """Split rows into ranges of at most `size`."""
+    for start in range(0, rows, size):
+        yield start, min(start + size, rows)
+
+
+class RowBlocks:
+    """Rows of one column, of which a block is kept: what was given out stays valid when another block is read.
+
+    `read(start, stop)` reads rows as a fresh array; there are `total` of them, and a block has `rows`.
+    """
+
+    def __init__(self, read: Callable[[int, int], Array], total: int, rows: int) -> None:
+        self._read, self._total, self._rows = read, total, max(1, rows)
+        self._start = self._stop = 0
+        self._block: Array = np.zeros(0)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows `[start, stop)`; rows of the block that is kept are not read again."""
+        if not self._start <= start <= stop <= self._stop:
+            end = min(self._total, max(stop, start + self._rows))
+            if self._start <= start < self._stop:
+                kept = self._block[start - self._start :]
+                self._block = np.concatenate((kept, self._read(self._stop, end)))
+            else:
+                self._block = self._read(start, end)
+            self._start, self._stop = start, end
+        return self._block[start - self._start : stop - self._start]
+
 
 ReadRows: TypeAlias = Callable[[int, int, int], Array]
 """Reads rows `[start, stop)` of one episode: its number, start, stop."""

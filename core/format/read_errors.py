@@ -1,12 +1,22 @@
-"""Errors of a disk or a file server that fails while a file is read: they name it, and are not taken for its damage."""
+"""Errors met while a file is read: a disk that fails, and files that a library finds damaged.
+
+An error of a disk or a file server names the file, and is not taken for damage of it. What libraries raise for damaged
+files becomes CorruptDataError.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
+
+from ..errors import CorruptDataError, RbtoolError
 
 _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO})
 """Errors that are not about the file: it may be read well in a minute, or from another machine."""
@@ -42,3 +52,29 @@ def no_match(error: BaseException) -> Literal[False]:
     if disk_failed(error):
         raise error
     return False
+
+
+_DAMAGED = (
+    ValueError, LookupError, EOFError, RuntimeError, ArithmeticError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+"""What libraries raise for damaged files."""
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Raise what libraries raise for damaged files as CorruptDataError; their causes stay chained."""
+    try:
+        yield
+    except (RbtoolError, NotImplementedError):
+        raise
+    except OSError as error:
+        if error.errno is not None:  # the system's own; a library that cannot read a file gives none
+            raise
+        raise _unreadable(path, error) from error
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CorruptDataError:
+    said = " ".join(str(error).split())[:200]
+    return CorruptDataError(f"{path} cannot be read ({type(error).__name__}{f': {said}' if said else ''})")

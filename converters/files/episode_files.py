@@ -1,13 +1,25 @@
-"""Files of a folder that have the same bytes: episodes that were copied into it twice."""
+"""Folders with a file per episode: the order of names with numbers in them, and files with the same bytes."""
 
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .digest import digest_file, open_regular
+from ...core.format.digest import digest_file, open_regular
+
+
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts names as people count: `seed2` comes before `seed10`.
+
+    >>> sorted(["seed10", "seed2", "seed"], key=natural_order)
+    ['seed', 'seed2', 'seed10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
 
 _HEAD = 64 << 10
 _SHOWN = 5

@@ -11,30 +11,23 @@ from pathlib import Path
 import numpy as np
 
 from .declarations import title_of
-from .encodings.digests import DIGESTS, require_digests
+from .encodings.compact import STORAGE
 from .encodings.flat import CutFlatReader, FlatReader
 from .encodings.h5_layout import H5Reader
-from .encodings.layout import STORAGE
 from .encodings.rows import flags_at
-from .errors import (
-    CorruptDataError,
-    DatasetNotFoundError,
-    FormatError,
-    RbtoolError,
-    UsageError,
-)
+from .encodings.saved_digests import DIGESTS, require_digests
+from .errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, UsageError
 from .format.contracts import Array, PassedSteps, StepReader
 from .format.documents import load_json
 from .format.episodes import EpisodeTable
 from .format.locate import find_steps, reader_class, reader_names, refuse_empty
 from .format.manifest import HIDDEN, MANIFEST, Manifest, Request, has_manifest
+from .format.memmap.reader import FolderReader, PlainReader, TedReader
 from .format.mixture import refuse_mixture
 from .format.open_files import ListedFiles, one_generation
-from .format.packed.commits import COMMITS
 from .format.packed.reader import CutPackedReader, PackedReader
-from .format.packed.recording import unfinished_recording
+from .format.packed.recording import COMMITS, unfinished_recording
 from .format.staging import PARTS_FILE, is_ours, mend
-from .format.ted.reader import FolderReader, PlainReader, TedReader
 from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
 from .torchrl.layout import TorchrlKeys

@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..errors import UsageError
-from ..ted.schema import ACTION, REWARD, Key, Role, Timing, safe_part
-from .contracts import Array
+from ...core.errors import UsageError
+from ...core.format.contracts import Array
+from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, safe_part
 
 RldsLast: TypeAlias = Literal["auto", "observation", "flagged", "step"]
 """`observation`: the last step holds the observation after the one before it, and nothing else. `flagged`: it does in

@@ -1,1 +1,0 @@
-"""Layout `ted`: one memory-mapped file per field."""
