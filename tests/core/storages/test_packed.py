@@ -19,12 +19,12 @@ from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.format.digest import digest_file
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.format.memmap.builder import Origin
+from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.format.packed.row_files import RowCodec
 from rbtool.core.format.packed.schema import PackedSchema
-from rbtool.core.format.memmap.builder import Origin
-from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
