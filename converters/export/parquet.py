@@ -33,6 +33,7 @@ from ...core.format.episodes import ALL_COLUMNS
 from ...core.format.memmap.builder import created_by
 from ...core.format.sinks import Sink
 from ...core.ted.schema import SINGLETONS, Field
+from ..files.columns import reading
 from ..table.parquet import ParquetFile
 from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, decoded, episode_columns, require_names
 
@@ -199,14 +200,19 @@ class ParquetExport(ExportFile):
     def __init__(self, path: Path) -> None:
         self.path = path
         steps = path / _STEPS if path.is_dir() else path
-        self._steps, self._table = ParquetFile(steps), None
+        with self._reading():
+            self._steps, self._table = ParquetFile(steps), None
         try:
-            self._about: str = (pq.read_schema(steps).metadata or {})[_ABOUT].decode()
-            if path.is_dir():
-                self._table = ParquetFile(path / _EPISODES)
+            with self._reading():
+                self._about: str = (pq.read_schema(steps).metadata or {})[_ABOUT].decode()
+                if path.is_dir():
+                    self._table = ParquetFile(path / _EPISODES)
         except BaseException:
             self.close()
             raise
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return reading("the data", self.path, pa.ArrowException)
 
     def about(self) -> str:
         return self._about
@@ -224,7 +230,8 @@ class ParquetExport(ExportFile):
 
     def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
         name = column.field.name
-        return self._steps.read([name], start, stop)[name]
+        with self._reading():
+            return self._steps.read([name], start, stop)[name]
 
     def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
         return self.rows(column, start, stop).tolist()  # type: ignore[no-any-return]
@@ -235,9 +242,9 @@ class ParquetExport(ExportFile):
     def _listed(self) -> list[str]:
         return [name for name in ALL_COLUMNS if self._table is not None and name in self._table.columns]
 
-    @staticmethod
-    def _column(table: ParquetFile, name: str) -> Array:
-        return table.read([name], 0, table.columns[name].rows)[name]
+    def _column(self, table: ParquetFile, name: str) -> Array:
+        with self._reading():
+            return table.read([name], 0, table.columns[name].rows)[name]
 
     def starts(self) -> Array:
         """Find the steps where `episode_index` changes."""
@@ -246,7 +253,8 @@ class ParquetExport(ExportFile):
             raise CorruptDataError(f"{self.path} has no episode_index: its episodes cannot be told apart")
         found, before = [np.zeros(min(1, index.rows), np.int64)], None
         for start in range(0, index.rows, _CHUNK_ROWS):
-            part = self._steps.read([index.name], start, min(start + _CHUNK_ROWS, index.rows))[index.name]
+            with self._reading():
+                part = self._steps.read([index.name], start, min(start + _CHUNK_ROWS, index.rows))[index.name]
             changes = np.flatnonzero(np.diff(part)) + start + 1
             if before is not None and part[0] != before:
                 changes = np.append(start, changes)

@@ -243,6 +243,20 @@ def test_a_changed_npz_export_has_another_checksum(walks: Path, tmp_path: Path) 
     assert rbtool.check(path).errors
 
 
+@pytest.mark.parametrize("name", ["steps.parquet", "episodes.parquet"])
+def test_changed_bytes_of_a_parquet_export_are_damage(name: str, walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "out", to="parquet").path
+    data = (path / name).read_bytes()
+    seen = 0
+    for at in range(4, len(data), len(data) // 60):
+        (path / name).write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            convert(path, tmp_path / "made", force=True)
+        except FormatError:
+            seen += 1
+    assert seen > 5
+
+
 def test_text_is_text(tmp_path: Path) -> None:
     convert(DATA / "griddict/random-infos-v0", tmp_path / "grid")
     with TedReader(tmp_path / "grid") as reader:
