@@ -20,6 +20,7 @@ show it below the message. `did_you_mean` and `suggests_keywords` add the name t
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar, cast
 
@@ -106,6 +107,14 @@ class NoLengthError(UsageError, TypeError):
     """`len()` of something that never ends, or whose end is not known yet, was called."""
 
 
+class WrongKindError(UsageError, TypeError):
+    """A part of a buffer, or an argument, is of the wrong type."""
+
+
+class UnsupportedError(UsageError, NotImplementedError):
+    """An argument is not supported by this kind of buffer."""
+
+
 class CheckFailed(RbtoolError):
     """A check or a comparison found problems in the data."""
 
@@ -166,6 +175,11 @@ def require_flags(**flags: object) -> None:
         # The bool of NumPy is named like Python's, or bool_; this module imports nothing.
         if type(value).__name__ not in ("bool", "bool_") and not (isinstance(value, int) and value in (0, 1)):
             raise UsageError(f"{name} is {value!r}, expected True or False")
+
+
+def quiet() -> bool:
+    """Whether warnings are disabled by TorchRL's variable `RL_WARNINGS=0`."""
+    return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...core.buffers.concurrency import generator_of
+from ...core.buffers.processes import generator_of
 from ...core.datasets.buffer import DatasetReplayBuffer
 from ...core.datasets.experience_replay import SourceExperienceReplay
 from ...core.datasets.streams.opening import cached

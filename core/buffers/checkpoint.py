@@ -1,4 +1,4 @@
-"""The folder of a saved buffer.
+"""The folder of a saved buffer, and dumps to it that finish in the background.
 
     storage/  writer/  sampler/        written by the parts; no sampler/ for a sampler without state, no storage/ for a
                                        buffer without rows
@@ -15,13 +15,18 @@ TorchRL writes the same, except the last two, and reads the storage where its ch
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,13 +51,118 @@ from ..open_steps import (
     open_episodes,
     require_whole_buffer,
 )
+from ..samplers.base import Sampler
 from ..state_folder import load_module_state, module_state_bytes
+from ..storages.base import Storage
 from ..storages.codec import dtype_named, tensor_bytes
 from ..torchrl.reader import BUFFER, STORAGE_FOLDER
-from .concurrency import Draw
+from ..transforms.base import Compose
+from ..writers.base import Writer
+from .draws import Draw
 
-if TYPE_CHECKING:
-    from .parts import BufferParts
+_freed = threading.Condition()
+_busy: set[str] = set()
+_unseen: dict[Future[None], Path] = {}
+"""Dumps whose result nobody has asked for, and where they go."""
+
+
+class BackgroundDump:
+    """A checkpoint that is written, brought to the disk and put in place in the background.
+
+    It holds the rows as of the call that returned this. A failure is raised by `result`; where nobody asks for it, a
+    RuntimeWarning reports it when this object goes, or at the end of the program, which waits for the dump.
+    """
+
+    def __init__(self, path: Path, done: Future[None]) -> None:
+        self.path = path
+        self._done, self._process = done, os.getpid()
+        _unseen[done] = path
+        weakref.finalize(self, done.add_done_callback, _report).atexit = False  # now, or when it fails
+
+    def done(self) -> bool:
+        """Return whether it is in place, or failed."""
+        return self._done.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until it is in place, for at most `timeout` seconds; raise what went wrong.
+
+        TimeoutError if it is not in place by then: it continues. UsageError in a forked process, which has no part in
+        it.
+        """
+        if self._process != os.getpid():
+            raise UsageError(
+                f"the dump to {self.path} runs in the process {self._process}", hint="ask for its result there"
+            )
+        try:
+            self._done.result(timeout)
+        finally:
+            if self._done.done():
+                _unseen.pop(self._done, None)
+
+    def __repr__(self) -> str:
+        state = "in progress" if not self.done() else "failed" if self._done.exception() else "in place"
+        return f"BackgroundDump({os.fspath(self.path)!r}, {state})"
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Have a destination alone in this process: waits for a dump to it that is in progress."""
+    key = os.path.realpath(path)
+    with _freed:
+        while key in _busy:
+            _freed.wait()
+        _busy.add(key)
+    try:
+        yield
+    finally:
+        with _freed:
+            _busy.discard(key)
+            _freed.notify_all()
+
+
+def in_background(path: Path, finish: Callable[[], object]) -> BackgroundDump:
+    """Call `finish` in a thread, which the end of the program waits for; at once where none can be started."""
+    done: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            finish()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    handle = BackgroundDump(path, done)
+    try:
+        threading.Thread(target=work, name="rbtool-dump").start()
+    except (RuntimeError, MemoryError):  # a limit on threads, or the interpreter is about to end
+        work()
+    return handle
+
+
+def _report(done: Future[None]) -> None:
+    """Report a failure that nobody asked for."""
+    path = _unseen.pop(done, None)
+    if path is not None and (error := done.exception()) is not None:
+        warnings.warn(f"the background dump to {path} failed: {error!r}", RuntimeWarning, stacklevel=2)
+
+
+def _report_all() -> None:
+    for done in tuple(_unseen):
+        _report(done)
+
+
+def _forget() -> None:
+    """In a forked process: its parent's dumps are none of its own."""
+    global _freed
+    _freed = threading.Condition()
+    _busy.clear()
+    _unseen.clear()
+
+
+atexit.register(_report_all)
+os.register_at_fork(after_in_child=_forget)
+
 
 _TRANSFORMS, _AHEAD, _GENERATOR = "transform.t", "prefetch.json", "rng_state"
 _KNOWN = frozenset({HIDDEN, "storage", WRITER_FOLDER, "sampler", PICKLED, BUFFER, _TRANSFORMS, _AHEAD, _GENERATOR})
@@ -108,9 +218,31 @@ class StagedBuffer:
         self._staging.publish()
 
 
+class SavedBuffer(Protocol):
+    """What is saved of a buffer, in addition to its generator and the draws made ahead."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def sampler(self) -> Sampler: ...
+
+    @property
+    def writer(self) -> Writer: ...
+
+    @property
+    def transform(self) -> Compose: ...
+
+    @property
+    def batch_size(self) -> int | None: ...
+
+    def folder_notes(self) -> dict[str, Any]:
+        """Return what a checkpoint records of this buffer in addition to the state of its parts."""
+
+
 def staged_buffer(
     stack: contextlib.ExitStack,
-    buffer: BufferParts,
+    buffer: SavedBuffer,
     generator: torch.Generator | None,
     path: Path,
     draws: list[Draw],

@@ -2,38 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
+from ..checkpointers.ensemble import saved_members, transform_file
+from ..encodings.saved_digests import require_digests
+from ..errors import (
+    FormatError,
+    MissingKeyError,
+    RbtoolError,
+    SchemaError,
+    UnsupportedError,
+    UsageError,
+    WrongKindError,
+    require_flags,
+)
 from ..samplers.base import Sampler
-from ..samplers.ensemble import BatchForm, SamplerEnsemble
+from ..samplers.ensemble import (
+    BatchForm,
+    Counts,
+    JointDraw,
+    SamplerEnsemble,
+    compose,
+    count_of,
+    draw_fully,
+    flattened,
+    index_with,
+    labels_of,
+    rows_of,
+    unit_of,
+)
+from ..state_folder import load_module_state
 from ..storages.ensemble import (
     BUFFER_IDS,
     INDEX,
     SOURCE_ID,
     EnsembleKindError,
     Gatherer,
+    IndexPart,
+    MemberRows,
     StorageEnsemble,
     checked_members,
     chosen_members,
+    held_state,
     refuse_write,
+    require_members,
 )
+from ..transforms.base import Compose
 from ..writers.ensemble import WriterEnsemble
-from .base import ReplayBuffer
-from .ensemble_draws import EnsembleDraws
-from .ensemble_labels import part_of_index
-from .expansion import refuse_units
-from .parts import UnsupportedError, WrongKindError
-from .queries import Trajectory
-from .schemas import Joiner, Policy, checked_policy
+from .checkpoint import SavedParts, generator_from_json, generator_to_json, refuse_home_of
+from .draws import Draw, refuse_units
+from .processes import Guards, HoldAll, Place
+from .pytrees import checked_batch_size, ragged_elements
+from .replay_buffer import ReplayBuffer, as_draw
+from .schemas import Joiner, Policy, Schema, SchemaDifference, checked_policy, differences, joined_schema, schema_of
 from .tensordict import TensorDictReplayBuffer
+from .trajectories import Trajectory
 
 
-class ReplayBufferEnsemble(EnsembleDraws):
+class ReplayBufferEnsemble(ReplayBuffer):
     """Samples from several buffers at once: datasets, live rings, other ensembles.
 
     It is made of buffers, or of the three parts `storages`, `samplers` and `writers`. Writes raise EnsembleWriteError
@@ -70,6 +105,22 @@ class ReplayBufferEnsemble(EnsembleDraws):
     >>> buffer.sample()["a"].shape
     torch.Size([8])
     """
+
+    _members: list[ReplayBuffer]
+    _storage: StorageEnsemble
+    _sampler: SamplerEnsemble
+    source_key: str | None
+    """The entry of the number of the member in batches; None for none."""
+    _replaced: list[tuple[ReplayBuffer, dict[str, Any], torch.Generator | None]]
+    """During a load, the members that are loaded, with their state and generator of before."""
+    _followed: list[object] | None = None
+    """The revisions of members that the parts of this ensemble are of."""
+    _collates: list[Callable[[Any], Any] | None]
+    _joiner: Joiner
+    _gatherer: Gatherer
+    _lineup: _Lineup
+    """That of the present revision."""
+    _reads_by_index = False
 
     def __init__(
         self,
@@ -334,6 +385,723 @@ class ReplayBufferEnsemble(EnsembleDraws):
             "collate_fn": self._collate_fn or torch.stack,
         }
         return f"{type(self).__name__}(\n    " + ",\n    ".join(f"{name}={part}" for name, part in parts.items()) + ")"
+
+    @property
+    def batch(self) -> BatchForm:
+        """The form of batches: `"stack"`, `[k, n]`, or `"exact"`, `[n]`."""
+        return self._sampler.batch
+
+    # Sampling --------------------------------------------------------------------------------------
+
+    def sample_counts(self, counts: Sequence[int], *, return_info: bool = False) -> Any:
+        """Draw a batch with this many elements of each member, one behind the other; see `sample`.
+
+        For ensembles with `batch="exact"`, whose weights are not used. UsageError (a ValueError) for other numbers.
+        """
+        if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
+            raise UsageError(
+                f"counts is {list(counts)}, expected one number for each of {len(self._members)} members",
+                hint='make the ensemble with batch="exact"',
+            )
+        with self._sampling:
+            self.settle()
+            draw = self._draw(sum(counts), counts=[(member, count) for member, count in enumerate(counts) if count])
+        try:
+            batch = self.batch_of(draw)
+        except BaseException:
+            self.keep(draw, sum(counts))
+            raise
+        return (batch, draw.info) if return_info else batch
+
+    def _draw(self, size: int, with_rows: bool = True, counts: Counts | None = None) -> Draw:
+        """Draw from members that the sampler chooses, or so many elements of each."""
+        with self._sampling:
+            self._refresh()
+            joint = self._joint()
+            if joint is None:
+                return self._draw_counts(self._sampler.counts(self._storage.sizes, size) if counts is None else counts)
+            exclusion = self._lineup.exclusion(joint)
+            if exclusion is None:
+                draw, counts = self._draw_jointly(joint, size, counts)
+            else:
+                with exclusion:
+                    draw, counts = self._draw_jointly(joint, size, counts)
+            if draw is None:
+                return self._draw_counts(counts)
+            return draw if draw.plain else self._completed_in_turn(draw)
+
+    def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
+        """Draw so many elements of each member."""
+        with self._sampling:
+            self._learn_schemas()
+            reading = [self._members[number] for number, _ in counts if self._reads_at_draw(number)]
+            guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
+            found: list[tuple[int, Draw]] = []
+            try:
+                with HoldAll(guards):  # the rows are those of the instant of the draw
+                    draw = self._drawn(counts, found, with_rows=not reading)
+                    if reading:
+                        draw.rows = self._gathered(draw)
+                        if draw.rows is None:
+                            draw.rows = self._samples_of(draw)
+                return self._completed_in_turn(draw)
+            except BaseException:
+                self._keep_parts(found)
+                raise
+
+    def keep(self, draw: Draw, size: int) -> None:
+        """Keep the parts of a draw whose batch was not made with those members that have epochs."""
+        if not isinstance(draw, RowsDraw):  # its members have none
+            self._keep_parts(draw.parts)
+
+    def _keep_parts(self, parts: Sequence[tuple[int, Draw]]) -> None:
+        for number, part in parts:
+            self._members[number].keep(part, count_of(part.index) if part.size is None else part.size)
+
+    def restored(self, draw: Draw) -> bool:
+        """Read the rows of members again, whose batch was started; False if some were written over since."""
+        if not isinstance(draw, RowsDraw):
+            draw.rows = None
+            return all(self._members[number].restored(part) for number, part in draw.parts)
+        if draw.written is not None:
+            with self._lineup.draws_and_writes:
+                if not all(self._members[number].restored(part) for number, part in draw.parts):
+                    return False
+                draw.rows = self._gathered(draw)
+        return True
+
+    def _joint(self) -> JointDraw | None:
+        """Return what draws of all members in one go; None where each has to draw by itself."""
+        joint = self._sampler.joint(self._storage)
+        if joint is None or self._lineup.apart:
+            return None
+        if joint.reads_rows and not (self._gathers and self._lineup.plain):
+            return None
+        if joint.reads_rows and not self._gatherer.covers(self._storage.members):  # the draw would be made twice
+            return None
+        here = self._place  # where this ensemble is settled
+        for member in self._members:
+            member.settle(here)
+        return joint
+
+    def _draw_jointly(self, joint: JointDraw, size: int, counts: Counts | None) -> tuple[RowsDraw | None, Counts]:
+        """Draw in one go; return the draw, None if that has to be member by member, and how many of each."""
+        counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
+        if drawn is None:
+            return None, counts
+        if self._joiner.policy is not None:
+            self._learn_schemas()
+        rows, info = drawn
+        labels = labels_of(rows, self._storage, self._sampler.batch)
+        if info and labels[1].dim() > 1:
+            info = {key: value.view(labels[1].shape) for key, value in info.items()}
+        draw = RowsDraw(rows, labels, self.source_key, info, self._lineup.plain)
+        if joint.reads_rows:
+            carrying = self._carrying(rows.parts.listed)
+            draw.rows = batch = None if carrying is None else self._gathered(draw)
+            if batch is None:
+                return None, counts
+            draw.common = joint.info_of(batch)
+            draw.written = [member.log.now for member in self._storage.members]
+            for key, value in draw.common.items() if carrying else ():
+                batch.set(key, value)
+        return draw, counts
+
+    def _completed_in_turn(self, draw: Draw) -> Draw:
+        """Make the batches of transforms with random numbers now: these come in the order of the calls."""
+        if draw.rows is None:
+            for member in self._members:
+                if member.transform.draws:
+                    draw.rows = self._samples_of(draw)
+                    break
+        return draw
+
+    def _drawn(self, counts: Sequence[tuple[int, int]], drawn: list[tuple[int, Draw]], *, with_rows: bool) -> Draw:
+        """Draw so many elements of each member; what is drawn is added to `drawn`, also if a later draw fails."""
+        found: list[Any] = []
+        for number, count in counts:
+            unit = self._sampler.unit_of_member(number)
+            found += draw_fully(number, count, self.batch, unit, partial(self._drawn_of, number, drawn, with_rows))
+        return self._composed(found)
+
+    def _drawn_of(
+        self, number: int, drawn: list[tuple[int, Draw]], with_rows: bool, count: int
+    ) -> tuple[Any, Mapping[Any, Any], Draw]:
+        with_rows = with_rows or not self._reads_at_draw(number)
+        draw = self._members[number].draw(count, with_rows=with_rows, or_fewer=self.batch == "exact")
+        draw.size = count  # at the end of an epoch there are fewer
+        drawn.append((number, draw))
+        index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
+        return index, draw.info, draw
+
+    def _reads_at_draw(self, number: int) -> bool:
+        """Whether rows of a member are read with their draw, and can be read by `_gathered`."""
+        member = self._members[number]
+        return member.sampler.reads_rows and member.returns_rows and not isinstance(member, ReplayBufferEnsemble)
+
+    def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
+        rows = self._gathered(draw) if draw.rows is None else draw.rows
+        if isinstance(rows, TensorDict):
+            return rows if self._prefetcher is None else rows.copy()  # a batch may be made again of its draw
+        samples = self._samples_of(draw) if rows is None else rows
+        if (collate := collate or self._collate_fn) is not None:
+            return collate([sample for _, sample in samples])
+        return self._joiner.join(samples)
+
+    @property
+    def _looking_back(self) -> list[Any]:
+        """None: the rows are those of members."""
+        return []
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether batches are the rows of members as they are, if these are alike."""
+        return not self._collates and self._collate_fn is None and self._joiner.policy is None
+
+    def _gathered(self, draw: Draw) -> TensorDict | None:
+        """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
+
+        They do if they have a transform, a collate function, or info of their sampler that the others do not have.
+        """
+        if not self._gathers:
+            return None
+        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:  # nothing is added to the rows
+            members, guards = self._storage.members, self._lineup.guards
+            return self._gatherer.gather(members, guards, draw.of_members, draw.labels)
+        found = self._rows_and_info(draw)
+        if found is None:
+            return None
+        rows, info = found
+        for number in () if isinstance(draw, RowsDraw) and draw.plain else rows.parts.listed:
+            if not self._members[number].returns_rows:
+                return None
+        labels = draw.labels if isinstance(draw, RowsDraw) else labels_of(rows, self._storage, self.batch)
+        batch = self._gatherer.gather(self._storage.members, self._lineup.guards, rows, labels)
+        if batch is not None:
+            for key, value in info.items():
+                batch.set(key, value)
+        return batch
+
+    def _rows_and_info(self, draw: Draw) -> tuple[MemberRows, Mapping[Any, Any]] | None:
+        """Return the rows of a draw, and the info that is in its batch; None where members differ in these."""
+        if isinstance(draw, RowsDraw):
+            carrying = self._carrying(draw.of_members.parts.listed) if draw.common else False
+            return None if carrying is None else (draw.of_members, draw.common if carrying else {})
+        parts = draw.parts
+        rows = rows_of([(number, part.index) for number, part in parts])
+        if rows is None or any(part.rows is not None for _, part in parts):
+            return None
+        if self.batch == "stack" and not rows.parts.equal:
+            return None
+        common = {key: value for key, value in draw.info.items() if key not in (INDEX, self.source_key)}
+        carrying = self._carrying(rows.parts.listed)
+        if carrying is False or not any(part.info.keys() - {INDEX} for _, part in parts):
+            return rows, {}
+        alike = carrying and all(part.info.keys() - {INDEX} == common.keys() for _, part in parts)
+        return (rows, common) if alike else None
+
+    def _carrying(self, numbers: Sequence[int]) -> bool | None:
+        """Whether the batches of these members have their info; None for members that differ in that."""
+        found = {self._members[number].carries_info for number in numbers}
+        return found.pop() if len(found) == 1 else None
+
+    def _samples_of(self, draw: Draw) -> list[tuple[int, Any]]:
+        parts: list[tuple[int, Any, dict[Any, Any]]] = [
+            (number, self._part_index(part), {}) for number, part in draw.parts
+        ]
+        index, _ = compose(parts, self._storage, "exact")
+        found, start = [], 0
+        for (number, rows, _), (_, part) in zip(parts, draw.parts, strict=True):
+            stop = start + count_of(rows)
+            sample = self._sample_of(number, part)
+            found.append((number, labelled(sample, index[start:stop], self.source_key)))
+            start = stop
+        return found
+
+    @staticmethod
+    def _part_index(part: Draw) -> Any:
+        return flattened(part.index) if isinstance(part.index, TensorDict) else part.index
+
+    def _sample_of(self, number: int, part: Draw) -> Any:
+        """Make the batch of a member, as its `sample` returns it."""
+        member = self._members[number]
+        collate = self._collates[number] if self._collates else None
+        if isinstance(member, ReplayBufferEnsemble):
+            batch = member.batch_of(part)
+            flat = batch if member.batch == "exact" else one_behind_another(batch)
+            key = member.source_key
+            return flat.exclude(key) if key is not None and is_tensor_collection(flat) else flat
+        return member.batch_of(part, collate)
+
+    # Schemas ---------------------------------------------------------------------------------------
+
+    def schema_report(self) -> tuple[SchemaDifference, ...]:
+        """Return the entries that members do not have alike in their batches, after their transforms.
+
+        Members without elements are left out. Nothing is drawn from the random streams of the members.
+        """
+        return differences(self._schemas())
+
+    @property
+    def dropped_keys(self) -> tuple[str, ...]:
+        """The entries that `schema="intersect"` leaves out of batches; those of the members that have elements."""
+        self._learn_schemas()
+        return self._joiner.dropped_keys
+
+    def _schemas(self) -> dict[int, Schema]:
+        self._refresh()
+        return {number: self._probed(number) for number, size in enumerate(self._storage.sizes) if size}
+
+    def _learn_schemas(self) -> None:
+        if self._joiner.policy is None:
+            return
+        for number, size in enumerate(self._storage.sizes):
+            if size and number not in self._joiner.known:
+                self._joiner.learn(number, self._probed(number))
+
+    def _probed(self, number: int) -> Schema:
+        """Return the schema of the batches of a member, without a change of its sampler or its random stream."""
+        member = self._members[number]
+        if isinstance(member, ReplayBufferEnsemble):
+            return member.nested_schema()
+        with member.paused():
+            sampler = copy.deepcopy(member.sampler)
+            sampler.generator = torch.Generator().manual_seed(0)
+            index, info, rows = sampler.sample_rows(member.storage, unit_of(sampler))
+            member.transform.set_rng(sampler.generator)
+            try:
+                rows = member.with_past(index, rows)
+                draw = Draw(index, dict(info) | {INDEX: index}, rows=rows, chances=torch.empty(0))
+                return schema_of(labelled(self._sample_of(number, draw), None, None))
+            finally:
+                member.transform.set_rng(member.sampler.generator)
+
+    def nested_schema(self) -> Schema:
+        """Return the schema of the batches of this ensemble, which is a member of another."""
+        return joined_schema(self._joiner.policy, self._schemas())
+
+    @property
+    def revision(self) -> object:
+        """Another value after each exchange of a part or a lock, also of members."""
+        return self._revision, *(member.revision for member in self._members)
+
+    def _refresh(self) -> None:
+        """Follow members whose parts were exchanged."""
+        revisions = [member.revision for member in self._members]
+        if revisions == self._followed:
+            return
+        storages, samplers = zip(*((member.storage, member.sampler) for member in self._members), strict=True)
+        if not _same(storages, self._storage.members) or not _same(samplers, self._sampler.members):
+            self._storage.members, self._sampler.members = storages, samplers
+        self._lineup = _Lineup.of(self._members)
+        self._followed = revisions
+
+    # Random streams --------------------------------------------------------------------------------
+
+    def _lend(self, before: torch.Generator | None) -> None:
+        """Give the generator to the members that have none, none of their own, or the one lent before."""
+        generator = self._rng
+        for member in self._members:
+            own = member.generator
+            free = generator is not None and (own is None or member.unseeded)
+            if own is not generator and (free or (own is before and own is not None)):
+                member.set_rng(generator)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Set the generator of the ensemble, and of the members that have none of their own."""
+        before = self._rng
+        super().set_rng(generator)
+        self._lend(before)
+
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """Set the generator of the ensemble, and of the members that draw from it."""
+        before = self._rng
+        super().draw_from(generator)
+        self._lend(before)
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw from another generator inside the context, in all members, also those with a seed of their own."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().drawing_from(generator))
+            for member in self._members:
+                stack.enter_context(member.drawing_from(generator))
+            yield
+
+    def _borrowers(self) -> list[bool]:
+        """Which members draw from the generator of the ensemble."""
+        return [self._rng is not None and member.generator is self._rng for member in self._members]
+
+    def move_to(self, here: Place, *, begins_epoch: bool) -> None:
+        """Draw in another process from now on, with the members that draw from this stream."""
+        super().move_to(here, begins_epoch=begins_epoch)
+        for member, borrows in zip(self._members, self._borrowers(), strict=True):
+            if borrows:
+                member.move_to(here, begins_epoch=begins_epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in super().__getstate__().items() if name != "_lineup"}
+        return state | {"_borrowing": self._borrowers(), "_followed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        borrowing = state.pop("_borrowing")
+        super().__setstate__(state)
+        for member, borrows in zip(self._members, borrowing, strict=True):
+            if borrows:  # one stream, as before: copies of it would draw the same rows of several members
+                member.draw_from(self._rng)
+        self._refresh()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write to all members."""
+        return all(member.shared for member in self._members)
+
+    def share(self, shared: bool = True) -> Self:
+        """Set whether several processes may write to the members; see `ReplayBuffer.share`."""
+        for member in self._members:
+            member.share(shared)
+        return self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude writers to the members, and draws, inside the context."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().paused())  # first, as a draw takes its own lock before those of members
+            for member in sorted(self._members, key=lambda member: member.guard.rank):
+                stack.enter_context(member.paused())
+            yield
+
+    # State -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all members, the weights, and of the batches drawn ahead; tensors by reference."""
+        self._refresh()
+        with self.paused():
+            members = []
+            for member, borrows in zip(self._members, self._borrowers(), strict=True):
+                state = {name: value for name, value in member.state_dict().items() if name not in _OF_PARTS}
+                members.append(state | ({"_rng": None} if borrows else {}))
+            return super().state_dict() | {"_members": members}
+
+    def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
+        states = state_dict.get("_members")
+        if not isinstance(states, Sequence) or len(states) != len(self._members):
+            found = len(states) if isinstance(states, Sequence) else 0
+            raise SchemaError(f"the state is that of {found} members, this ensemble has {len(self._members)}")
+        parts = [state_dict[name] for name in ("_storage", "_sampler", "_writer")]
+        for part in parts:
+            require_members(part, len(self._members))
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
+        if ahead["capacity"] != self.batches_ahead:
+            raise SchemaError(
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
+            )
+        with self._all_or_nothing():
+            self._transform.load_state_dict(dict(state_dict["_transforms"]))
+            self._sampler.load_weights(state_dict["_sampler"])
+            for number, (member, state) in enumerate(zip(self._members, states, strict=True)):
+                storage, sampler, writer = (part[str(number)] for part in parts)
+                whole = {**state, "_storage": storage, "_sampler": sampler, "_writer": writer}
+                self._load_member(number, partial(member.load_state_dict, whole))
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(*state_dict["_rng"])
+            self._batch_size = batch_size
+            self._restore_ahead([as_draw(item) for item in ahead["queue"]])
+
+    def _prepare_dump(self, path: Path) -> None:
+        self._refresh()
+        for leaf in self._storage.leaves:
+            refuse_home_of(leaf, path)
+
+    def folder_notes(self) -> dict[str, Any]:
+        """Return batch size and generator of each member."""
+        notes = [
+            {
+                "batch_size": member.batch_size,
+                "generator": None if borrows else generator_to_json(member.generator),
+                **member.folder_notes(),
+            }
+            for member, borrows in zip(self._members, self._borrowers(), strict=True)
+        ]
+        return {"members": notes}
+
+    def _load_saved(self, saved: SavedParts) -> None:
+        notes = saved.notes.get("members")
+        if not isinstance(notes, list) or saved.storage is None:
+            raise FormatError("a checkpoint of a single buffer was found, expected one of an ensemble")
+        require_digests(saved.storage)  # the folders of members are those that were saved, each in its place
+        with_rows = saved_members(saved.storage, len(self._members))
+        if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
+            raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")
+        members = [_saved_member(saved, number, note, with_rows) for number, note in enumerate(notes)]
+        if saved.transforms is not None:
+            self._transform.load_state_dict(saved.transforms)
+        if saved.sampler is not None:
+            self._sampler.load_weights(self._sampler.read_weights(saved.sampler))
+        for number, (member, one) in enumerate(zip(self._members, members, strict=True)):
+            self._load_member(number, partial(member.load_saved, one))
+        if saved.generator is not None:
+            self._restore_rng(*saved.generator)
+        self._batch_size = saved.batch_size
+
+    def _load_member(self, number: int, load: Callable[[], None]) -> None:
+        """Load a member inside `_all_or_nothing`, and name it in errors."""
+        member = self._members[number]
+        generator, borrows = member.generator, self._borrowers()[number]
+        before = held_state(member.state_dict()) | ({"_rng": None} if borrows else {})
+        try:
+            load()
+        except RbtoolError as error:
+            error.hint = f"this is member {number} of the ensemble; nothing is loaded"
+            raise
+        self._replaced.append((member, before, generator))
+
+    def _restore_members(self) -> None:
+        """Give the members that were loaded the state and the generator of before."""
+        for member, before, generator in reversed(self._replaced):
+            member.draw_from(generator)
+            member.load_state_dict(before)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Load inside the context; on failure restore everything, members included."""
+        with self._guard, self._sampling:
+            self.settle()
+            self._refresh()
+            rng, batch_size, weights = self._rng, self._batch_size, self._sampler.weights_state()
+            rng_state = None if rng is None else rng.get_state()
+            transforms = copy.deepcopy(self._transform.state_dict())
+            self._replaced = []
+            try:
+                yield
+            except BaseException:
+                self._restore_members()
+                self._transform.load_state_dict(transforms)
+                self._sampler.load_weights(weights)
+                if rng is not None and rng_state is not None:
+                    rng.set_state(rng_state)
+                self._batch_size = batch_size
+                self.draw_from(rng)
+                raise
+            finally:
+                self._replaced = []
+
+    # Batches made ahead ----------------------------------------------------------------------------
+
+    def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+        """Return loaded draws with the numbers that the rows of the members have here; they are changed."""
+        for draw in draws:
+            for member, part in draw.parts:
+                self._members[member].rotated_draws([part])
+        return draws
+
+    def _restore_ahead(self, draws: list[Draw]) -> None:
+        super()._restore_ahead([self.completed_draw(draw) for draw in self.rotated_draws(draws)])
+
+    def completed_draw(self, draw: Draw) -> Draw:
+        """Return a loaded draw with its index, which is that of its parts."""
+        if draw.index is None:
+            parts = []
+            for number, part in draw.parts:
+                member = self._members[number]
+                parts.append(
+                    (number, member.completed_draw(part) if isinstance(member, ReplayBufferEnsemble) else part)
+                )
+            found = self._composed([(number, part.index, part.info, part) for number, part in parts])
+            found.last, found.size = draw.last, draw.size
+            return found
+        return draw
+
+    def _composed(self, found: Sequence[Any]) -> Draw:
+        """Make a draw of those of members: `(member, index, info, draw)`."""
+        index, info = compose(found, self._storage, self._sampler.batch)
+        return self._labelled(index, info, [(part[0], part[3]) for part in found])
+
+    def _labelled(self, index: Any, info: dict[Any, Any], parts: Sequence[tuple[int, Draw]]) -> Draw:
+        """Make a draw with the index in its info."""
+        info[INDEX] = index
+        if self.source_key is not None:
+            info[self.source_key] = index.get(SOURCE_ID)
+        return Draw(index, info, parts=parts)
+
+
+def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:
+    """Return the batch of a member with `"index"`, `[n]` rows of an index of an ensemble, and its source.
+
+    Without an index the entry is left out. SchemaError if the batch has an entry of the name `source_key` already.
+    """
+    if not is_tensor_collection(sample):
+        return sample
+    if index is None:
+        return sample.exclude(INDEX)
+    if source_key is not None and sample.get(source_key, None) is not None:
+        raise SchemaError(
+            f"a member has an entry {source_key!r} of its own",
+            hint="choose another source_key, or None to leave it out",
+        )
+    if (elements := ragged_elements(sample)) is not None:
+        found = [labelled(one.unsqueeze(0), index[place : place + 1], source_key) for place, one in enumerate(elements)]
+        return LazyStackedTensorDict.lazy_stack([one[0] for one in found])
+    batch = sample.batch_size
+    labels = {name: _spread(index.get(name), batch) for name in (BUFFER_IDS, INDEX)}
+    sample.set(INDEX, TensorDict(labels, batch))
+    if source_key is not None:
+        sample.set(source_key, _spread(index.get(SOURCE_ID), batch))
+    return sample
+
+
+def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
+    """Give the labels of elements, `[n, …]`, the shape of a batch: `[n]`, slices, or elements of several steps."""
+    if values.shape[:1] == batch[:1] and len(batch) == 1:
+        return values
+    rest = values.shape[1:]
+    if len(values) == batch.numel():
+        return values.reshape(*batch, *rest)
+    if len(values) != batch[0]:
+        raise SchemaError(f"a transform changed the number of rows from {len(values)} to {list(batch)}")
+    return values.reshape(len(values), *[1] * (len(batch) - 1), *rest).expand(*batch, *rest).contiguous()
+
+
+def one_behind_another(batch: Any) -> Any:
+    """Return a batch `[k, n, …]` as `[k * n, …]`."""
+    if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
+        return torch.cat(list(batch.unbind(0)))
+    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, expected a tensordict")
+
+
+def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, Any, Any, torch.Tensor]]:
+    """Yield each member that the index of a batch names, its storage, the rows there and which elements they are.
+
+    Rows are int64 `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
+    """
+    ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
+    if numbers.shape[: ids.dim()] != ids.shape:
+        ids = ids.reshape(*ids.shape, *[1] * (numbers.dim() - ids.dim())).expand(numbers.shape)
+    for number in ids.unique().tolist():
+        chosen = ids == number
+        member, rows = storage.members[number], numbers[chosen]
+        if isinstance(member, StorageEnsemble):
+            if sources is None:
+                raise SchemaError(f"member {number} is an ensemble, and the index has no source_id of its rows")
+            inner = sources[chosen] - int(storage.sources[number])
+            entries = {BUFFER_IDS: member.members_of(inner), INDEX: rows, SOURCE_ID: inner}
+            yield number, member, TensorDict(entries, [len(rows)]), chosen
+        else:
+            known = IndexPart(rows, None).rows
+            yield number, member, torch.stack(known, -1) if isinstance(known, tuple) else known, chosen
+
+
+class RowsDraw(Draw):
+    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed.
+
+    `labels` and `common`, the info of the samplers, have the shape of the batch. `plain` is set if the batches of
+    members are rows as their storages return them.
+    """
+
+    __slots__ = ("_source_key", "common", "labels", "of_members", "plain")
+
+    def __init__(
+        self,
+        rows: MemberRows,
+        labels: Sequence[torch.Tensor],
+        source_key: str | None,
+        common: Mapping[Any, Any],
+        plain: bool,
+    ) -> None:
+        self.last, self.rows, self.chances, self.written, self.size = False, None, None, None, None
+        self.of_members = rows
+        self.labels = labels
+        self.common = common
+        self.plain = plain
+        self._source_key = source_key
+
+    @property
+    def index(self) -> Any:
+        return index_with(self.of_members, self.labels)
+
+    @property
+    def info(self) -> Any:  # type: ignore[override]
+        source = {} if self._source_key is None else {self._source_key: self.labels[2]}
+        return {**self.common, INDEX: self.index, **source}
+
+    @property
+    def parts(self) -> Any:  # type: ignore[override]
+        rows, dims, found = self.of_members, self.labels[1].dim(), []
+        flat = {key: value.flatten(0, dims - 1) for key, value in self.common.items()}
+        for member, part in rows.parts:
+            index = torch.from_numpy(rows.numbers[part])
+            info = {key: value[part] for key, value in flat.items()} | {INDEX: index}
+            found.append((member, Draw(index, info, written=None if self.written is None else self.written[member])))
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draw, (self.index, self.info, self.last, self.rows, self.parts, None, None, self.size)
+
+
+_OF_PARTS = frozenset({"_storage", "_sampler", "_writer", "_prefetch_state"})
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether these are the very same objects."""
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
+def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:
+    """Return what a checkpoint holds of a member; FormatError for notes that are damaged."""
+
+    def folder(parent: Path | None) -> Path | None:
+        place = None if parent is None else parent / str(number)
+        return place if place is not None and place.is_dir() else None
+
+    assert saved.storage is not None
+    return SavedParts(
+        storage=saved.storage / str(number) if number in with_rows else None,
+        sampler=folder(saved.sampler),
+        writer=folder(saved.writer),
+        transforms=load_module_state(transform_file(saved.storage, number)),
+        generator=generator_from_json(note.get("generator"), str(saved.storage.parent)),
+        batch_size=checked_batch_size(note.get("batch_size")),
+        notes=note,
+        verify=saved.verify,
+    )
+
+
+_IS_EMPTY = operator.attrgetter("is_empty")
+
+
+class _Lineup(NamedTuple):
+    """What follows from the parts of members, until one of them is exchanged."""
+
+    guards: Guards
+    apart: bool
+    """Whether the draws of a member have more than the index and info of its sampler, such as generations."""
+    transforms: list[Compose] | None
+    """The transforms of the batches of members; None if something else makes batches of the rows of one."""
+    draws: HoldAll
+    """Excludes other draws from members, and changes of their samplers."""
+    draws_and_writes: HoldAll
+
+    @classmethod
+    def of(cls, members: Sequence[ReplayBuffer]) -> _Lineup:
+        """Ask the members."""
+        ranked = sorted(members, key=lambda member: member.guard.rank)
+        guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
+        return cls(
+            Guards([member.guard for member in members]),
+            any(member.writer.tracks_generations or member.draws_apart for member in members),
+            [member.transform for member in members] if all(member.rows_are_batches for member in members) else None,
+            HoldAll(locks),
+            HoldAll([*guards, *locks]),
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the batches of members are rows as their storages return them."""
+        return self.transforms is not None and all(map(_IS_EMPTY, self.transforms))
+
+    def exclusion(self, joint: JointDraw) -> HoldAll | None:
+        """Return a context in which nobody else uses what a joint draw uses; None if that may be."""
+        return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else None
 
 
 def _refuse_sampler(sampler: Any) -> NoReturn:

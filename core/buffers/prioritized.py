@@ -8,16 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import SchemaError, UsageError, require_flags
+from ..errors import SchemaError, UsageError, WrongKindError, require_flags
 from ..samplers.base import Index, Sampler
 from ..samplers.prioritized import PrioritizedSampler, checked_device
 from ..storages.base import Storage
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
-from .base import ReplayBuffer
-from .parts import WrongKindError
+from .replay_buffer import ReplayBuffer, WriteResult
 from .tensordict import TensorDictReplayBuffer
-from .writing import WriteResult
 
 _WITH_THE_LEARNER = "the priorities of this buffer are with the process that made it"
 

@@ -71,6 +71,13 @@ def is_key(index: Any) -> TypeGuard[str | tuple[str, ...]]:
     )
 
 
+def is_single(index: Any) -> bool:
+    """Whether an index is that of one element, not of a batch."""
+    if isinstance(index, tuple):
+        index = index[0]
+    return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
+
+
 def entry(data: Any, key: str | tuple[str, ...]) -> Any:
     """Return one entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
     for part in (key,) if isinstance(key, str) else key:

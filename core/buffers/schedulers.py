@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, WrongKindError
 from ..samplers.base import Sampler
-from .parts import BufferParts, WrongKindError
+from .replay_buffer import ReplayBuffer
 
 Number: TypeAlias = int | float
 
@@ -39,7 +39,7 @@ class ParameterScheduler(ABC):
         min_value: Number | None = None,
         max_value: Number | None = None,
     ) -> None:
-        if not isinstance(obj, Sampler | BufferParts):
+        if not isinstance(obj, Sampler | ReplayBuffer):
             raise WrongKindError(f"a sampler or a buffer has parameters to schedule, found a {type(obj).__name__}")
         self._obj = obj
         self.param_name = param_name
@@ -56,7 +56,7 @@ class ParameterScheduler(ABC):
     @property
     def sampler(self) -> Sampler:
         """The sampler whose parameter is set."""
-        return self._obj.sampler if isinstance(self._obj, BufferParts) else self._obj
+        return self._obj.sampler if isinstance(self._obj, ReplayBuffer) else self._obj
 
     @abstractmethod
     def value(self, step: int) -> Number:

@@ -16,10 +16,9 @@ from ..storages.list_storage import ListStorage
 from ..storages.pytree import added
 from ..writers.base import INDEX, Writer
 from ..writers.round_robin import TensorDictRoundRobinWriter
-from .base import ReplayBuffer
-from .concurrency import Draw
+from .draws import Draw
 from .pytrees import ragged_elements
-from .writing import WriteResult
+from .replay_buffer import ReplayBuffer, WriteResult
 
 _REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "max": torch.amax,

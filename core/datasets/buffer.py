@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import torch
 from tqdm import tqdm
 
-from ..buffers.concurrency import generator_of
 from ..buffers.ensemble import ReplayBufferEnsemble
+from ..buffers.processes import generator_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
 from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords

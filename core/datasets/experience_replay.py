@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 import torch
 
-from ..buffers.parts import arguments_of
+from ..buffers.replay_buffer import arguments_of
 from ..errors import (
     CorruptDataError,
     DatasetNotFoundError,

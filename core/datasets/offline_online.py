@@ -10,12 +10,10 @@ from typing import Any, Literal, overload
 
 import torch
 
-from ..buffers.background import BackgroundDump
-from ..buffers.base import ReplayBuffer
-from ..buffers.checkpoint import SavedParts
-from ..buffers.ensemble import ReplayBufferEnsemble
-from ..buffers.ensemble_labels import part_of_index
+from ..buffers.checkpoint import BackgroundDump, SavedParts
+from ..buffers.ensemble import ReplayBufferEnsemble, part_of_index
 from ..buffers.pytrees import checked_batch_size
+from ..buffers.replay_buffer import ReplayBuffer
 from ..buffers.schemas import Joiner, Policy, schema_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..errors import (

@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ..buffers.base import ReplayBuffer
-from ..buffers.loaders import fetcher_asking, serve
-from ..buffers.slots import SharedSlots
+from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
+from ..buffers.replay_buffer import ReplayBuffer
 from ..datasets.buffer import load_dataset
 from ..errors import NoLengthError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..samplers.uniform import SamplerWithoutReplacement

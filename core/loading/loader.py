@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from ..buffers.cuda_streams import arrived, cuda_devices, each_tensor
+from ..buffers.draws import arrived, cuda_devices, each_tensor
 from ..errors import UsageError, WorkerDiedError, keywords_of, require_keywords
 from ..storages.lazy_tensor import available_device
 from .datasets import TorchDataset, TorchMapDataset, check_number

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import SchemaError, UsageError
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble

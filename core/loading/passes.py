@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from ..buffers.locks import SharedGuard
+from ..buffers.processes import SharedGuard
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
 _KEPT, _WIDTH = 64, 6

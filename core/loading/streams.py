@@ -9,9 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..buffers.base import ReplayBuffer
-from ..buffers.loaders import fetcher_asking, serve
-from ..buffers.slots import SharedSlots
+from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
+from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError
 from ..samplers.stream import Part, StreamSampler
 from ..storages.stream import StreamStorage

@@ -154,7 +154,7 @@ class _Relabeller:
     def __init__(
         self, function: Callable[[Any], Any], strategy: str, ratio: float, goal_key: Key, achieved_goal_key: Key
     ) -> None:
-        from ..buffers.relabelling import Relabelling
+        from ..buffers.hindsight import Relabelling
         from ..samplers.hindsight import HindsightStrategy
 
         self._relabelling = Relabelling(function, goal_key=goal_key, achieved_goal_key=achieved_goal_key)

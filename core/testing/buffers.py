@@ -15,8 +15,8 @@ import pytest
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ..buffers.base import ReplayBuffer
 from ..buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..storages.lazy_tensor import LazyTensorStorage
 from .raising import error_of
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..checkpointers.base import StorageCheckpointerBase
 from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError
 from ..format import fs

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDict
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..storages.pytree import tree_spec_of
 
 LANES = 3

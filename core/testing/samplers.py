@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.base import Index, Sampler
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.slices import SliceSampler
 from ..storages.base import Storage
 from .raising import error_of

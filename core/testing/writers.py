@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import SchemaError, UsageError
 from ..samplers.boundaries import FixedBoundaries
 from ..samplers.trajectories import trajectory_table

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..buffers.base import ReplayBuffer
+from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import UsageError, keywords_of, refuse_misspelt
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.tensor import TensorStorage

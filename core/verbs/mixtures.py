@@ -22,8 +22,8 @@ from ..ted.schema import Field
 from .merge import PathLike
 
 if TYPE_CHECKING:
-    from ..buffers.base import ReplayBuffer
     from ..buffers.ensemble import ReplayBufferEnsemble
+    from ..buffers.replay_buffer import ReplayBuffer
 
 T = TypeVar("T")
 Use: TypeAlias = Callable[[TedReader | PackedReader], T]

@@ -26,7 +26,7 @@ from .sampler_options import SamplerOptions, initial_priorities, make_sampler, p
 from .saved_steps import has_steps, require_verified
 
 if TYPE_CHECKING:
-    from ..buffers.base import ReplayBuffer
+    from ..buffers.replay_buffer import ReplayBuffer
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..storages.base import Storage
 

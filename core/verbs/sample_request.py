@@ -25,7 +25,7 @@ from .sampler_options import SamplerOptions
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from ..buffers.base import ReplayBuffer
+    from ..buffers.replay_buffer import ReplayBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.codec import tensor_bytes
 from rbtool.core.storages.columns import plain_column
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.errors import UsageError

@@ -15,7 +15,7 @@ from damage import without_digests
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement

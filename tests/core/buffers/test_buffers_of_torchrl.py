@@ -12,8 +12,8 @@ import torch
 from tensordict import is_tensor_collection
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.pytrees import map_tensors
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.samplers import prioritized, prioritized_slices, slices
 
 WRITTEN = Path(__file__).parents[2] / "data/torchrl_checkpoints"

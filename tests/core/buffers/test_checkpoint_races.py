@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.checkpoint import BufferFolder
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import CorruptDataError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.cuda_streams import arrived, cuda_devices
+from rbtool.core.buffers.draws import arrived, cuda_devices
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -83,7 +83,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(torch.cuda, "default_stream", DEFAULTS.__getitem__)
     monkeypatch.setattr(torch.cuda, "current_stream", made.of)
     monkeypatch.setattr(torch.cuda, "stream", made.within)
-    monkeypatch.setattr("rbtool.core.buffers.cuda_streams.cuda_devices", lambda batch: Streams.of_batches)
+    monkeypatch.setattr("rbtool.core.buffers.draws.cuda_devices", lambda batch: Streams.of_batches)
     return made
 
 
@@ -179,7 +179,7 @@ def test_a_batch_of_the_cpu_waits_for_nothing(streams: Streams, monkeypatch: pyt
 
 def test_memory_is_kept_for_the_stream_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, reader = [OnDevice(), OnDevice(), OnDevice(1)], Stream("the reader")
-    monkeypatch.setattr("rbtool.core.buffers.cuda_streams.each_tensor", lambda use, batch: [use(one) for one in batch])
+    monkeypatch.setattr("rbtool.core.buffers.draws.each_tensor", lambda use, batch: [use(one) for one in batch])
     assert arrived(parts, "the end", reader, DEVICES[0]) is parts  # type: ignore[arg-type]
     assert [part.used_by for part in parts] == [[reader], [reader], []]
     assert reader.waited == ["the end"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.storages import write_log
 from rbtool.core.storages.columns import Columns

@@ -15,8 +15,8 @@ import torch
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
-from rbtool.core.buffers.locks import Guard, SharedGuard
+from rbtool.core.buffers.processes import Guard, SharedGuard
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from rbtool.core.buffers.parcels import Parcel, joined, opened_small, small, split
+from rbtool.core.buffers.ray_buffer import Parcel, joined, opened_small, small, split
 
 TENSORS = {
     "transposed": torch.arange(12.0).view(3, 4).t(),

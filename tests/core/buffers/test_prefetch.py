@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage

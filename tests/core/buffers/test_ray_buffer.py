@@ -21,9 +21,9 @@ from source_tree import ROOT
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.ray_buffer import BufferLostError, RayReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import NetworkError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
@@ -243,7 +243,7 @@ def test_workers_leave_pinning_to_the_loader(pinned: list[torch.Tensor], monkeyp
     buffer = numbers(pin_memory=True, batch_size=2)
     buffer.sample()
     assert len(pinned) == 1
-    monkeypatch.setattr("rbtool.core.buffers.batches.get_worker_info", lambda: "a worker")
+    monkeypatch.setattr("rbtool.core.buffers.replay_buffer.get_worker_info", lambda: "a worker")
     buffer.sample()
     assert len(pinned) == 1
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from waiting import HANG
 
 import rbtool
-from rbtool.core.buffers.slots import CAPACITY, Sent, SharedSlots
+from rbtool.core.buffers.data_loader import CAPACITY, Sent, SharedSlots
 from rbtool.core.errors import WorkerDiedError
 
 FORK = multiprocessing.get_context("fork")

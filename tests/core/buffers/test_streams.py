@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement

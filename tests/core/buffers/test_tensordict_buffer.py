@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import UsageError
 from rbtool.core.samplers.uniform import RandomSampler

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, tensorclass
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.base import StorageCheckpointerBase
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.encodings.rows import compare_steps

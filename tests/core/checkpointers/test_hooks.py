@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers import segments
 from rbtool.core.format import syncing
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool import MinariExperienceReplay
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
 from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError

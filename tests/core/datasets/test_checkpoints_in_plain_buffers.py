@@ -9,7 +9,7 @@ import pytest
 import torch
 from damage import without_digests
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
 from rbtool.core.datasets.buffer import load_dataset

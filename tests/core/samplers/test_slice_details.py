@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.kernels.slices import SliceRule

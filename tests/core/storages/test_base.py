@@ -16,11 +16,12 @@ from row_storage import RowStorage as Page
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.contracts import FinalMethodError
 from rbtool.core.storages.base import IndexedStorage, Storage, require_like
-from rbtool.core.testing.storages import FILLS, StorageFillTests, StorageTests, sample_rows
+from rbtool.core.testing.rows import sample_rows
+from rbtool.core.testing.storages import FILLS, StorageFillTests, StorageTests
 
 # One broken rule each ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from rbtool import TensorStorage
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages import columns as columns_module
-from rbtool.core.testing.storages import same
+from rbtool.core.testing.rows import same
 
 
 def numbers(*shape: int) -> torch.Tensor:

@@ -24,7 +24,8 @@ from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import DTYPES, Field
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.testing.storages import StorageTests, same
+from rbtool.core.testing.rows import same
+from rbtool.core.testing.storages import StorageTests
 
 EPISODES = [(4, "terminated"), (1, "truncated"), (5, "open")]
 ROWS = 10

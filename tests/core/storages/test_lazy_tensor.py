@@ -18,7 +18,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, tensorc
 
 from rbtool.core.errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, Schema
-from rbtool.core.testing.storages import StorageFillTests, StorageTests, same
+from rbtool.core.testing.rows import same
+from rbtool.core.testing.storages import StorageFillTests, StorageTests
 
 
 @tensorclass

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from waiting import HANG
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import SchemaError
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_frames import PAD, drawing, earlier, expected, flagged, require_stacks, stack, with_next
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import SchemaError
 from rbtool.core.samplers.base import Sampler

@@ -13,8 +13,8 @@ import torch
 from numbered_frames import PAD, drawing, flagged, require_stacks, stack, with_next
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError
 from rbtool.core.loading.datasets import torch_dataset

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.transforms.frames import FrameStack
 from rbtool.core.transforms.windows import RandomCropTensorDict

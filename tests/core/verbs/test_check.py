@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import arange, zeros
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,

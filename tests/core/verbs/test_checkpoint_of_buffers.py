@@ -13,7 +13,7 @@ import torch
 from damage import flip
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer
 from rbtool.core.errors import FormatError
 from rbtool.core.open_steps import open_steps

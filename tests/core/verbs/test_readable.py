@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage

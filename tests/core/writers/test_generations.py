@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rbtool.core.buffers.base import ReplayBuffer
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.writers.base import ImmutableDatasetWriter

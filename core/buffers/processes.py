@@ -1,4 +1,4 @@
-"""A lock for one writer at a time, and reads without a lock.
+"""A buffer in several threads and processes: guards of its rows, and random streams that differ between copies.
 
 A write makes a shared number odd, and even again when it is done (a seqlock). A reader compares the number before and
 after: if it changed, rows may be half old and half new, and are read again. So readers run in parallel with each other
@@ -8,6 +8,7 @@ and with a writer, and wait only after repeated failures.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
 import tempfile
@@ -20,14 +21,24 @@ from multiprocessing.reduction import DupFd
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
+from torch.utils.data import get_worker_info
+
+from ..errors import UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter, WriteJournal
 
 # After so many failed reads a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
+
+
 # A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
 _COURTESY_SECONDS = 1e-4
+
+
 _SEQUENCE, _WAITING, _JOURNAL = 0, 1, 2
+
+
 _FREE = 64
 
 
@@ -271,6 +282,8 @@ def _anonymous_file() -> int:
 
 
 _HOOKS: weakref.WeakKeyDictionary[Any, tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]]
+
+
 _HOOKS = weakref.WeakKeyDictionary()
 
 
@@ -286,3 +299,62 @@ def _call_hooks(which: int) -> None:
 
 
 os.register_at_fork(before=lambda: _call_hooks(0), after_in_child=lambda: _call_hooks(1))
+
+
+# Copies in other processes --------------------------------------------------------------------------
+
+Place = tuple[bytes, int | None]
+"""A process, and its number if it is a worker of a `DataLoader`."""
+
+
+_process = os.urandom(16)  # pids are not unique: the first process of every container is number 1
+
+
+_inherited: tuple[int, torch.Generator] | None = None
+
+
+def place() -> Place:
+    """Return the current process."""
+    worker = get_worker_info()
+    return _process, None if worker is None else worker.id
+
+
+def reseed(generator: torch.Generator) -> None:
+    """Seed a generator from the entropy of the system."""
+    generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """Return a generator with this seed; UsageError (a ValueError) for one that no generator takes."""
+    if not 0 <= seed < 1 << 64:
+        raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
+    return torch.Generator().manual_seed(seed)
+
+
+def branch(generator: torch.Generator, *key: int) -> None:
+    """Seed a generator from its state and a key."""
+    state = generator.get_state().cpu().numpy().tobytes()
+    digest = hashlib.blake2b(state + repr(key).encode(), digest_size=8).digest()
+    generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def stand_in() -> torch.Generator | None:
+    """Return a generator to use instead of torch's own; None if that can be used.
+
+    A forked child has a copy of the parent's generator, so that all children would draw the same until they call
+    `torch.manual_seed`, as workers of a `DataLoader` do.
+    """
+    if _inherited is None or torch.initial_seed() != _inherited[0]:
+        return None
+    return _inherited[1]
+
+
+def _after_fork() -> None:
+    global _process, _inherited
+    _process = os.urandom(16)
+    generator = torch.Generator()
+    reseed(generator)
+    _inherited = torch.initial_seed(), generator
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,282 @@
+"""Entries of stored elements, replaced in place: of all, of some, or only of those not overwritten since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import is_tensor_collection
+
+from ..errors import MissingKeyError, SchemaError, UsageError
+from ..samplers.boundaries import Key, boundary_key
+from ..storages.base import Storage
+from ..storages.cursors import rows_named
+from ..storages.tensor import TensorStorage
+from ..storages.write_log import Change
+from ..writers.base import Writer
+from .pytrees import without_arrays
+
+EntryKey: TypeAlias = str | tuple[str, ...]
+WHOLE = slice(None)
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE, dim_extend: int = 0) -> None:
+    """Replace entries of the elements at `index`, in place: all of them or, where one does not fit, none.
+
+    The caller excludes other writers. SchemaError for another shape or element type than `rb[:][key]` has, and
+    MissingKeyError for an unknown entry.
+    """
+    checked = []
+    for key, value in values.items():
+        leaf = _leaf(storage, key, dim_extend)
+        fitting = _like(leaf, value, key)
+        expected = leaf.shape if index is WHOLE else leaf[index].shape
+        if expected != fitting.shape:
+            raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)} there")
+        checked.append((entry_path(key), leaf, fitting))
+    count = storage.shape[0]
+    rows = slice(0, count) if dim_extend or index is WHOLE else rows_named(index, count)
+    for path, leaf, fitting in checked:
+        storage.keep(rows, path)
+        leaf[index] = fitting
+    for path, leaf, _ in checked:
+        storage.put_back(path, leaf, index)
+    storage.mark_changed(Change(keys=tuple(path for path, _, _ in checked)))
+
+
+def replace_entry(storage: Storage, key: EntryKey, value: Any, dim_extend: int) -> None:
+    """Replace or add an entry of all elements, or a nest of entries; the caller excludes other writers."""
+    values = dict(flat_entries(value, entry_path(key)))
+    try:
+        edit_entries(storage, values, dim_extend=dim_extend)
+    except MissingKeyError:
+        if not all(isinstance(part, torch.Tensor) for part in values.values()):
+            raise
+        storage.add_entries({
+            path: part.transpose(0, dim_extend) if part.dim() > dim_extend else part
+            for path, part in values.items()
+        })  # fmt: skip
+
+
+def _leaf(storage: Storage, key: EntryKey, dim_extend: int) -> torch.Tensor:
+    """Return an editable tensor of an entry of all elements, in the user's layout."""
+    leaf = storage.editable(entry_path(key))
+    return leaf.transpose(0, dim_extend) if dim_extend else leaf
+
+
+def entry_path(key: EntryKey) -> tuple[str, ...]:
+    """Return a key as a tuple of names."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _name(key: EntryKey) -> str:
+    return repr(key if isinstance(key, str) else ".".join(key))
+
+
+def _like(leaf: torch.Tensor, value: Any, key: EntryKey) -> torch.Tensor:
+    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another type."""
+    if not isinstance(value, torch.Tensor):
+        return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
+    if value.dtype != leaf.dtype:
+        raise SchemaError(f"{_name(key)} is {value.dtype}, expected {leaf.dtype}")
+    return value
+
+
+def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the leaves of a tensordict or a nest of dicts with their keys."""
+    if not (is_tensor_collection(nest) or isinstance(nest, Mapping)):
+        return [(path, nest)]
+    found = []
+    for key, value in nest.items():
+        found += flat_entries(value, (*path, *((key,) if isinstance(key, str) else key)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalUpdateResult:
+    """What became of the records of an update, in their order; bool `[N]`.
+
+    `updated`: it was applied; without versions also where a later record of the same element replaced it.
+    `version_rejected`: the element is there, and its version, or that of another record of it, is newer; None for
+    updates without versions. All others are stale: the element was overwritten or never written.
+    """
+
+    updated: torch.Tensor
+    version_rejected: torch.Tensor | None = None
+
+    @property
+    def updated_count(self) -> int:
+        """How many records were written."""
+        return int(self.updated.sum())
+
+    @property
+    def version_rejected_count(self) -> int:
+        """How many records have too old a version."""
+        return 0 if self.version_rejected is None else int(self.version_rejected.sum())
+
+    @property
+    def stale_count(self) -> int:
+        """How many records are of elements that are no longer there."""
+        return len(self.updated) - self.updated_count - self.version_rejected_count
+
+
+def update_present(
+    storage: Storage,
+    writer: Writer,
+    index: Any,
+    generation: Any,
+    patch: Any,
+    version_key: str | tuple[str, ...] | None,
+    version: Any,
+    *,
+    require_newer: bool,
+) -> ConditionalUpdateResult:
+    """Update elements that were not overwritten since; `ReplayBuffer.update_if_present` says how.
+
+    The caller excludes other writers.
+    """
+    if (version_key is None) != (version is None):
+        raise UsageError("one of version_key and version is set, expected both or none")
+    storage = _required_storage(storage, writer)
+    places, rows = _places_of(storage, index)
+    stamps = _numbers("generation", generation, len(rows))
+    entries = [_entry_of(storage, boundary_key(key), values, len(rows)) for key, values in flat_entries(patch)]
+    versions = None
+    if version_key is not None:
+        versions = _versions(storage, boundary_key(version_key), version, len(rows), entries)
+    now = writer.generations_of(torch.from_numpy(rows)).numpy()
+    live: Flags = (now == stamps) & (now >= 0) & (rows < storage.shape[0])
+    accepted = live.copy()
+    if versions is not None:
+        stored = versions.leaf[places].reshape(-1).numpy(force=True)[live]
+        new = versions.values.reshape(-1).numpy(force=True)
+        accepted[live] = new[live] > stored if require_newer else new[live] >= stored
+    winners = _apply(storage, [*entries, *([versions] if versions else [])], places, rows, accepted, versions)
+    if versions is not None:
+        accepted = winners
+    rejected = None if versions is None else torch.from_numpy(live & ~accepted)
+    return ConditionalUpdateResult(torch.from_numpy(accepted), rejected)
+
+
+class _ConditionalEntry(NamedTuple):
+    """An entry of all valid elements, and new values for some of them, `[N, *feature]`."""
+
+    key: Key
+    leaf: torch.Tensor
+    values: torch.Tensor
+
+
+def _required_storage(storage: Storage, writer: Writer) -> TensorStorage:
+    if not isinstance(storage, TensorStorage):
+        raise SchemaError(f"conditional updates need a TensorStorage, found a {type(storage).__name__}")
+    if not writer.tracks_generations:
+        raise SchemaError(
+            f"conditional updates need generations, which this {type(writer).__name__} does not track",
+            hint="make the writer with track_generations=True",
+        )
+    if not storage.initialized:
+        raise SchemaError("conditional updates are of stored elements, and nothing was ever written")
+    return storage
+
+
+def _places_of(storage: Storage, index: Any) -> tuple[Any, NDArray[np.int64]]:
+    """Return records as an index of valid elements, with any element in place of others, and their rows."""
+    ndim, shape = storage.ndim, tuple(storage.shape)
+    parts = [_numbers("index", part) for part in index] if isinstance(index, tuple) else None
+    given = np.stack(parts, -1) if parts else _numbers("index", index)
+    given = given.reshape(-1, ndim) if ndim > 1 or given.ndim > 1 else given.reshape(-1, 1)
+    if (given[:, 1:] < 0).any() or (given[:, 1:] >= np.array(shape[1:], np.int64)).any():
+        raise UsageError(f"the index has coordinates outside of the lanes {list(shape[1:])}")
+    rows = given[:, 0]
+    valid = np.where((rows >= 0) & (rows < shape[0]), rows, 0)
+    columns = [torch.from_numpy(valid), *(torch.from_numpy(given[:, dim].copy()) for dim in range(1, ndim))]
+    return tuple(columns), rows
+
+
+def _entry_of(storage: Storage, key: Key, given: Any, count: int) -> _ConditionalEntry:
+    leaf = storage.editable(key)
+    feature = leaf.shape[storage.ndim :]
+    values = without_arrays(given)
+    if not isinstance(values, torch.Tensor) or values.dtype != leaf.dtype:
+        found = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+        raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, expected {leaf.dtype}")
+    if values.numel() != count * feature.numel():
+        raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, expected {[count, *feature]}")
+    return _ConditionalEntry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
+
+
+def _versions(
+    storage: Storage, key: Key, version: Any, count: int, entries: list[_ConditionalEntry]
+) -> _ConditionalEntry:
+    if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
+        raise UsageError(f"the version {'.'.join(key)!r} is in the patch, expected apart")
+    if any("." in part for part in key):
+        raise UsageError(f"version_key is {'.'.join(key)!r}, expected a key without dots, or a tuple of keys")
+    leaf = storage.editable(key)
+    if leaf.shape[storage.ndim :].numel() != 1:
+        raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")
+    version = without_arrays(version)
+    if not isinstance(version, torch.Tensor):
+        version = _exact_numbers(key, version, leaf.dtype)
+    if version.numel() == 1:
+        version = version.reshape(1).expand(count)
+    return _entry_of(storage, key, version, count)
+
+
+def _apply(
+    storage: TensorStorage,
+    entries: list[_ConditionalEntry],
+    places: Any,
+    rows: NDArray[np.int64],
+    accepted: Flags,
+    versions: _ConditionalEntry | None,
+) -> Flags:
+    """Write the accepted records, one of each element; return which, bool `[N]`."""
+    found = np.zeros(len(accepted), np.bool_)
+    chosen = np.flatnonzero(accepted)
+    if not len(chosen):
+        return found
+    cells = np.ravel_multi_index([part.numpy()[chosen] for part in places], tuple(storage.shape))
+    rank = np.zeros(len(chosen)) if versions is None else versions.values.reshape(-1).numpy(force=True)[chosen]
+    order = np.lexsort((np.arange(len(chosen)), rank, cells))
+    last = np.append(cells[order][1:] != cells[order][:-1], True)
+    found[chosen[order[last]]] = True
+    winners = torch.from_numpy(np.flatnonzero(found))
+    where = tuple(part[winners] for part in places)
+    changed = torch.from_numpy(np.unique(rows[winners.numpy()]))
+    for entry in entries:
+        storage.keep(changed, entry.key)
+        entry.leaf[where] = entry.values[winners.to(entry.values.device)]
+        storage.put_back(entry.key, entry.leaf, where if len(where) > 1 else where[0])
+    storage.mark_changed(Change(changed, tuple(entry.key for entry in entries)))
+    return found
+
+
+def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a number or a list of them as a tensor of this type, which rounds fractions at most; else UsageError."""
+    try:
+        values = np.asarray(given)
+        whole = np.can_cast(values.dtype, np.int64)
+        found = torch.from_numpy(values.astype(np.int64 if whole else np.float64, casting="safe"))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"version is {given!r}, expected numbers for {'.'.join(key)!r}") from error
+    made = found.to(dtype)
+    if (whole or not dtype.is_floating_point) and not torch.equal(made.to(found.dtype), found):
+        raise UsageError(f"version is {given!r}, which {'.'.join(key)!r}, {dtype}, cannot hold")
+    return made
+
+
+def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int64]:
+    """Return whole numbers as an array, `[count]`; UsageError for anything else."""
+    found = torch.as_tensor(without_arrays(given)) if not isinstance(given, Mapping | str) else torch.empty(0)
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise UsageError(f"{name} is {found.dtype}, expected whole numbers")
+    if count is not None and found.numel() != count:
+        raise UsageError(f"{name} has {found.numel()} numbers for {count} elements")
+    values = found.numpy(force=True).astype(np.int64)
+    return values if count is None else values.reshape(-1)

@@ -1,0 +1,1944 @@
+"""The replay buffer: a storage, a sampler, a writer and transforms that work as one.
+
+A batch is made in three steps: the sampler draws an index, always in the caller's thread; the storage reads the rows,
+without a lock that excludes writers; collation, transforms and pinning make the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from torch.utils.data import IterableDataset, get_worker_info
+
+# Checkpointers are found by the class of the storage, once this package is imported.
+from .. import checkpointers as _checkpointers  # noqa: F401
+from ..errors import (
+    FormatError,
+    RbtoolError,
+    SchemaError,
+    UnsupportedError,
+    UsageError,
+    WrongKindError,
+    keywords_of,
+    quiet,
+    require_flags,
+    unknown_keyword,
+)
+from ..format.syncing import Durable
+from ..ray_session import imported_ray
+from ..samplers.base import Index, Sampler
+from ..samplers.boundaries import StrictBoundaries
+from ..samplers.consuming import ConsumedTypeError, ConsumingSampler, checked_sample_count
+from ..samplers.earlier_steps import Ages, EarlierSteps, Rooms, StreamAges
+from ..samplers.sample_units import ANCHOR, SampleUnit
+from ..samplers.trajectories import TableFinder
+from ..samplers.uniform import RandomSampler
+from ..storages.base import Storage
+from ..storages.columns import fill
+from ..storages.cursors import as_index, row_numbers
+from ..storages.list_storage import ListStorage
+from ..storages.stream import StreamStorage
+from ..storages.write_log import Written
+from ..transforms.base import Compose, as_transform
+from ..writers.base import Writer, batch_length
+from ..writers.round_robin import RoundRobinWriter
+from .checkpoint import (
+    BackgroundDump,
+    BufferFolder,
+    SavedParts,
+    claimed,
+    in_background,
+    load_folder,
+    refuse_home_of,
+    staged_buffer,
+)
+from .data_loader import check_use, fetcher_asking, loader_counting, number_of_batches, serve
+from .draws import Draw, ExpandedDraws, Prefetcher, StreamedBatch, check_expansion, checked_unit, drawing_with
+from .editing import (
+    WHOLE,
+    ConditionalUpdateResult,
+    EntryKey,
+    edit_entries,
+    entry_path,
+    flat_entries,
+    replace_entry,
+    update_present,
+)
+from .processes import Guard, Place, SharedGuard, branch, call_at_fork, place, reseed, stand_in
+from .pytrees import (
+    checked_batch_size,
+    default_collate,
+    entry,
+    is_key,
+    is_single,
+    map_tensors,
+    stack_elements,
+    swap,
+    without_arrays,
+)
+from .trajectories import Trajectory, TrajectoryPredicate, stored_trajectories
+
+
+class ReplayBuffer:
+    """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
+
+    Arguments, all by name:
+
+    - `storage`: a `Storage`, or a callable that makes one; by default `ListStorage(1_000)`.
+    - `sampler`, `writer`: likewise; by default `RandomSampler()` and `RoundRobinWriter()`.
+    - `sample_unit`: a `SampleUnit` that expands each element that is drawn: `Sequence(8)` to 8 steps of its episode.
+    - `collate_fn`: makes a batch of rows of the storage; by default a stack of the elements of a list storage.
+    - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator. Entries that are on a
+      device already stay as they are. So do batches of a worker of a `DataLoader`, which pins them itself if asked to.
+    - `prefetch`: how many batches are made ahead, in as many threads; needs `batch_size`. Indices are always drawn
+      in the caller's thread, in the order of its calls: threads do not change batches.
+    - `transform`: a `Transform`, one of TorchRL's, a module or any callable, applied to batches that are read (and to
+      data that is written, if it has `inv`). `transform_factory` makes one, when a part is first needed.
+    - `batch_size`: how many elements `sample()` and iteration return.
+    - `consume_after_n_samples`: how often each element is sampled; its slot is written again then, see
+      `ConsumingSampler`. `len` is the number of elements that can still be sampled.
+    - `dim_extend`: the dimension of the user's data along which a storage of several dimensions grows, by default the
+      last. In the storage it is dimension 0.
+    - `checkpointer`: saves and loads the storage.
+    - `generator`: the random generator of storage, sampler, writer and transforms.
+    - `shared`: whether several processes write at the same time. Without it any number of processes may read, and
+      forked or spawned children may continue the same ring one after the other.
+    - `compilable`: whether the default writer counts in plain ints, which other processes do not see.
+    - `delayed_init`: whether the parts are made when one is first needed; by default only with `transform_factory`.
+
+    Readers in all threads and processes get no half-written rows from `sample` and from indexing with numbers; ints
+    and slices return views, in which later writes are visible.
+
+    `DataLoader(buffer, batch_size=None)` yields the batches of the buffer, drawn by its sampler. Every worker has its
+    own random stream: without a generator that of `torch.initial_seed()` in the worker, with one a stream derived from
+    it and the number of the worker. Copies in other processes draw the same batches only if a generator was given.
+    UsageError (a ValueError) for contradictory arguments, WrongKindError (a TypeError) for a part of another type.
+    Ideas and names are those of TorchRL.
+
+    >>> import torch
+    >>> from rbtool import LazyTensorStorage
+    >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    >>> buffer.extend(torch.arange(10))
+    tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    >>> buffer.sample().shape, len(buffer)
+    (torch.Size([4]), 10)
+    """
+
+    _storage: Storage
+    _sampler: Sampler
+    _drawing: Sampler | ExpandedDraws
+    """Draws the batches: the sampler, or what expands its draws."""
+    _writer: Writer
+    _transform: Compose
+    _guard: Guard
+    _prefetcher: Prefetcher | None
+    _undelivered: list[Draw]
+    """The draws whose batches could not be made, in their order."""
+    _rng: torch.Generator | None
+    _recipe: dict[str, Any] | None
+    _unshared: bool
+    """Whether several processes may write, but the rows are not in shared memory yet."""
+    _cut_off: bool
+    """Whether this is a forked child of a shared buffer with a copy of the rows."""
+    unseeded = False
+    """Whether the generator was not given: copies in other processes then draw other samples."""
+    _place: Place
+    """The process that drew the last batch, or that the generator was given in."""
+    _sampling: threading.RLock
+    """Held by one draw at a time."""
+    _seen: Written | None = None
+    """What was written when a sampler that reads rows last drew under the lock."""
+    _copies = 0
+    """The number of processes with a copy of this buffer."""
+    _revision = 0
+    _ended = False
+    carries_info: ClassVar[bool] = False
+    """Whether batches have the info of the sampler as entries."""
+    draws_apart: ClassVar[bool] = False
+    """Whether a draw of it has more than the index and info of its sampler."""
+    _reads_by_index: ClassVar[bool] = True
+    """Whether rows are what the storage returns for the index of a draw."""
+    _label: ClassVar[str | None] = None
+    """The entry with row numbers that the writer stores; an assignment of data without it does not change it."""
+
+    def __init__(
+        self,
+        *,
+        storage: Any = None,
+        sampler: Any = None,
+        sample_unit: SampleUnit | None = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: Any = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        **newer: Any,
+    ) -> None:
+        require_flags(pin_memory=pin_memory, shared=shared)
+        self._sample_unit = checked_unit(sample_unit)
+        self._consumed_after = newer.pop(_CONSUME, None)
+        _refuse_newer(type(self), newer)
+        self._check_arguments(prefetch, batch_size, dim_extend, shared, transform, transform_factory)
+        self._batch_size = batch_size
+        self._pin_memory = pin_memory
+        self._adopt(generator)
+        self._compilable = bool(compilable)
+        self._prefetcher = Prefetcher(prefetch) if prefetch else None
+        self._undelivered = []
+        self._guard: Guard = SharedGuard() if shared else Guard()
+        self._sampling = threading.RLock()
+        self._ended = False
+        self._unshared = False
+        self._cut_off = False
+        self._history = _History()
+        self._recipe: dict[str, Any] | None = {
+            "storage": storage,
+            "sampler": sampler,
+            "writer": writer,
+            "collate_fn": collate_fn,
+            "transform": transform,
+            "transform_factory": transform_factory,
+            "dim_extend": dim_extend,
+            "checkpointer": checkpointer,
+        }
+        call_at_fork(self, self._before_fork, self._after_fork)
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._build()
+
+    @staticmethod
+    def _check_arguments(
+        prefetch: int | None,
+        batch_size: int | None,
+        dim_extend: int | None,
+        shared: bool,
+        transform: Any,
+        transform_factory: Any,
+    ) -> None:
+        checked_batch_size(batch_size)
+        if prefetch is not None and prefetch < 0:
+            raise UsageError(f"prefetch is {prefetch}, expected a number of batches")
+        if prefetch and batch_size is None:
+            raise UsageError("prefetch is set, expected with batch_size: what to make ahead is not known")
+        if prefetch and shared:
+            raise UsageError("prefetch and shared are both set, expected one: threads do not cross processes")
+        if dim_extend is not None and dim_extend < 0:
+            raise UsageError(f"dim_extend is {dim_extend}, expected a dimension from 0")
+        if transform is not None and transform_factory is not None:
+            raise WrongKindError("transform and transform_factory are both set, expected one of them")
+
+    def folder_notes(self) -> dict[str, Any]:
+        """Return what a checkpoint records of this buffer in addition to the state of its parts."""
+        return {}
+
+    # Making the parts ------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        with self._sampling:
+            recipe = self._recipe
+            if recipe is None:
+                return
+            storage: Storage = _made(recipe["storage"], Storage, "storage", lambda: ListStorage(1_000))
+            sampler: Sampler = _made(recipe["sampler"], Sampler, "sampler", lambda: self._default_sampler(storage))
+            writer: Writer = _made(recipe["writer"], Writer, "writer", self._default_writer)
+            factory = recipe["transform_factory"]
+            transform = _composed(factory() if factory is not None else recipe["transform"])
+            dim_extend = _checked_dim(recipe["dim_extend"], storage)
+            sampler = _consuming(self._consumed_after, sampler)
+            self._check_parts(storage, sampler, writer)
+            writer.register_storage(storage)
+            if recipe["checkpointer"] is not None:
+                storage.checkpointer = recipe["checkpointer"]
+            self._recipe = None
+            self._storage, self._sampler, self._writer, self._transform = storage, sampler, writer, transform
+            self._collate_fn = recipe["collate_fn"] or default_collate(storage)
+            self._dim_extend = dim_extend
+            self._given_dim = recipe["dim_extend"] is not None
+            self._connect()
+            self._introduce()
+            if self.shared:
+                transform.share_memory_()
+                self._share_rows()
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for missing attributes, among them the parts before they are made.
+        if name in _LATE and self.__dict__.get("_recipe") is not None:
+            self._build()
+            return getattr(self, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _default_writer(self) -> Writer:
+        return RoundRobinWriter(compilable=self._compilable)
+
+    def _default_sampler(self, storage: Storage) -> Sampler:
+        return RandomSampler()
+
+    def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
+        """Raise UsageError or SchemaError, with nothing changed, for parts that do not fit together."""
+        if sampler.needs_order and not writer.keeps_order:
+            raise UsageError(
+                f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
+                hint="take a RoundRobinWriter, or make whole trajectories the elements",
+            )
+        sampler.check_storage(storage)
+        check_expansion(self._sample_unit, storage, sampler, writer)
+        if isinstance(sampler, ConsumingSampler):
+            _check_consumption(writer, prefetches=self._prefetcher is not None, shared=self.shared)
+        if getattr(sampler, "drop_last", False) and self._batch_size is None:
+            raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
+
+    def _connect(self) -> None:
+        """Attach this buffer to the storage, and set the generator of all parts."""
+        sampler, self._seen = self._sampler, None
+        self._drawing = drawing_with(sampler, self._sample_unit)
+        self._revision += 1
+        self._listener = _Listener(self)
+        if sampler.follows_updates:
+            self._storage.attach(self._listener)
+        self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
+        self._room = sampler.capacity_for(self._storage)
+        if isinstance(self._writer, RoundRobinWriter):
+            self._writer.reuse = sampler.freed if isinstance(sampler, ConsumingSampler) else None
+        self._set_generators(self._rng)
+
+    def _introduce(self) -> None:
+        """Pass the storage to the sampler, and report its elements as written, if the sampler follows writes."""
+        self._sampler.on_attach(self._storage)
+        if not (self._notify_sampler and self._storage.has_rows):
+            return
+        coordinates = [torch.arange(size) for size in self._storage.shape]
+        self._sampler.extend(coordinates[0] if len(coordinates) == 1 else torch.cartesian_prod(*coordinates))
+
+    # The parts -------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made already."""
+        return self._recipe is None
+
+    @property
+    def storage(self) -> Storage:
+        """Keeps the elements."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """Draws the indices of batches."""
+        return self._sampler
+
+    @property
+    def sample_unit(self) -> SampleUnit | None:
+        """Expands what the sampler draws; None if batches have just that."""
+        return self._sample_unit
+
+    @property
+    def writer(self) -> Writer:
+        """Chooses the rows of new elements."""
+        return self._writer
+
+    @property
+    def transform(self) -> Compose:
+        """The transforms of batches and written data, maybe none."""
+        return self._transform
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any] | None:
+        """Makes a batch of rows of the storage; None where they are one."""
+        return self._collate_fn
+
+    @property
+    def rows_are_batches(self) -> bool:
+        """Whether rows are batches as the storage returns them, but for transforms and the info."""
+        return self._collate_fn is None and not self._pin_memory
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many elements `sample()` returns by default."""
+        return self._batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """The dimension along which `extend` grows the storage; it can be set once, before anything is written."""
+        return self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        checked = _checked_dim(dim, self._storage)
+        if checked != self._dim_extend and (self._given_dim or self._storage.has_rows):
+            raise SchemaError(f"dim_extend is {self._dim_extend} already, and cannot become {dim}")
+        self._dim_extend, self._given_dim = checked, True
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Replace the storage, and return the previous one; the next write is behind the rows of the new one."""
+        storage = _made(storage, Storage, "storage")
+        with self._guard, self._sampling:
+            dim = self._dim_extend if self._given_dim else None
+            dim_extend = _checked_dim(dim, storage)
+            self._check_parts(storage, self._sampler, self._writer)
+            self._writer.register_storage(storage)
+            previous, self._storage = self._storage, storage
+            previous.detach(self._listener)
+            previous.generator = previous.journal = None
+            self._dim_extend = dim_extend
+            self._collate_fn = collate_fn or default_collate(storage)
+            self._sampler.empty()
+            self.forget_drawn()
+            self._connect()
+            self._introduce()
+            if self.shared:
+                self._share_rows()
+        return previous
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Replace the sampler, and return the previous one."""
+        sampler = _made(sampler, Sampler, "sampler")
+        self._check_parts(self._storage, sampler, self._writer)
+        with self._guard.hold(), self._sampling:
+            previous, self._sampler = self._sampler, sampler
+            previous.generator = None
+            self.forget_drawn()
+            self._connect_again()
+            self._introduce()
+        return previous
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Replace the writer, and return the previous one, whose cursor and count a new writer takes over."""
+        writer = _made(writer, Writer, "writer")
+        self._check_parts(self._storage, self._sampler, writer)
+        with self._guard.hold(), self._sampling:
+            writer.register_storage(self._storage)
+            previous, self._writer = self._writer, writer
+            previous.generator = None
+            rings = all(part.keeps_order and part.writes for part in (writer, previous))
+            if rings and not writer.write_count:
+                writer.cursor, writer.write_count = previous.cursor, previous.write_count
+            writer.sync_cursor()
+            self._connect_again()
+            if self.shared:
+                self._share_rows()
+        return previous
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Set the generator of all parts."""
+        self._adopt(generator)
+        self.draw_from(generator)
+
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """Set the generator of all parts, whose stream may be that of another buffer; the process stays as it was."""
+        self._rng = generator
+        with self._sampling:
+            self._set_generators(generator)
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
+        """Add a transform at the end, inverted with `invert`; returns this buffer.
+
+        SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform whose state changes with
+        every write and cannot be shared.
+        """
+        with self._sampling:
+            self._transform.append(as_transform(transform, invert=invert))
+            self._transform_changed()
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
+        """Insert a transform before the one at `index`, as `append_transform` does at the end; returns this buffer."""
+        with self._sampling:
+            self._transform.insert(index, as_transform(transform, invert=invert))
+            self._transform_changed()
+        return self
+
+    def _transform_changed(self) -> None:
+        self._transform.set_rng(self._rng)
+        if self._prefetcher is not None:
+            self._prefetcher.restore(list(self._prefetcher))  # batches made with the old transform are made again
+
+    def _connect_again(self) -> None:
+        self._storage.detach(self._listener)
+        self._connect()
+
+    def forget_drawn(self) -> None:
+        self._ended, self._undelivered = False, []
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
+
+    def mark_update(self, index: Any) -> None:
+        """Report changed elements to the sampler; one that draws by priority gives them the default priority.
+
+        `index` is any index for `rb[index] = …`, or coordinates, int64 `[n, ndim]`.
+        """
+        storage, index = self._storage, without_arrays(index)
+        if isinstance(index, torch.Tensor) and index.dim() == 2 and 1 < storage.ndim == index.shape[1]:
+            index = index.unbind(-1)  # as writers return them; a storage would take them for rows
+        with self._sampling:
+            self._sampler.mark_update(index, storage=storage)
+
+    def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
+        """Return the next draw of this size, and its batch, which is copied to `out` if that is given."""
+        draw: Draw | None = None
+        future: Future[Any] | None = None
+        with self._sampling:
+            self.settle()
+            kept = self._undelivered  # `forget_drawn` replaces it: what is forgotten meanwhile is not kept
+            if not kept and self._prefetcher is None and not self._drawing.reads_rows:
+                draw = self._draw(size)
+        if draw is None:
+            draw, future = self._next_draw(size)
+        try:
+            if future is None:
+                return draw, self.batch_of(draw) if out is None else self._filled(out, draw)
+            made = future.result()
+            rows = made.received() if isinstance(made, StreamedBatch) else made
+            batch = self._changed(rows, draw) if self._transform.draws else rows
+            return draw, batch if out is None else fill(out, batch, self._storage.may_hold)
+        except BaseException:
+            if not (self._sampler.has_epochs or draw.parts):  # older ones, of other sizes, may never be asked for
+                kept.clear()
+            draw.size = size
+            kept.append(draw)
+            raise
+
+    def _next_draw(self, size: int) -> tuple[Draw, Future[Any] | None]:
+        """Return the next draw, and its batch if a thread makes it, or its rows if a transform draws."""
+        if self._undelivered and (draw := self._kept(size)) is not None:
+            return draw, None
+        prefetcher = self._prefetcher
+        if prefetcher is None or size != self._batch_size:
+            return self._draw(size), None
+        with self._rows_stay(), self._sampling:
+            make = self._rows_of if self._transform.draws else self.batch_of
+            while True:
+                newest = prefetcher.newest
+                # One more than the capacity: the oldest is removed only after all draws succeeded.
+                while newest is None or (len(prefetcher) <= prefetcher.capacity and not newest.last):
+                    newest = self._draw_ahead(prefetcher, size, make)
+                draw, future = prefetcher.oldest
+                valid = future is not None or self.restored(draw)
+                prefetcher.pop()
+                if valid:
+                    return draw, future
+
+    def _draw_ahead(self, prefetcher: Prefetcher, size: int, make: Callable[[Draw], Any]) -> Draw:
+        """Draw once more, and have a thread make the batch."""
+        waiting = len(self._undelivered)
+        try:
+            draw = self._draw(size)
+        except BaseException:
+            for kept in self._undelivered[waiting:]:  # its turn comes after those in the queue
+                kept.size = None
+                prefetcher.push(kept, None)
+            del self._undelivered[waiting:]
+            raise
+        prefetcher.push(draw, make)
+        return draw
+
+    def _rows_stay(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which nobody writes, if the sampler reads rows.
+
+        Writers take the guard before they notify the sampler: in the other order two threads wait for each other.
+        """
+        return self._guard.hold() if self._drawing.reads_rows else contextlib.nullcontext()
+
+    def _kept(self, size: int, *, or_fewer: bool = False) -> Draw | None:
+        """Remove a draw of this size whose batch was not made, and return it; None if there is none."""
+        with self._rows_stay(), self._sampling:
+            place = 0
+            while place < len(self._undelivered):
+                draw = self._undelivered[place]
+                if draw.size != size and not (or_fewer and draw.size is not None and draw.size < size):
+                    place += 1
+                    continue
+                valid = self.restored(draw)  # if this fails, the draw stays where it is
+                del self._undelivered[place]
+                if valid:
+                    return draw
+        return None
+
+    def restored(self, draw: Draw) -> bool:
+        """Read the rows of a draw again, whose batch was started; return False if they were written over since.
+
+        A transform may have changed the rows that were read with the draw.
+        """
+        if draw.written is None or self._sampler.rows_come_once:
+            return True
+        with self._guard.hold():
+            storage, index = self._storage, draw.index
+            rows = index[0] if isinstance(index, tuple) else index
+            if not storage.log.left_alone(rows, draw.written, storage.capacity_rows):
+                return False
+            draw.rows = self.with_past(index, None)
+            return True
+
+    def draw(self, size: int, *, with_rows: bool = True, or_fewer: bool = False) -> Draw:
+        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone.
+
+        Without `with_rows`, the caller excludes writers, and reads the rows that a sampler would have read. What was
+        passed to `keep` comes first; with `or_fewer` also if it is of fewer elements.
+        """
+        with self._sampling:
+            self.settle()
+        if self._undelivered and self._sampler.has_epochs:
+            draw = self._kept(size, or_fewer=or_fewer)
+            if draw is not None:
+                return draw
+        return self._draw(size, with_rows)
+
+    def keep(self, draw: Draw, size: int) -> None:
+        """Keep a draw whose batch was not made, if the sampler would not draw its elements again in this epoch."""
+        if self._sampler.has_epochs:
+            with self._sampling:
+                draw.size = size
+                self._undelivered.append(draw)
+
+    def _draw(self, size: int, with_rows: bool = True) -> Draw:
+        """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
+        storage, sampler = self._storage, self._drawing
+        if sampler.reads_rows and with_rows:
+            return self._undisturbed(size) or self._locked(size)
+        with self._sampling:
+            index, found = sampler.sample(storage, size)
+            last = sampler.has_epochs and sampler.ran_out
+            written = storage.log.now if sampler.reads_rows else None
+        return self._with_info(index, found, last, None, written)
+
+    def _with_info(
+        self, index: Any, found: Mapping[Any, Any], last: bool = False, rows: Any = None, written: Written | None = None
+    ) -> Draw:
+        """Complete the info of an index."""
+        storage = self._storage
+        info = dict(found)
+        info["index"] = index
+        if self._writer.tracks_generations:
+            info["index_generation"] = self._writer.generations_of(index)
+        device = getattr(storage, "device", None)
+        if device is not None and device != _CPU and torch.device(device).type != "cpu":
+            info = {key: map_tensors(lambda value: value.to(device), value) for key, value in info.items()}
+        return Draw(index, info, bool(last), rows, written=written)
+
+    def _locked(self, size: int) -> Draw:
+        storage, sampler = self._storage, self._drawing
+        with self._guard.hold(), self._sampling:
+            index, found, rows = sampler.sample_rows(storage, size)
+            last, self._seen = sampler.has_epochs and sampler.ran_out, storage.log.now
+            try:
+                return self._with_info(index, found, last, self.with_past(index, rows), self._seen)
+            except BaseException:
+                self.keep(self._with_info(index, found, last, None, self._seen), size)
+                raise
+
+    def _undisturbed(self, size: int) -> Draw | None:
+        """Draw with rows, without the lock that other processes wait for; None if that is not safe, or was disturbed.
+
+        It is safe if nothing was written since the last draw: what the sampler derives from rows is complete then. A
+        sampler with epochs must not draw twice.
+        """
+        sampler, storage, guard, seen = self._drawing, self._storage, self._guard, self._seen
+        if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != seen:
+            return None
+        try:
+            with self._sampling:
+                index, found, rows = sampler.sample_rows(storage, size)
+                rows = self.with_past(index, rows)
+        except Exception:
+            if guard.sequence == before:
+                raise
+            return None
+        return self._with_info(index, found, False, rows, seen) if guard.sequence == before else None
+
+    def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
+        rows = self._drawn_rows(draw)
+        collate = collate or self._collate_fn
+        return rows if collate is None else collate(rows)
+
+    def _drawn_rows(self, draw: Draw) -> Any:
+        """Return the rows of a draw, before they are collated."""
+        if draw.rows is None:
+            return self._guard.read(self._read, draw.index)
+        if self._sampler.rows_come_once and not self.returns_rows:
+            return map_tensors(lambda value: value.clone(), draw.rows)  # they are needed again if this fails
+        return draw.rows
+
+    def _read(self, index: Any) -> Any:
+        """Read rows, with the steps before them where transforms look back; the guard makes them of one moment."""
+        return self._storage.get(index) if self._transform.is_empty else self.with_past(index, None)
+
+    @property
+    def _looking_back(self) -> list[Any]:
+        """The transforms that are applied as rows are read."""
+        return self._transform.looking_back
+
+    def with_past(self, index: Any, rows: Any, dim_extend: int = 0) -> Any:
+        """Return rows that were just read, or with None are read now, as the transforms that look back make them.
+
+        The caller excludes writers, or reads again if there was one.
+        """
+        rows = self._storage.get(index) if rows is None else rows
+        if self._transform.is_empty or not (transforms := self._looking_back):
+            return rows
+        return self._history.complete(transforms, self._storage, index, rows, dim_extend)
+
+    def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
+        """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
+        if draw.rows is None and collate is None and self._reads_by_index and self.returns_rows:
+            return self._completed(self._guard.read(self._storage.get, draw.index), draw)
+        return self._changed(self._rows_of(draw, collate), draw)
+
+    def _filled(self, out: Any, draw: Draw) -> Any:
+        """Make the batch of a draw in the memory of another one: without a copy in between, if it is rows alone."""
+        storage, added = self._storage, draw.info if self.carries_info else {}
+        plain = draw.rows is None and self._reads_by_index and self.returns_rows
+        if plain and all(type(value) is torch.Tensor for value in added.values()):
+            return self._guard.read(lambda index: storage.read_into(out, index, added), draw.index)
+        return fill(out, self.batch_of(draw), storage.may_hold)
+
+    @property
+    def returns_rows(self) -> bool:
+        """Whether batches are rows as the storage returns them, but for the info."""
+        return self.rows_are_batches and self._transform.is_empty
+
+    def _changed(self, rows: Any, draw: Draw) -> Any:
+        """Make a batch of collated rows."""
+        batch = self._completed(self._transformed(rows), draw)
+        return self._pinned(batch) if self._pin_memory else batch
+
+    def _completed(self, batch: Any, draw: Draw) -> Any:
+        """Add the info to a batch; the default returns it unchanged."""
+        return batch
+
+    def _transformed(self, rows: Any) -> Any:
+        transform = self._transform
+        if transform.is_empty:
+            return rows
+        done = len(self._looking_back)
+        if done:
+            return transform(rows, done)
+        if is_tensor_collection(rows) and rows.is_locked:
+            with rows.unlock_():
+                return transform(rows)
+        return transform(rows)
+
+    def _pinned(self, batch: Any) -> Any:
+        if get_worker_info() is not None:  # the loader's process would get a copy that is not pinned
+            return batch
+        if not torch.accelerator.is_available():
+            warnings.warn("pin_memory=True has no effect: there is no accelerator to copy to", stacklevel=3)
+            return batch
+        return map_tensors(_pin, batch)
+
+    def __len__(self) -> int:
+        """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
+        # `inspect.currentframe` in a local makes a cycle: what the callers hold would wait for the garbage collection.
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "__len__" and (loader := loader_counting(self, caller)) is not None:
+            return number_of_batches(self._sampler, self._storage, self._known_batch_size(), loader)
+        return self._sampler.elements(self._storage)
+
+    # Sampling --------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None) -> Any:
+        """Draw a batch; with `return_info`, return a pair of batch and info.
+
+        The batch is copied to `out`, if it is given, which is a batch of as many elements that an earlier call
+        returned. SchemaError (a RuntimeError), with `out` unchanged, for other entries, element types, shapes or
+        devices, and for tensors that are not contiguous, require gradients, or share memory with stored rows or each
+        other; the next call for as many elements delivers what was drawn.
+
+        `info["index"]` is the index, int64 `[batch_size]` or a tuple of one such tensor a dimension, on the storage's
+        device like the rest of `info`. A `batch_size` other than the buffer's is used with a warning, and bypasses
+        batches made ahead. SchemaError (a RuntimeError) if there is no batch size, and for an empty storage.
+        """
+        size = self._batch_size if batch_size is None else batch_size
+        if size is None:
+            raise SchemaError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
+        if batch_size is not None and self._batch_size not in (None, batch_size) and not quiet():
+            warnings.warn(
+                f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}", stacklevel=2
+            )
+        draw, batch = self._deliver(size, out)
+        return (batch, draw.info) if return_info else batch
+
+    def sample_with(
+        self,
+        generator: torch.Generator,
+        batch_size: int | None = None,
+        *,
+        choose: Callable[[Storage], tuple[Index, Mapping[Any, Any], Any]] | None = None,
+    ) -> Any:
+        """Draw a batch with this generator: equal states of it give equal batches, in any process.
+
+        The random stream of the buffer, its epoch and the batches made ahead stay as they are. `choose(storage)`
+        returns index, info and rows (None to have them read) in place of the sampler; without it SchemaError (a
+        RuntimeError) for a sampler with epochs, whose batches depend on those before.
+        """
+        if choose is None and self._sampler.has_epochs:
+            raise SchemaError(f"a {type(self._sampler).__name__} draws in epochs: its batches depend on those before")
+        with self.drawing_from(generator):
+            if choose is None:
+                return self.batch_of(self._draw(self._known_batch_size() if batch_size is None else batch_size))
+            with self._guard.hold():
+                index, info, rows = choose(self._storage)
+                if isinstance(self._drawing, ExpandedDraws):
+                    index, info = self._drawing.expanded(self._storage, index, info)
+                    rows = self._read(index)
+                elif rows is not None:
+                    rows = self.with_past(index, rows)
+                draw = self._with_info(index, info, rows=rows)
+            return self.batch_of(draw)
+
+    def check_draws(self, batch_size: int) -> None:
+        """Draw the index of a batch and drop it: raises what the first batch would, before rows are read."""
+        with self.drawing_from(torch.Generator()):
+            self._draw(batch_size, with_rows=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
+
+        A batch that cannot be made is the next one again: the iterator, or another one, continues with it.
+
+        SchemaError (a RuntimeError) without a batch size, for a `DataLoader` with a batch size of its own, and in one
+        of several workers of a `DataLoader` for a sampler with epochs: each would yield a whole epoch.
+        """
+        size = self._known_batch_size()
+        if (fetcher := fetcher_asking(self)) is not None:
+            worker = get_worker_info()
+            check_use(self._sampler, 0 if worker is None else worker.num_workers, batches_again=fetcher.auto_collation)
+            serve(fetcher)
+        return _ReadEpoch(partial(self._deliver, size), ended=self._sampler.exhausted)
+
+    def next(self) -> Any:
+        """Return the next batch, without a device, or None once at the end of an epoch."""
+        if self._ended:
+            self._ended = False
+            return None
+        draw, batch = self._deliver(self._known_batch_size())
+        self._ended = draw.last
+        return batch.clear_device_() if is_tensor_collection(batch) else batch
+
+    def _known_batch_size(self) -> int:
+        if self._batch_size is None:
+            raise SchemaError(
+                "iteration needs a batch size, the buffer has none",
+                hint="make the buffer with batch_size=…",
+            )
+        return self._batch_size
+
+    # Looking up ------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return elements by number, or an entry of all of them by key.
+
+        An int returns one element; ints and slices return views, lists, tensors of numbers and masks new tensors,
+        collated. All are transformed. Several indices in a tuple are those of the dimensions of `rb[:]`. With a
+        `dim_extend` above 0, dimension 0 is the first one of the user's data. IndexError for elements that do not
+        exist, MissingKeyError (a KeyError) for a missing entry.
+        """
+        if is_key(index):
+            return entry(self[:], index)
+        if isinstance(index, tuple) and len(index) != 1:
+            return map_tensors(lambda value: value[index], self[:])
+        found = self._looked_up(without_arrays(index))
+        if self._collate_fn is not None and not is_single(index):
+            found = self._collate_fn(found)
+        if not self._transform.is_empty:
+            if self._transform.draws:
+                with self._sampling:
+                    self.settle()
+            found = self._transformed(found)
+        return self._pinned(found) if self._pin_memory else found
+
+    def _looked_up(self, index: Any) -> Any:
+        if not self._dim_extend:
+            return self._guard.read(self._read, index)
+        whole = slice(None)
+        rows = swap(self._storage.get(whole), self._dim_extend)
+        if index == whole if isinstance(index, slice) else index is Ellipsis:
+            return (
+                rows
+                if self._transform.is_empty
+                else self._guard.read(lambda _: self.with_past(whole, rows, self._dim_extend), None)
+            )
+        index = index[0] if isinstance(index, tuple) else index
+
+        def chosen(index: Any) -> Any:
+            return self.with_past(index, map_tensors(lambda value: value[index], rows), self._dim_extend)
+
+        return self._guard.read(chosen, index)
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Return all elements in the order of their numbers, or those before `end`."""
+        return self[:end]
+
+    # Statistics -------------------------------------------------------------------------------------
+
+    @property
+    def write_count(self) -> int:
+        """How many elements were written by `add` and `extend` in all, along the dimension that grows."""
+        return self._writer.write_count
+
+    def stats(self) -> dict[str, Any]:
+        """Return size, write_count, prefetch_queue_size, initialized, capacity and utilization."""
+        if not self.initialized:
+            return {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
+        size, capacity = len(self), self._storage.max_size
+        return {
+            "size": size,
+            "write_count": self.write_count,
+            "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
+            "initialized": True,
+            "capacity": capacity,
+            "utilization": size / capacity,
+        }
+
+    def __repr__(self) -> str:
+        if not self.initialized:
+            return f"{type(self).__name__}(initialized=False)"
+        parts = {
+            "storage": f"{type(self._storage).__name__}(len={len(self)}, max_size={self._storage.max_size})",
+            "sampler": self._sampler,
+            "writer": self._writer,
+            "batch_size": self._batch_size,
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in parts.items())})"
+
+    def add(self, data: Any) -> Any:
+        """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
+
+        A transform gets a tensordict with a trailing dimension of size one. If it returns None, nothing is written and
+        the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for data that does not fit the storage.
+        """
+        return self._write_one(data).index
+
+    def _write_one(self, data: Any) -> WriteResult:
+        storage = self._storage
+        if not self._transform.is_empty:
+            with self._held_again_on_failure():
+                if is_tensor_collection(data):
+                    return self._add_transformed(data.unsqueeze(-1))
+                return self._add_unless_none(self._transform.inv(data))
+        if storage.ndim == 1 and _has_batch(data) and not quiet():
+            warnings.warn(
+                f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
+                "extend() writes its rows one by one",
+                stacklevel=3,
+            )
+        return WriteResult(data, self._add(data))
+
+    def _add_unless_none(self, data: Any) -> WriteResult:
+        return self._nothing_written() if data is None else WriteResult(data, self._add(data))
+
+    def _nothing_written(self) -> WriteResult:
+        return WriteResult(None, torch.empty((0, self._storage.ndim), dtype=torch.int64))
+
+    def _add(self, data: Any) -> Any:
+        with self._guard:
+            if self._unshared:
+                self._share_rows()
+            if self._room is not None:
+                self._require_room(self._room, 1)
+            index = self._writer.add(data)
+            if self._unshared:
+                self._share_rows()
+            if self._notify_sampler and index is not None:  # a writer may reject an element
+                with self._sampling:
+                    self._sampler.add(index)
+        return index
+
+    def _require_room(self, room: int, count: int) -> None:
+        """Raise SchemaError, with nothing changed, for elements beyond the capacity of the sampler."""
+        storage, writer = self._storage, self._writer
+        behind = (writer.cursor if writer.keeps_order else len(storage)) + count
+        if min(behind, storage.max_size) > room:
+            raise SchemaError(
+                f"element {min(behind, storage.max_size) - 1} cannot be written: the sampler's max_capacity is {room}",
+                hint="make the sampler with the max_size of the storage",
+            )
+
+    def _add_transformed(self, data: Any) -> WriteResult:
+        changed = self._transform.inv(data)
+        if changed is not None and changed.ndim == data.ndim and changed.shape[-1] == 1:
+            return self._add_unless_none(changed.squeeze(-1))
+        return self._extend_unless_none(changed)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Write a batch of elements; return their indices, int64 `[n]`, or `[n, ndim]` of several dimensions.
+
+        A tensor, a tensordict and a tensorclass are batches along their first dimension, or along `dim_extend` for a
+        storage of several dimensions; a list is a sequence of elements; a tuple or a dict is a nest whose leaves share
+        their first dimension. Of a batch longer than the capacity the last elements are kept. If a transform returns
+        None, nothing is written and the index is empty, `[0, ndim]`.
+
+        SchemaError (a RuntimeError), with nothing changed, for data that does not fit the storage and for an empty
+        batch; UnsupportedError (a NotImplementedError) for `update_priority`, which buffers of tensordicts have.
+        """
+        if update_priority is not None:
+            raise UnsupportedError(
+                f"update_priority is set, expected None: a {type(self).__name__} does not know where priorities are",
+                hint="take a TensorDictReplayBuffer, or call update_priority()",
+            )
+        index: torch.Tensor = self._write_batch(data).index
+        return index
+
+    def _write_batch(self, data: Any) -> WriteResult:
+        if data is not None and self._transform.is_empty:
+            return self._extend_unless_none(data)
+        with self._held_again_on_failure():
+            return self._extend_unless_none(self._inward(data, self._transform.inv))
+
+    def flush(self) -> torch.Tensor:
+        """Write data that transforms such as `MultiStepTransform` hold back; return the indices as `extend` does."""
+        index: torch.Tensor = self._write_held().index
+        return index
+
+    def _write_held(self) -> WriteResult:
+        with self._held_again_on_failure():
+            return self._extend_unless_none(self._transform.flush())
+
+    def _extend_unless_none(self, data: Any) -> WriteResult:
+        return self._nothing_written() if data is None else WriteResult(data, self._extend(data), self._dim_extend)
+
+    @contextlib.contextmanager
+    def _held_again_on_failure(self) -> Iterator[None]:
+        """On failure restore the data that transforms hold back."""
+        held = self._transform.held_back()
+        try:
+            yield
+        except BaseException:
+            self._transform.hold_back(held)
+            raise
+
+    def _extend(self, data: Any) -> torch.Tensor:
+        if self._dim_extend:
+            data = swap(data, self._dim_extend)
+        with self._guard:
+            if self._unshared:
+                self._share_rows()
+            if self._room is not None:
+                self._require_room(self._room, batch_length(data))
+            index = self._writer.extend(data)
+            if self._unshared:
+                self._share_rows()
+            if self._notify_sampler:
+                with self._sampling:
+                    self._sampler.extend(index)
+        return index
+
+    # Priorities and emptying -----------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set the priority of elements, one for all or one for each; gradients are dropped.
+
+        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension. A sampler without priorities
+        warns. WrongKindError (a TypeError) for an index or priorities that are no numbers, UsageError (a ValueError)
+        for priorities that are negative or not finite, SchemaError (a RuntimeError) for another number of priorities:
+        all with nothing changed.
+        """
+        if isinstance(index, slice | str) or index is None or index is Ellipsis or is_tensor_collection(index):
+            raise WrongKindError(f"elements are named by their numbers, found a {type(index).__name__}")
+        with self._sampling:
+            self._sampler.update_priority(without_arrays(index), _numbers(priority), storage=self._storage)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Remove all elements, and reset sampler and writer; memory is kept.
+
+        SchemaError (a RuntimeError), with nothing changed, for a dataset that does not allow writing.
+        """
+        with self._guard, self._sampling:
+            self._writer.empty(empty_write_count)
+            self._sampler.empty()
+            self._storage.empty()
+            self._transform.hold_back(None)
+            self.forget_drawn()
+
+    # Editing ----------------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace existing elements, by number, or an entry of all elements, by key.
+
+        Several indices in a tuple are those of the dimensions of `rb[:]`. Data without the leading dimensions of the
+        selection is repeated along them: `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. In a list storage
+        only a tensor or tensordict without rows is repeated. If all elements are replaced in memory, data may have new
+        entries, and `rb[key]` may be new: a tensor storage keeps it until elements are written without it.
+
+        Data goes through the transforms, except those that hold data back, such as `MultiStepTransform`; entries go
+        through none. IndexError for elements that do not exist, SchemaError (a RuntimeError) for data that does not fit
+        the stored data, MissingKeyError (a KeyError) for an unknown entry that cannot be added.
+        """
+        if is_key(index):
+            with self._guard:
+                replace_entry(self._storage, index, data, self._dim_extend)
+            return
+        if (data := self._inward(data, self._transform.inv_in_place)) is None:
+            return
+        with self._guard:
+            storage, index = self._storage, without_arrays(index)
+            if self._dim_extend and self._names_all(index) and not storage.lacks_dimensions(data):
+                index, data = slice(0, storage.shape[0]), swap(data, self._dim_extend)
+            elif self._dim_extend or (isinstance(index, tuple) and len(index) > 1):
+                storage.set_cells(index, data, dim=self._dim_extend, label=self._label)
+                return
+            places = self._places(index)
+            storage[places] = self._complete(storage.repeated(places, data), places)
+
+    def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
+        """Apply a method of the transforms to data, or to a shallow copy of a tensordict."""
+        if data is None:
+            raise SchemaError("the data are None, expected some to write: did a function forget to return them?")
+        if self._transform.is_empty:
+            return data
+        return through(data.copy() if isinstance(data, TensorDictBase) else data)
+
+    def _names_all(self, index: Any) -> bool:
+        """Whether an index of one dimension of the user's layout selects all of it."""
+        size = self._storage.shape[self._dim_extend]
+        return index is Ellipsis or (isinstance(index, slice) and range(size)[index] == range(size))
+
+    def _complete(self, data: Any, places: Any) -> Any:
+        """Add the row numbers of the replaced elements to data without them."""
+        if self._label is not None and is_tensor_collection(data) and data.get(self._label, None) is None:
+            rows = places.reshape(-1) if isinstance(places, torch.Tensor) and places.dim() > 1 else places
+            labels = self._storage.entry((self._label,), rows)
+            if labels is not None:
+                if labels.shape[: data.batch_dims] != data.batch_size:
+                    found, expected = list(data.batch_size), list(labels.shape[: self._storage.ndim])
+                    raise SchemaError(f"the data has the batch size {found}, expected {expected}")
+                return data.copy().set(self._label, labels)
+        return data
+
+    def _places(self, index: Any) -> Any:
+        """Return the index in the form of storages; IndexError for elements that do not exist."""
+        rows, found = self._storage.shape[0], as_index(index, 1)
+        highest = -1
+        if isinstance(found, slice):
+            highest = rows if found.stop is not None and found.stop > rows else -1
+        elif isinstance(found, int):
+            highest = found
+        elif isinstance(found, torch.Tensor) and found.numel():
+            highest = len(found) - 1 if found.dtype == torch.bool else int(found.max())
+        if highest >= rows:
+            raise IndexError(f"element {highest} cannot be replaced: there are {rows}; extend() adds elements")
+        return found
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """Replace the first elements along dimension 0 of `rb[:]`, as many as `data` has, or `end`; see `rb[:] = data`.
+
+        Length and cursor do not change.
+        """
+        self[: batch_length(data) if end is None else end] = data
+
+    # Entries ---------------------------------------------------------------------------------------
+
+    def set_(self, key: EntryKey, value: Any) -> Any:
+        """Replace an entry of all elements, in place and without transforms; returns this buffer.
+
+        SchemaError (a RuntimeError) unless `value` has the shape and element type of `rb[:][key]`, and for a storage
+        whose elements cannot be edited; MissingKeyError (a KeyError) for a missing entry.
+        """
+        return self._edit({key: value})
+
+    def set_at_(self, key: EntryKey, value: Any, index: Any) -> Any:
+        """Replace an entry of the elements at `index`, as `set_` does of all; returns this buffer."""
+        return self._edit({key: value}, without_arrays(index))
+
+    def update_(
+        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[EntryKey] | None = None
+    ) -> Any:
+        """Replace several entries as `set_` does: all or none; returns this buffer.
+
+        With `keys_to_update`, only those among the given entries. `clone` is accepted for compatibility with TorchRL:
+        values are always copied.
+        """
+        values = dict(flat_entries(input_dict_or_td))
+        if keys_to_update is not None:
+            wanted = [entry_path(key) for key in keys_to_update]
+            values = {key: value for key, value in values.items() if any(key[: len(part)] == part for part in wanted)}
+        return self._edit(values)
+
+    def _edit(self, values: Mapping[Any, Any], index: Any = WHOLE) -> Self:
+        with self._guard:
+            edit_entries(self._storage, values, index, self._dim_extend)
+        return self
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+    ) -> ConditionalUpdateResult:
+        """Replace entries of those elements that were not overwritten since they were sampled.
+
+        `index` and `generation` are the `"index"` and `"index_generation"` of a batch, for N elements: int64 `[N]`, and
+        `[N, ndim]` indices for a storage of several dimensions. `patch` is a tensordict or a dict of entries, `[N,
+        *feature]`. With `version`, a number or one of each element, only elements whose entry `version_key` is not
+        above it are updated (with `require_newer`, is below it), and get it as their version, in the same write. Of
+        several records of an element the one with the highest version applies, the last of equal ones.
+
+        It needs a `TensorStorage`, and a writer with `track_generations=True`. Transforms are not used; generations and
+        the places of elements do not change, so that later updates of the same batch work.
+
+        All with nothing changed: SchemaError (a RuntimeError) for other parts and a storage that was never written;
+        MissingKeyError (a KeyError) for entries that are not stored; UsageError (a ValueError) for other numbers of
+        records, element types and shapes, for a version without its key, and for one that its entry cannot hold.
+        """
+        with self._guard:
+            return update_present(
+                self._storage, self._writer, index, generation, patch, version_key, version, require_newer=require_newer
+            )
+
+    # Trajectories -----------------------------------------------------------------------------------
+
+    def query(self, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
+        """Return the trajectories for which a condition holds, or all, in the order in which they were written.
+
+        They follow a ring across its wrap, and the lanes of a storage of several dimensions one after the other. The
+        last one may be under way. Only the entries that the condition uses are read; see `filter_trajectories` for
+        conditions and for what separates trajectories, which for a dataset is its episode table.
+
+        WrongKindError (a TypeError) for elements that are no tensordicts, MissingKeyError (a KeyError) if nothing
+        separates them; UnsupportedError (a NotImplementedError) for streams. Ensembles list the trajectories of their
+        members, one member after the other.
+        """
+        holds = None if predicate is None else TrajectoryPredicate.of(predicate)
+        with self._guard.hold():
+            return [one for one in self.trajectories(trajectory_key) if holds is None or holds(one)]
+
+    def trajectories(self, trajectory_key: Any = None) -> Iterator[Trajectory]:
+        """Yield the trajectories that there are now; see `query`."""
+        return stored_trajectories(self, trajectory_key)
+
+    def steps_at(self, index: Any) -> Any:
+        """Return elements as batches have them, without the info of a sampler."""
+        if self._transform.draws:
+            with self._sampling:
+                self.settle()
+        rows = self._read(index)
+        return self._transformed(rows if self._collate_fn is None else self._collate_fn(rows))
+
+    # State ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts and of the batches drawn ahead; tensors by reference."""
+        with self.paused():
+            generator, queue = self._rng, tuple(map(_as_dict, self._waiting()))
+            return {
+                "_storage": self._storage.state_dict(),
+                "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(),
+                "_transforms": self._transform.state_dict(),
+                "_batch_size": self._batch_size,
+                "_consume_after_n_samples": getattr(self._sampler, "max_sample_count", None),
+                "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
+                "_prefetch_state": {"version": 1, "capacity": self.batches_ahead, "queue": queue},
+            }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict`, here or in TorchRL, returned.
+
+        SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of more
+        elements than the capacity, of another number of batches made ahead.
+        """
+        missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
+        if missing:
+            raise SchemaError(f"not the state of a buffer: {', '.join(sorted(missing))} is missing")
+        batch_size = checked_batch_size(state_dict.get("_batch_size", self._batch_size))
+        try:
+            self._take_over(state_dict, batch_size)
+        except RbtoolError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"the state is not that of a {type(self).__name__}: {error!r}") from error
+
+    def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
+        ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
+        if ahead["capacity"] != self.batches_ahead:
+            raise SchemaError(
+                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
+            )
+        with self._all_or_nothing():
+            self._transform.load_state_dict(dict(state_dict["_transforms"]))
+            self._writer.load_state_dict(state_dict["_writer"])
+            self._sampler.load_state_dict(state_dict["_sampler"])
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(*state_dict["_rng"])
+            self._batch_size = batch_size
+            with self._loading_ring(self._writer):
+                self._storage.load_state_dict(state_dict["_storage"])
+            self._writer.sync_cursor()
+            self._restore_ahead(self.rotated_draws([as_draw(item) for item in ahead["queue"]]))
+
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[True]
+    ) -> BackgroundDump: ...
+
+    @overload
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: Literal[False] = False
+    ) -> None: ...
+
+    def dumps(
+        self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
+    ) -> BackgroundDump | None:
+        """Write a checkpoint to the folder `path`; replaces an older checkpoint atomically.
+
+        Of a storage of tensors that saved or loaded the older one, only the rows that changed are written.
+        TorchRL reads checkpoints of storages whose checkpointer has `compatible=True`.
+
+        Digests are written, and a process that is killed leaves the older checkpoint or the new one, with any
+        `durable`. It states what is on the disk when this returns, in case the machine itself stops (a power cut):
+
+        - "full": everything.
+        - "data": the bytes of all files. Either checkpoint is there after a power cut, the new one perhaps
+          without some of its files, which `loads` reports.
+        - "none": nothing is waited for. After a power cut within about a minute, neither may be whole; `loads` reports
+          that, too.
+
+        With `background`, a thread writes the rows as of the call, and `result()` of the `BackgroundDump` that is
+        returned raises what went wrong. Writers copy rows of tensors that they replace before these are read, and wait
+        where that is more than 64 MiB. What hands out references to rows, as `rb[:]`, waits for all. If that was before
+        the call, with save hooks, and for storages and checkpointers of other kinds (lists, packed rows, other
+        devices, classes of your own), this returns once all files are written.
+
+        UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
+        `durable`.
+        """
+        require_flags(background=background)
+        place = Path(path)
+        self._prepare_dump(place)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(claimed(place))
+            with self.paused():
+                ahead = self._waiting(), self.batches_ahead
+                staged = staged_buffer(stack, self, self._rng, place, *ahead, durable, background=background)
+            if not background:
+                staged.publish()
+                return None
+            rest = stack.pop_all()
+
+        def finish() -> None:
+            with rest:
+                staged.publish()
+
+        return in_background(place, finish)
+
+    def _prepare_dump(self, path: Path) -> None:
+        """Refuse a destination in which rows are that are to be saved."""
+        refuse_home_of(self._storage, path)
+
+    def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+        """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
+
+        Rows of more than 64 MiB are mapped, and read when they are used, where the storage can take such memory over;
+        `verify` compares them with their digests, and reads all of them for it. Everything else is always verified.
+
+        Nothing is unpickled. DatasetNotFoundError (a FileNotFoundError) if there is none, FormatError for another or a
+        damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed. A checkpoint
+        that takes the place of another one meanwhile is loaded instead.
+        """
+        require_flags(verify=verify)
+        load_folder(Path(path), partial(self._load_folder, verify=verify))
+
+    dump = save = dumps
+
+    load = loads
+
+    def _load_folder(self, folder: BufferFolder, *, verify: bool) -> None:
+        draws = folder.drawn_ahead(self.batches_ahead)
+        self.load_saved(replace(folder.saved(), verify=verify), draws)
+
+    def load_saved(self, saved: SavedParts, draws: Sequence[Draw] = ()) -> None:
+        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails."""
+        with self._all_or_nothing():
+            self._load_saved(saved)
+            saved.confirm()
+            self._restore_ahead(self.rotated_draws(list(draws)))
+
+    def _load_saved(self, saved: SavedParts) -> None:
+        if "members" in saved.notes:
+            raise FormatError("a checkpoint of an ensemble was found, expected one of a single buffer")
+        if saved.notes.get("consume_after_n_samples") is not None and not isinstance(self._sampler, ConsumingSampler):
+            raise SchemaError("the checkpoint is of a buffer that consumes its elements, which this one does not")
+        if saved.transforms is not None:
+            self._transform.load_state_dict(saved.transforms)
+        if saved.writer is not None:
+            self._writer.loads(saved.writer)
+        if saved.sampler is not None:
+            self._sampler.loads(saved.sampler)
+        else:
+            self._sampler.empty()
+        if saved.generator is not None:
+            self._restore_rng(*saved.generator)
+        self._batch_size = saved.batch_size
+        with self._loading_ring(None if saved.writer is None else self._writer):
+            if saved.storage is not None:
+                self._storage.loads(saved.storage, verify=saved.verify)
+            else:
+                self._storage.empty()
+        if saved.writer is None:
+            self._writer.resume_after()
+        self._writer.sync_cursor()
+        if saved.sampler is None:
+            self._introduce()
+
+    @classmethod
+    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
+        """Return this class as one of Ray actors: `ReplayBuffer.as_remote().remote(storage=…)` makes one.
+
+        `remote_config` are options of `ray.remote`, by default `{"num_cpus": 1}`. A `RayReplayBuffer` is easier to use,
+        and faster: here data is sent as Ray sends it, and calls return references. UsageError (a ValueError) without
+        Ray.
+        """
+        return imported_ray("as_remote()").remote(**(remote_config or {"num_cpus": 1}))(cls)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `hook(data, path=…)` on the saved data of the storage; hooks themselves are not saved."""
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Call `hook(data, out=…)` on data loaded into the storage; hooks themselves are not saved."""
+        self._storage.register_load_hook(hook)
+
+    # A full ring in a larger storage ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _loading_ring(self, writer: Writer | None) -> Iterator[None]:
+        """Load the storage inside the context, after the state of `writer`, None if it has none.
+
+        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time before
+        the free ones; afterwards the other parts are rotated too.
+        """
+        storage = self._storage
+        if not self._rings():
+            yield
+            return
+        with storage.loading_ring(None if writer is None else writer.cursor):
+            yield
+        if (row := storage.rotated) is None:
+            return
+        self._writer.rotate(row)
+        if row:
+            self._sampler.on_rotate(row, storage)
+            self._renumber_rows()
+
+    def _rings(self) -> bool:
+        """Whether the rows are a ring."""
+        return self._writer.keeps_order and self._writer.writes
+
+    def _renumber_rows(self) -> None:
+        """Store their new row numbers with rotated rows, where rows have numbers."""
+
+    def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
+        """Return loaded draws with the numbers that their rows have here; they are changed."""
+        row, storage = self._storage.rotated, self._storage
+        if not row or not self._rings():
+            return draws
+        rows = storage.shape[0]
+        for draw in draws:
+            first, *others = draw.index if isinstance(draw.index, tuple) else (draw.index,)
+            first = (first - row) % rows
+            draw.index = (first, *others) if isinstance(draw.index, tuple) else first
+            draw.info["index"] = draw.index
+            if ANCHOR in draw.info:
+                draw.info[ANCHOR] = moved = draw.info[ANCHOR].clone()
+                times = moved if moved.dim() == 1 else moved[:, 0]
+                times.copy_((times - row) % rows)
+        return draws
+
+    # Details ---------------------------------------------------------------------------------------
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches are made ahead: `prefetch`, 0 without it."""
+        return 0 if self._prefetcher is None else self._prefetcher.capacity
+
+    def _restore_rng(self, state: torch.Tensor, device: str) -> None:
+        generator = self._rng
+        if generator is None or generator.device.type != torch.device(device).type:
+            generator = torch.Generator(device)
+        try:
+            generator.set_state(state.to("cpu", torch.uint8).contiguous())
+        except RuntimeError as error:
+            raise SchemaError(f"the state of the generator does not fit one on {device}: {error}") from error
+        self.unseeded = False
+        self.draw_from(generator)
+
+    def _waiting(self) -> list[Draw]:
+        """Return the draws that are not delivered yet, in their order."""
+        return [*self._undelivered, *(() if self._prefetcher is None else self._prefetcher)]
+
+    def _restore_ahead(self, draws: list[Draw]) -> None:
+        self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
+        if isinstance(self._drawing, ExpandedDraws):
+            for draw in draws:  # windows are dropped once their rows are written over
+                draw.written = self._storage.log.now
+        if self._prefetcher is not None:
+            self._prefetcher.restore(draw for draw in draws if draw.size is None)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Load inside the context; on failure restore everything but the storage, which restores itself."""
+        with self._guard, self._sampling:
+            self.settle()  # a saved stream continues unchanged, in any process
+            rng, batch_size = self._rng, self._batch_size
+            rng_state = None if rng is None else rng.get_state()
+            kept = [(part, copy.deepcopy(part.state_dict())) for part in (self._writer, self._sampler, self._transform)]
+            try:
+                yield
+            except BaseException:
+                for part, state in kept:
+                    part.load_state_dict(state)
+                if rng is not None and rng_state is not None:
+                    rng.set_state(rng_state)
+                self._batch_size = batch_size
+                self.draw_from(rng)
+                raise
+
+    def start(self) -> Self:
+        """Return this buffer, which runs in this process from the beginning; a `RayReplayBuffer` has it, too."""
+        return self
+
+    def client(self) -> Self:
+        """Return this buffer, which needs no client in between."""
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether `shutdown` was not called."""
+        return not self._ended
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Wait for the batches that are made ahead, up to `timeout` seconds, and end their threads.
+
+        What raised in a thread is raised here; TimeoutError where they take longer. The elements stay, and the next
+        batch starts threads again.
+        """
+        if self._prefetcher is not None:
+            self._prefetcher.finish(self._sampling, timeout)
+        self._ended = True
+
+    @property
+    def revision(self) -> object:
+        """Another value after each exchange of a part or a lock."""
+        return self._revision
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write."""
+        return isinstance(self._guard, SharedGuard)
+
+    def share(self, shared: bool = True) -> Self:
+        """Set whether several processes may write; returns this buffer. Call it before the other processes start.
+
+        UsageError (a ValueError) for a buffer that prefetches, SchemaError (a RuntimeError) for a transform whose state
+        changes with every write and cannot be shared.
+        """
+        if shared == self.shared:
+            return self
+        if shared and self._prefetcher is not None:
+            raise UsageError("a buffer that prefetches cannot be shared: threads do not cross processes")
+        if shared:
+            self._transform.share_memory_()
+        else:
+            self._transform.shared = False
+        with self._guard:
+            self._guard = SharedGuard() if shared else Guard()
+            self._revision += 1
+            self._unshared, self._storage.journal = False, None
+            if shared:
+                self._share_rows()
+        return self
+
+    def _share_rows(self) -> None:
+        """Move the rows, if there are any, to shared memory; SchemaError in a process with a copy of them."""
+        if self._cut_off:
+            raise SchemaError(
+                "this process has a copy of the rows, which the others do not see",
+                hint="take a storage of memory maps or tensors, and write to it before the other processes start",
+            )
+        storage = self._storage
+        if not storage.shared and hasattr(storage, "share") and getattr(storage, "initialized", True):
+            storage.share()
+        self._unshared = not storage.shared
+        if isinstance(self._guard, SharedGuard) and not self._unshared:
+            self._guard.protect(storage, [*storage.counters, *self._writer.counters])
+
+    @property
+    def guard(self) -> Guard:
+        """Excludes writers, and reads rows of one instant."""
+        return self._guard
+
+    @property
+    def draw_lock(self) -> threading.RLock:
+        """Held by one draw, or change of the sampler, at a time."""
+        return self._sampling
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude writers and draws inside the context."""
+        with self._guard.hold(), self._sampling:
+            yield
+
+    # Random streams --------------------------------------------------------------------------------
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The source of random numbers; None for torch's own generator."""
+        return self._rng
+
+    def settle(self, here: Place | None = None) -> None:
+        """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
+
+        A worker of a `DataLoader` always changes: with a generator, to its own branch of it. Draws made ahead are
+        dropped, and a new epoch starts. `here` is the current process, if it is known.
+        """
+        here = place() if here is None else here
+        if here != self._place:
+            self.move_to(here, begins_epoch=self._change_stream())
+        if self._rng is None:
+            generator = stand_in()
+            if generator is not self._sampler.generator:
+                self._set_generators(generator)
+
+    def _change_stream(self) -> bool:
+        """Change to the random stream of this process; return whether its draws differ from those of the others."""
+        worker, generator = get_worker_info(), self._rng
+        if worker is None and generator is not None:
+            if not self.unseeded:
+                return False
+            reseed(generator)
+        elif worker is not None and generator is not None:
+            branch(generator, worker.id, self._copies, *([worker.seed] if self.unseeded else []))
+        return True
+
+    def move_to(self, here: Place, *, begins_epoch: bool) -> None:
+        """Draw in another process from now on; the random stream was changed before, if it has to be."""
+        self._place = here
+        if begins_epoch:
+            self._sampler.begin_epoch()
+            self.forget_drawn()
+
+    def _adopt(self, generator: torch.Generator | None) -> None:
+        """Set a given generator; in a worker of a `DataLoader`, as a branch of it."""
+        self._rng, self.unseeded, self._place = generator, False, place()
+        worker = get_worker_info()
+        if generator is not None and worker is not None:
+            branch(generator, worker.id)
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Draw from another generator inside the context; the buffer's own does not advance."""
+        with self._sampling:
+            self.settle()
+            own, self._rng = self._rng, generator
+            self._set_generators(generator)
+            try:
+                yield
+            finally:
+                self._rng = own
+                self._set_generators(own)
+
+    def _set_generators(self, generator: torch.Generator | None) -> None:
+        """Set the generator of all parts."""
+        self._storage.generator = self._sampler.generator = self._writer.generator = generator
+        self._transform.set_rng(generator)
+
+    def _before_fork(self) -> None:
+        self._copies += 1
+
+    def _after_fork(self) -> None:
+        self._sampling = threading.RLock()
+        self._revision += 1
+        self._guard.after_fork()
+        if self._prefetcher is not None:
+            self._prefetcher.after_fork()
+        if self._recipe is None and not self._storage.shared:
+            # This process has a copy of the rows: its writes must not move the parent's cursor.
+            self._cut_off = self.shared
+            self._writer.unshare()
+            if (generations := self._storage.generations) is not None:
+                self._storage.generations = generations.apart()
+
+    def __getstate__(self) -> dict[str, Any]:
+        generator = self._rng
+        self._copies += get_spawning_popen() is not None
+        own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen", "_drawing"}
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        with self._sampling:
+            # As bytes: the descriptor of a tensor is closed before a spawned child reads it.
+            saved = None if generator is None else (generator.get_state().numpy().tobytes(), str(generator.device))
+            state["_rng_state"] = saved
+            state["_queue"] = None if self._prefetcher is None else (self._prefetcher.capacity, list(self._prefetcher))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rng_state, queue = state.pop("_rng_state"), state.pop("_queue")
+        self.__dict__.update(state)
+        self._sampling = threading.RLock()
+        self._rng = None if rng_state is None else torch.Generator(rng_state[1])
+        if self._rng is not None:
+            self._rng.set_state(torch.frombuffer(bytearray(rng_state[0]), dtype=torch.uint8))
+        self._prefetcher = None
+        if queue is not None:
+            self._prefetcher = Prefetcher(queue[0])
+            self._prefetcher.restore(queue[1])
+        call_at_fork(self, self._before_fork, self._after_fork)
+        if self._recipe is None:
+            self._writer.register_storage(self._storage)
+            self._connect()
+            if self.shared:
+                self._cut_off = False
+                self._share_rows()
+
+
+IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, without the sampler
+
+
+class _History:
+    """Applies the transforms that look back to rows that were just read."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Any, TableFinder] = {}
+        self._rooms = Rooms()
+
+    def complete(self, transforms: Sequence[Any], storage: Storage, index: Any, rows: Any, dim_extend: int = 0) -> Any:
+        """Return the rows at an index, in any form, as these transforms make them.
+
+        With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data.
+        Rows and steps before them are those of one moment only if the caller excludes writers, or notices them.
+        """
+        objects = isinstance(rows, list)
+        if objects:
+            rows = stack_elements(rows)
+        numbers = _coordinates(storage, index, dim_extend)
+        for transform in transforms:
+            ages = self._ages(transform, storage)
+            past = EarlierSteps(storage, ages, numbers, transform.looks_back, self._rooms)
+            rows = transform.with_past(rows, past)
+        return list(rows.unbind(0)) if objects else rows
+
+    def _ages(self, transform: Any, storage: Storage) -> Ages:
+        """Return how far back the episodes of a storage go."""
+        done_key, traj_key = transform.episode_keys
+        if isinstance(storage, StreamStorage):
+            if traj_key is not None:
+                raise SchemaError(
+                    f"traj_key is {'.'.join(traj_key)}, and the episodes of a stream are those of its shards",
+                    hint="leave traj_key out",
+                )
+            return StreamAges(storage)
+        tables = self._tables.get(transform.episode_keys)
+        if tables is None:
+            boundaries = StrictBoundaries(done_key, traj_key)
+            tables = self._tables[transform.episode_keys] = TableFinder(boundaries.source)
+        return tables.table(storage)
+
+
+def _coordinates(storage: Storage, index: Any, dim_extend: int) -> tuple[NDArray[np.int64], ...]:
+    """Return the elements at an index of valid ones: an array for each dimension of the storage, in its shape."""
+    if isinstance(storage, StreamStorage):
+        return (storage.numbers_at(index),)
+    if storage.ndim == 1:
+        return (row_numbers(as_index(index, 1), len(storage)),)
+    if isinstance(index, tuple) and len(index) == storage.ndim and all(isinstance(one, torch.Tensor) for one in index):
+        return tuple(one.numpy(force=True).astype(np.int64, copy=False) for one in index)
+    cells = swap(torch.arange(storage.shape.numel()).reshape(storage.shape), dim_extend)[index]
+    return tuple(np.unravel_index(cells.numpy(), tuple(storage.shape)))
+
+
+def _consuming(count: Any, sampler: Sampler) -> Sampler:
+    """Return the sampler of a buffer that is made with `consume_after_n_samples`, None for one that is not.
+
+    ConsumedTypeError (a TypeError) and UsageError for an invalid count, UsageError for a sampler of another kind.
+    """
+    if count is None:
+        return sampler
+    count = checked_sample_count("consume_after_n_samples", count)
+    if type(sampler) is RandomSampler:
+        return ConsumingSampler(count)
+    if not isinstance(sampler, ConsumingSampler):
+        raise UsageError(f"consume_after_n_samples is {count}, expected None for a {type(sampler).__name__}")
+    if sampler.max_sample_count != count:
+        raise UsageError(
+            f"consume_after_n_samples is {count}, the sampler consumes after {sampler.max_sample_count} samples"
+        )
+    return sampler
+
+
+def _check_consumption(writer: Writer, *, prefetches: bool, shared: bool) -> None:
+    """Raise UsageError for a buffer that cannot consume its elements, also a TypeError for its writer."""
+    if not isinstance(writer, RoundRobinWriter):
+        raise ConsumedTypeError(f"a {type(writer).__name__} cannot write to the slots of consumed elements")
+    if prefetches:
+        raise UsageError("prefetch draws ahead, and elements that are not used yet would be consumed")
+    if shared:
+        raise UsageError("elements are consumed by one process, and the buffer is shared by several")
+
+
+_NEWER = {
+    "service_backend": "direct",
+    "service_backend_options": None,
+    "transport": "auto",
+    "transport_options": None,
+}
+"""Arguments of TorchRL's buffers that are not supported, with the values that are accepted."""
+
+
+_CONSUME = "consume_after_n_samples"
+
+
+_LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", "_collate_fn", "_dim_extend"})
+
+
+class _Listener:
+    """Receives the writes of a storage, with a weak reference to the buffer."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = weakref.ref(buffer)
+
+    def mark_update(self, index: Any) -> None:
+        buffer = self._buffer()
+        if buffer is not None:
+            buffer.mark_update(index)
+
+
+def arguments_of(kind: Callable[..., Any]) -> list[str]:
+    """Return the names of all arguments of a class of buffers, or of a function that makes one."""
+    return [*keywords_of(kind), _CONSUME, *_NEWER]
+
+
+def _refuse_newer(kind: type[Any], given: dict[str, Any]) -> None:
+    """Raise UnsupportedError for arguments of TorchRL that are not supported, TypeError for unknown ones."""
+    for argument, value in given.items():
+        if argument not in _NEWER:
+            raise unknown_keyword(kind.__name__, argument, arguments_of(kind))
+        if value != _NEWER[argument]:
+            raise UnsupportedError(f"{argument} is {value!r}, which rbtool does not support yet: leave it out")
+
+
+def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:
+    """Return a part, or make it; WrongKindError (a TypeError) for one of another type."""
+    if given is None and default is not None:
+        return default()
+    part = given() if not isinstance(given, kind) and callable(given) else given
+    if not isinstance(part, kind):
+        raise WrongKindError(
+            f"{name} is a {type(part).__name__}, expected a {kind.__name__} or a callable that returns one"
+        )
+    return part
+
+
+def _composed(transform: Any) -> Compose:
+    if isinstance(transform, Compose):
+        return transform.eval()
+    found = Compose()
+    if transform is not None:
+        found.append(transform)
+    return found
+
+
+def _checked_dim(dim: int | None, storage: Storage) -> int:
+    if dim is None:
+        return storage.ndim - 1
+    if not 0 <= dim < storage.ndim:
+        raise UsageError(f"dim_extend is {dim}, the storage has the dimensions 0 to {storage.ndim - 1}")
+    return dim
+
+
+_CPU = torch.device("cpu")
+
+
+def _pin(value: Any) -> Any:
+    """Pin what is on the CPU, also next to tensors on a device, which stay there and are used as they are."""
+    if value.device is None and any(leaf.device != _CPU for leaf in value.values(True, True)):
+        return value.apply(_pin)
+    return value.pin_memory() if value.device in (None, _CPU) else value
+
+
+class _ReadEpoch(Iterator[Any]):
+    """Yields batches until the last one of an epoch; one that failed may succeed with the next call."""
+
+    def __init__(self, deliver: Callable[[], tuple[Draw, Any]], *, ended: bool) -> None:
+        self._deliver = deliver
+        self._ended = ended
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        draw, batch = self._deliver()
+        self._ended = draw.last
+        return batch
+
+
+class WriteResult(NamedTuple):
+    """The written data, after the transforms, and its index; `data` is None if nothing was written."""
+
+    data: Any
+    index: Any
+    grown: int = 0
+    """The dimension of the data along which the storage grew."""
+
+
+def _has_batch(data: Any) -> bool:
+    """Whether data is a tensordict or a tensorclass with a batch size."""
+    if type(data) is TensorDict:
+        return bool(data.batch_size)
+    return type(data) is not dict and is_tensor_collection(data) and data.ndim > 0
+
+
+def _numbers(values: Any) -> torch.Tensor:
+    """Return priorities without gradients; WrongKindError (a TypeError) for anything but numbers."""
+    if isinstance(values, torch.Tensor):
+        return values.detach()
+    if isinstance(values, list | tuple):
+        values = [value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value for value in values]
+    if values is None:  # NumPy converts it to NaN
+        raise WrongKindError("priorities are numbers, found None")
+    try:
+        return torch.from_numpy(np.array(values, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise WrongKindError(f"priorities are numbers, found a {type(values).__name__}: {error}") from error
+
+
+def _as_dict(draw: Draw) -> dict[str, Any]:
+    parts = [(member, _as_dict(part)) for member, part in draw.parts]
+    more = {"parts": parts} if parts else {} if draw.chances is None else {"chances": draw.chances}
+    return {"index": draw.index, "info": draw.info, "last": draw.last, "size": draw.size} | more
+
+
+def as_draw(item: Any) -> Draw:
+    """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
+    if isinstance(item, Mapping):
+        parts = [(member, as_draw(part)) for member, part in item.get("parts", ())]
+        index, info, last = item["index"], dict(item["info"]), bool(item["last"])
+        return Draw(index, info, last, parts=parts, chances=item.get("chances"), size=item.get("size"))
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
+        return Draw(item[1]["index"], dict(item[1]))
+    raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")

@@ -1,0 +1,651 @@
+"""Trajectories of batches, buffers and datasets, and conditions that choose them: `traj.total_reward > 10`.
+
+Entries are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+
+from ..errors import (
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+    UsageError,
+    WrongKindError,
+    quiet,
+    suggests_keywords,
+)
+from ..samplers.boundaries import (
+    BoundarySource,
+    EpisodeBoundaries,
+    FlagBoundaries,
+    IdBoundaries,
+    Key,
+    boundary_key,
+    has_entry,
+)
+from ..samplers.earlier_steps import gathered
+from ..samplers.trajectories import trajectory_table
+from ..storages.base import Storage
+from ..storages.stream import StreamStorage
+from ..storages.write_log import Written
+from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS
+from ..trajectories import leaves, step_ends, trajectory_ids
+from ..transforms.base import Compose
+from ..transforms.keyed import KeyedTransform
+from ..transforms.video import DecodeVideo
+from ..writers.base import Writer
+from .processes import Guard
+
+Evaluate: TypeAlias = Callable[[Any], Any]
+"""Returns a value of a trajectory."""
+
+
+_SIGNS = {
+    operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
+}  # fmt: skip
+
+
+class TrajectoryPredicate:
+    """A condition on trajectories: `fn(trajectory)` returns whether it holds.
+
+    `description` is shown, and `keys` are the entries that it reads, None if they are not known. Conditions are joined
+    by `&` and `|`, and negated by `~`; `and`, `or` and `not` raise TypeError, because Python would drop one side. The
+    other side may be any function of a trajectory. A result that is no single value raises TypeError.
+    """
+
+    def __init__(self, fn: Evaluate, description: str = "predicate", keys: Iterable[Any] | None = None) -> None:
+        if not callable(fn):
+            raise WrongKindError(f"a predicate is a function of a trajectory, found a {type(fn).__name__}")
+        self._fn = fn
+        self.description = description
+        self._keys = None if keys is None else frozenset(keys)
+
+    @classmethod
+    def of(cls, condition: Any) -> TrajectoryPredicate:
+        """Return a condition, which may be a function; WrongKindError (a TypeError) for anything else."""
+        if isinstance(condition, TrajectoryPredicate):
+            return condition
+        return TrajectoryPredicate(condition, getattr(condition, "__name__", "predicate"))
+
+    def __call__(self, trajectory: Any) -> bool:
+        return _truth(self._fn(trajectory), self.description)
+
+    def required_keys(self) -> frozenset[Any] | None:
+        """Return the keys of the entries that it reads; None if they are not known."""
+        return self._keys
+
+    def _joined(self, other: Any, sign: str, fn: Callable[[TrajectoryPredicate], Evaluate]) -> TrajectoryPredicate:
+        if not callable(other):
+            raise WrongKindError(f"conditions are joined with conditions and functions, found a {type(other).__name__}")
+        right = TrajectoryPredicate.of(other)
+        mine, others = self.required_keys(), right.required_keys()
+        keys = None if mine is None or others is None else mine | others
+        return TrajectoryPredicate(fn(right), f"({self.description} {sign} {right.description})", keys)
+
+    def __and__(self, other: Any) -> TrajectoryPredicate:
+        return self._joined(other, "&", lambda right: lambda one: self(one) and right(one))
+
+    def __or__(self, other: Any) -> TrajectoryPredicate:
+        return self._joined(other, "|", lambda right: lambda one: self(one) or right(one))
+
+    def __invert__(self) -> TrajectoryPredicate:
+        return TrajectoryPredicate(lambda one: not self(one), f"~{self.description}", self._keys)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self.description} holds for some trajectories: join conditions with & and |, negate with ~")
+
+    def __repr__(self) -> str:
+        return f"TrajectoryPredicate({self.description})"
+
+
+class TrajectoryExpression:
+    """A value of trajectories: an entry, or one number of it; comparisons of it are conditions.
+
+    An entry is reduced by `sum`, `mean`, `max` and `min` over all of its elements, or to the value of its `first` or
+    `last` step. A comparison of entries that are not reduced compares every element: `(traj.reward > 1).any()`.
+    """
+
+    def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
+        self._evaluate = evaluate
+        self.description = description
+        self.keys = frozenset(keys)
+        self.reduced = reduced
+
+    def value(self, trajectory: Any) -> Any:
+        """Return the value in a trajectory: a tensor, a number, or a list of other values, one a step."""
+        return self._evaluate(trajectory)
+
+    def _reduced(self, name: str, fn: Callable[[Any], Any]) -> TrajectoryExpression:
+        description = f"{self.description}.{name}()"
+        return TrajectoryExpression(lambda one: fn(self.value(one)), description, self.keys, reduced=True)
+
+    def _number(self, name: str) -> TrajectoryExpression:
+        def reduce(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"{self.description} is no tensor of numbers, and has no {name}")
+            value = value.double() if name in ("sum", "mean") and not value.is_complex() else value
+            return getattr(value, name)()
+
+        return self._reduced(name, reduce)
+
+    def sum(self) -> TrajectoryExpression:
+        """The sum of all elements, in float64."""
+        return self._number("sum")
+
+    def mean(self) -> TrajectoryExpression:
+        """The mean of all elements, in float64."""
+        return self._number("mean")
+
+    def max(self) -> TrajectoryExpression:
+        """The largest element."""
+        return self._number("max")
+
+    def min(self) -> TrajectoryExpression:
+        """The smallest element."""
+        return self._number("min")
+
+    def first(self) -> TrajectoryExpression:
+        """The value of the first step."""
+        return self._reduced("first", lambda value: value[0])
+
+    def last(self) -> TrajectoryExpression:
+        """The value of the last step."""
+        return self._reduced("last", lambda value: value[-1])
+
+    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> TrajectoryComparison:
+        right = other if isinstance(other, TrajectoryExpression) else None
+        shown = repr(other) if right is None else right.description
+
+        def evaluate(one: Any) -> Any:
+            return _elementwise(compare, self.value(one), other if right is None else right.value(one))
+
+        return TrajectoryComparison(
+            evaluate,
+            f"({self.description} {_SIGNS[compare]} {shown})",
+            self.keys | (frozenset() if right is None else right.keys),
+            reduced=self.reduced and (right is None or right.reduced),
+        )
+
+    def __lt__(self, other: Any) -> TrajectoryComparison:
+        return self._compared(other, operator.lt)
+
+    def __le__(self, other: Any) -> TrajectoryComparison:
+        return self._compared(other, operator.le)
+
+    def __gt__(self, other: Any) -> TrajectoryComparison:
+        return self._compared(other, operator.gt)
+
+    def __ge__(self, other: Any) -> TrajectoryComparison:
+        return self._compared(other, operator.ge)
+
+    def __eq__(self, other: object) -> TrajectoryComparison:  # type: ignore[override]
+        return self._compared(other, operator.eq)
+
+    def __ne__(self, other: object) -> TrajectoryComparison:  # type: ignore[override]
+        return self._compared(other, operator.ne)
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self.description} is a value of trajectories: compare it, and join conditions with & and |")
+
+    def __repr__(self) -> str:
+        return self.description
+
+
+class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
+    """A comparison: a condition if both sides are reduced, else to be reduced by `any` or `all`."""
+
+    def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
+        TrajectoryExpression.__init__(self, evaluate, description, keys, reduced=reduced)
+        TrajectoryPredicate.__init__(self, evaluate, description, self.keys)
+
+    def __call__(self, trajectory: Any) -> bool:
+        if not self.reduced:
+            raise TypeError(f"{self.description} compares every element, a condition is {self.description}.any()")
+        return super().__call__(trajectory)
+
+    def any(self) -> TrajectoryPredicate:
+        """Whether it holds for an element."""
+        return self._over("any", any)
+
+    def all(self) -> TrajectoryPredicate:
+        """Whether it holds for all elements."""
+        return self._over("all", all)
+
+    def _over(self, name: str, of_list: Callable[[Iterable[Any]], bool]) -> TrajectoryPredicate:
+        def evaluate(one: Any) -> bool:
+            found = self.value(one)
+            return bool(getattr(found, name)()) if isinstance(found, torch.Tensor) else of_list(_listed(found))
+
+        return TrajectoryPredicate(evaluate, f"{self.description}.{name}()", self.keys)
+
+    __bool__ = TrajectoryPredicate.__bool__
+    __hash__ = object.__hash__
+    __repr__ = TrajectoryPredicate.__repr__
+
+
+class TrajectoryEntries:
+    """The entries of trajectories, for conditions: `traj.reward`, `traj["next", "reward"]`; see `filter_trajectories`.
+
+    An entry is found at the root, else under `next`. `traj.length` is the number of steps, and `traj.total_reward` the
+    sum of rewards.
+    """
+
+    @property
+    def length(self) -> TrajectoryExpression:
+        """The number of steps."""
+        return TrajectoryExpression(lambda one: one.length, "traj.length", (), reduced=True)
+
+    @property
+    def total_reward(self) -> TrajectoryExpression:
+        """The sum of the rewards of all steps."""
+        return TrajectoryExpression(lambda one: one.total_reward, "traj.total_reward", ("reward",), reduced=True)
+
+    def __getattr__(self, name: str) -> TrajectoryExpression:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return TrajectoryExpression(lambda one: one.value(name), f"traj.{name}", (name,), reduced=False)
+
+    def __getitem__(self, key: Any) -> TrajectoryExpression:
+        key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+        shown = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
+        return TrajectoryExpression(lambda one: one.value(key), f"traj[{shown}]", (key,), reduced=False)
+
+    def __repr__(self) -> str:
+        return "traj"
+
+
+traj = TrajectoryEntries()
+"""The entries of any trajectory: `filter_trajectories(data, traj.length > 10)`; see `TrajectoryEntries`."""
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _elementwise(compare: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Compare values; a list of other values, one a step, with each other or with a single one."""
+    if isinstance(left, list) or isinstance(right, list):
+        count = len(left if isinstance(left, list) else right)
+        pairs = zip(*(side if isinstance(side, list) else [side] * count for side in (left, right)), strict=True)
+        return [bool(compare(one, other)) for one, other in pairs]
+    return compare(left, right)
+
+
+def _truth(value: Any, description: str) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return bool(value)
+    size = f"{list(value.shape)} values" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    raise TypeError(f"{description} is {size}, expected one truth value: see any() and all() of a comparison")
+
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+
+_IDS = TRAJECTORY_KEYS["queries"]
+
+
+_NEXT = "next"
+
+
+class Trajectory:
+    """The steps of one trajectory, in order.
+
+    `trajectory["next", "reward"]` is an entry; `trajectory.reward` one at the root, or else under `next`. `data` are
+    all entries, a tensordict `[length]`, `length` the number of steps, `total_reward` the sum of rewards in float64.
+    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict of one. It is no tensorclass:
+    `tensordict.lazy_stack([one.data for one in found])` stacks several, `[n, -1]`.
+
+    Made of a tensordict, entries are views of it. A trajectory of a buffer reads, at each use, the entries that are
+    used and no others, into fresh memory; SchemaError (a RuntimeError) if its steps were overwritten since.
+
+    WrongKindError (a TypeError) for data that is no tensordict; UsageError (a ValueError) unless it has one batch
+    dimension; AttributeError and MissingKeyError (a KeyError) for missing entries.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._steps: Any = data if isinstance(data, _Stored) else _require_steps(data)
+
+    @property
+    def data(self) -> Any:
+        """All entries, `[length]`."""
+        return self._steps.data() if isinstance(self._steps, _Stored) else self._steps
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
+        return len(self._steps)
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def total_reward(self) -> torch.Tensor:
+        """The sum of all rewards, in float64; MissingKeyError (a KeyError) without rewards."""
+        found = self.get((_NEXT, "reward"))
+        return torch.as_tensor(self.value("reward") if found is None else found).double().sum()
+
+    def value(self, key: Any) -> Any:
+        """Return an entry at the root, or else under `next`: a tensor, or a list for any other values."""
+        path = boundary_key(key)
+        places = [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
+        found = self._found(places)
+        if found is None:
+            raise MissingKeyError(f"{'.'.join(path)!r} is not in the trajectory, at the root or under next")
+        return found
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return an entry by its key, or the default."""
+        found = self._found([boundary_key(key)])
+        return default if found is None else found
+
+    def _found(self, keys: Sequence[Key]) -> Any:
+        steps = self._steps
+        if isinstance(steps, _Stored):
+            for key in keys:
+                if (found := steps.entry(key)) is not None:
+                    return found
+            if not steps.may_have(keys):
+                return None
+        return next((found for key in keys if (found := _entry_of(self.data, key)) is not None), None)
+
+    def keys(self) -> list[str]:
+        """Return the names of the entries at the root."""
+        return list(self._steps.keys())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self.value(name)
+        except MissingKeyError as error:
+            raise AttributeError(str(error)) from None
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index)):
+            found = self.get(index)
+            if found is None:
+                raise MissingKeyError(f"{'.'.join(boundary_key(index))!r} is not in the trajectory")
+            return found
+        part = self._steps[index]
+        single = isinstance(index, int | np.integer) or (isinstance(index, torch.Tensor) and not index.dim())
+        return part if single else Trajectory(part)
+
+    def __repr__(self) -> str:
+        return f"Trajectory(length={self.length}, keys={sorted(self.keys())})"
+
+
+def _require_steps(data: Any) -> Any:
+    if not is_tensor_collection(data):
+        raise WrongKindError(f"the steps of a trajectory are a tensordict, found a {type(data).__name__}")
+    if data.batch_dims != 1:
+        raise UsageError(f"the steps of a trajectory have one batch dimension, found {list(data.batch_size)}")
+    return data
+
+
+def _entry_of(data: Any, key: Key) -> Any:
+    """Return an entry of a tensordict: a tensor or a tensordict, or a list of other values; None if it is missing."""
+    found = data.get(key, None)
+    if found is None or isinstance(found, torch.Tensor) or not is_non_tensor(found):
+        return found.tolist() if isinstance(found, np.ndarray) else found
+    found = found.tolist()
+    return found if isinstance(found, list) else [found] * len(data)
+
+
+class QueriedBuffer(Protocol):
+    """What trajectories need of the buffer that they are read from."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def writer(self) -> Writer: ...
+
+    @property
+    def transform(self) -> Compose: ...
+
+    @property
+    def guard(self) -> Guard: ...
+
+    def steps_at(self, index: Any) -> Any:
+        """Return elements as batches have them, without the info of a sampler."""
+
+
+class _Stored:
+    """Steps in a buffer: an array of rows, and the lane of a storage of several dimensions."""
+
+    def __init__(self, buffer: QueriedBuffer, rows: Numbers, lane: tuple[int, ...], seen: Written) -> None:
+        self._buffer, self._rows, self._lane, self._seen = buffer, rows, lane, seen
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _index(self, rows: Numbers) -> Any:
+        first = torch.from_numpy(rows)
+        return (first, *(torch.full_like(first, part) for part in self._lane)) if self._lane else first
+
+    def _unchanged(self, read: Callable[[Any], Any], rows: Numbers) -> Any:
+        """Call `read(index)` while nothing is written; SchemaError if the rows were overwritten."""
+        buffer = self._buffer
+        with buffer.guard.hold():
+            if buffer.storage.log.now != self._seen:
+                self._require_unwritten(buffer.storage)
+            return read(self._index(rows))
+
+    def _require_unwritten(self, storage: Storage) -> None:
+        now, seen = storage.log.now, self._seen
+        capacity = storage.capacity_rows
+        written = np.arange(seen.next_row, seen.next_row + min(now.rows - seen.rows, capacity)) % capacity
+        changes = storage.log.since(seen.irregular)
+        lost = changes is None or bool(np.isin(self._rows, written).any())
+        for change in changes or ():
+            if change.keys is None:  # whole rows; an entry that is edited in place is what the step has now
+                lost = lost or change.rows is None
+                lost = lost or bool(np.isin(self._rows, np.arange(storage.shape[0])[change.rows]).any())
+        if lost:
+            raise SchemaError("the steps of this trajectory were overwritten since", hint="query the buffer again")
+        self._seen = now
+
+    def entry(self, key: Key) -> Any:
+        """Read one entry, unless a transform may make it; None if it is not stored by itself."""
+        buffer = self._buffer
+        if not _leaves_alone(buffer.transform, key):
+            return None
+        return self._unchanged(
+            lambda index: gathered(
+                buffer.storage, key, *((index[0], index[1:]) if isinstance(index, tuple) else (index,))
+            ),
+            self._rows,
+        )
+
+    def may_have(self, keys: Sequence[Key]) -> bool:
+        """Whether all entries together may have one that is not stored by itself: by those of the first step."""
+        return any(_entry_of(self._one(), key) is not None for key in keys)
+
+    def _one(self) -> Any:
+        return self._unchanged(self._buffer.steps_at, self._rows[:1])
+
+    def keys(self) -> Any:
+        """Return the names of the entries at the root."""
+        return self._one().keys()
+
+    def data(self) -> Any:
+        """Read all entries, through the transforms."""
+        return self._unchanged(self._buffer.steps_at, self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index.numpy(force=True) if isinstance(index, torch.Tensor) else index]
+        if not isinstance(rows, np.ndarray):  # of one step
+            return self._unchanged(self._buffer.steps_at, np.array([rows]))[0]
+        return _Stored(self._buffer, rows, self._lane, self._seen)
+
+
+def _leaves_alone(transforms: Compose, key: Key) -> bool:
+    """Whether no transform makes or changes this entry, as far as is known."""
+    bare = key[1:] if key[0] == _NEXT else key
+    for transform in transforms:
+        if not isinstance(transform, KeyedTransform | DecodeVideo):
+            return False
+        for other in (*transform.in_keys, *getattr(transform, "out_keys", ())):
+            other = other[1:] if other[0] == _NEXT else other
+            if bare[: len(other)] == other[: len(bare)]:
+                return False
+    return True
+
+
+def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[Trajectory]:
+    """Yield the trajectories of a buffer as it is now; see `ReplayBuffer.query`."""
+    storage = buffer.storage
+    if isinstance(storage, StreamStorage):
+        raise UnsupportedError(
+            "the trajectories of a stream cannot be listed: it keeps only the rows of the next batches",
+            hint="download the dataset and open it without streaming",
+        )
+    if not buffer.writer.keeps_order:
+        raise UsageError(f"a {type(buffer.writer).__name__} puts rows anywhere: they are no trajectories in order")
+    if not len(storage):
+        return
+    with buffer.guard.hold():
+        if storage.episode_lengths() is None and not is_tensor_collection(first := storage.read_at(0)):
+            raise WrongKindError(f"trajectories are of tensordicts, the storage holds a {type(first).__name__}")
+        table = trajectory_table(storage, _source(storage, trajectory_key))
+        table.refresh()
+        lane, start, length = table.runs()
+        capacity, seen, shape = table.capacity, storage.log.now, tuple(storage.shape[1:])
+    for number, first_step, count in zip(lane.tolist(), start.tolist(), length.tolist(), strict=True):
+        rows = np.arange(first_step, first_step + count) % capacity
+        place = tuple(int(part) for part in np.unravel_index(number, shape)) if shape else ()
+        yield Trajectory(_Stored(buffer, rows, place, seen))
+
+
+def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
+    """Return what separates the trajectories of a storage."""
+    if trajectory_key is not None:
+        key = boundary_key(trajectory_key)
+        if not has_entry(storage, key):
+            raise MissingKeyError(f"the trajectory_key {'.'.join(key)!r} is not in the storage")
+        return IdBoundaries(key)
+    if storage.episode_lengths() is not None and not storage.log.now.rows:
+        return EpisodeBoundaries()
+    for key in _IDS:
+        if has_entry(storage, key):
+            return IdBoundaries(key)
+    for prefix in ((_NEXT,), ()):
+        flags = tuple((*prefix, name) for name in DEFAULT_DONE_KEYS if has_entry(storage, (*prefix, name)))
+        if flags:
+            _warn_about_flags(flags)
+            return FlagBoundaries(flags)
+    raise _no_separation()
+
+
+def _no_separation() -> MissingKeyError:
+    names = ", ".join(".".join(key) for key in (*_IDS, (_NEXT, "done")))
+    return MissingKeyError(f"trajectories cannot be separated: none of {names} is in the data")
+
+
+def _warn_about_flags(flags: Sequence[Key]) -> None:
+    if not quiet():
+        names = ", ".join(".".join(key) for key in flags)
+        warnings.warn(
+            f"there are no trajectory ids: {names} separate trajectories, and one that ends without a flag is taken as "
+            "one with the following",
+            stacklevel=5,
+        )
+
+
+@suggests_keywords()
+def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Trajectory]:
+    """Yield the trajectories of a batch, a buffer or a dataset, in order; see `filter_trajectories`."""
+    if (of_buffer := _queries_of(data)) is not None:
+        yield from of_buffer.trajectories(trajectory_key)
+        return
+    steps = _require_steps(data)
+    if not len(steps):
+        return
+    ends = _ends(steps, trajectory_key)
+    ends[-1] = True
+    start = 0
+    for stop in (ends.nonzero().squeeze(-1) + 1).tolist():
+        yield Trajectory(steps[start:stop])
+        start = stop
+
+
+def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
+    """Return where trajectories end, bool `[steps]`; the last step is any."""
+    ids: Any = None
+    if trajectory_key is not None:
+        key = boundary_key(trajectory_key)
+        ids = _entry_of(steps, key)
+        if ids is None:
+            found = ", ".join(".".join(path) for path, _ in leaves(steps)) or "no entries"
+            raise MissingKeyError(f"the trajectory_key {'.'.join(key)!r} is not in the data, there are {found}")
+    else:
+        ids = trajectory_ids(steps)
+    if ids is not None:
+        return _changes(ids, len(steps))
+    if any((_NEXT, name) in steps.keys(True) for name in DEFAULT_DONE_KEYS):
+        _warn_about_flags([(_NEXT, name) for name in DEFAULT_DONE_KEYS if (_NEXT, name) in steps.keys(True)])
+        return step_ends(steps)
+    flags = [steps.get(name) for name in DEFAULT_DONE_KEYS if name in steps.keys()]  # noqa: SIM118  # not a dict
+    if not flags:
+        raise _no_separation()
+    _warn_about_flags([(name,) for name in DEFAULT_DONE_KEYS if name in steps.keys()])  # noqa: SIM118
+    return torch.stack([flag.bool().reshape(len(steps), -1).any(-1) for flag in flags]).any(0)
+
+
+def _changes(ids: Any, count: int) -> torch.Tensor:
+    """Return where the next id differs, bool `[count]`; False at the last."""
+    found = torch.zeros(count, dtype=torch.bool)
+    if isinstance(ids, torch.Tensor):
+        rows = ids.reshape(count, -1)
+        found[:-1] = (rows[1:] != rows[:-1]).any(-1).cpu()
+    else:
+        found[:-1] = torch.tensor([one != other for one, other in zip(ids[1:], ids[:-1], strict=True)])
+    return found
+
+
+@suggests_keywords()
+def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
+    """Return the trajectories of a batch, a buffer or a dataset for which a condition holds, or all, in order.
+
+    `data` is a tensordict `[steps]`, or a buffer, whose entries are read as the condition needs them. Conditions are
+    comparisons of entries of `traj`, joined by `&`, `|` and `~`, or any function of a `Trajectory`:
+
+    - `traj.length`, `traj.total_reward`; `traj.reward.sum()`, `.mean()`, `.max()`, `.min()`, `.first()`, `.last()`;
+    - `(traj["next", "reward"] > 1).any()` and `.all()` for entries that are not reduced.
+
+    Trajectories end where the ids `trajectory_key` change, by default those of the episode table of a dataset, of
+    `("collector", "traj_ids")`, `"traj_ids"` or `"episode"`; without ids where a flag `done`, `truncated` or
+    `terminated` is set, under `next` or else at the root, with a warning. The last one may be under way.
+
+    WrongKindError (a TypeError) for other data, UsageError (a ValueError) for several batch dimensions, MissingKeyError
+    (a KeyError) if nothing separates trajectories. Names are those of TorchRL.
+
+    >>> from tensordict import TensorDict
+    >>> from rbtool import traj
+    >>> steps = TensorDict({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.tensor([1, 1, 0, 0, 1])}, [5])
+    >>> [found.length for found in filter_trajectories(steps, (traj.reward.sum() > 1) & (traj.length < 3))]
+    [2]
+    """
+    if (of_buffer := _queries_of(data)) is not None:
+        return list(of_buffer.query(predicate, trajectory_key=trajectory_key))
+    holds = None if predicate is None else TrajectoryPredicate.of(predicate)
+    return [one for one in iter_trajectories(data, trajectory_key) if holds is None or holds(one)]
+
+
+def _queries_of(data: Any) -> Any:
+    """Return data that is a buffer, which lists its trajectories itself; None for a batch of steps."""
+    return data if not is_tensor_collection(data) and hasattr(type(data), "trajectories") else None
