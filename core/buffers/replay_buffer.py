@@ -496,6 +496,10 @@ class ReplayBuffer:
         with self._sampling:
             self._sampler.mark_update(index, storage=storage)
 
+    # Drawing and making batches -----------------------------------------------------------------------
+    # A draw whose batch cannot be made, because a read fails or is interrupted, is kept: the next call for as many
+    # elements delivers it, so that an epoch loses no element.
+
     def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
         """Return the next draw of this size, and its batch, which is copied to `out` if that is given."""
         draw: Draw | None = None
@@ -922,6 +926,9 @@ class ReplayBuffer:
             "batch_size": self._batch_size,
         }
         return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in parts.items())})"
+
+    # Writing ------------------------------------------------------------------------------------------
+    # A failure changes nothing, and the caller's data is never changed.
 
     def add(self, data: Any) -> Any:
         """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
@@ -1518,6 +1525,10 @@ class ReplayBuffer:
                 self._batch_size = batch_size
                 self.draw_from(rng)
                 raise
+
+    # Threads and processes ----------------------------------------------------------------------------
+    # Rows in memory maps or shared memory are the same in all processes, with length, cursor and count. With any other
+    # rows a forked child has a copy of everything, and may not write if the buffer is `shared`.
 
     def start(self) -> Self:
         """Return this buffer, which runs in this process from the beginning; a `RayReplayBuffer` has it, too."""
