@@ -30,10 +30,11 @@ from typing import Any
 import psutil
 import torch
 
+from rbtool.core.engine.pool import WorkerPool
+from rbtool.core.engine.tasks import Limits, Task
 from rbtool.core.open_steps import open_steps
-from rbtool.core.preprocess.processor import Block, Context, Job, LoadedProcessor, Processor, Task
-from rbtool.core.preprocess.workers.executor import Limits, TaskRunner
-from rbtool.core.preprocess.workers.processes import WorkerPool
+from rbtool.core.preprocess.processor import Block, Context, LoadedProcessor, Processor
+from rbtool.core.preprocess.runner import Job, TaskRunner
 from rbtool.core.testing.datasets import write_walks
 
 try:
@@ -45,7 +46,7 @@ METHODS = ("fork", "forkserver", "spawn")
 PARTS = ("start", "throughput", "killed", "limit", "parent", "script")
 ROWS = 5000  # of a chunk
 LIMIT = 1.0
-PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.workers.executor", "rbtool.core.preprocess.units"]
+PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.runner", "rbtool.core.preprocess.units"]
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ FLOORS = (
     {"open_steps", "state_folder"},
     {"torchrl"},
     {"encodings"},
-    {"remote", "stats"},
+    {"engine", "remote", "stats"},
     {"format"},
-    {"charts", "ray_session", "ted"},
+    {"charts", "ted"},
     {"declarations", "errors", "progress"},
 )
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
@@ -40,7 +40,8 @@ VERSION = "rbtool.core.__version__"
 REGISTRY = "rbtool.core.declarations"
 
 NUMPY_ONLY = (
-    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.format", "rbtool.core.open_steps",
+    "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.engine",
+    "rbtool.core.format", "rbtool.core.open_steps",
     "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}

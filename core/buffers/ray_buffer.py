@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
 
+from ..engine.ray_session import connect, imported_ray
 from ..errors import NetworkError, SchemaError, UsageError, refuse_misspelt
 from ..format.syncing import Durable
-from ..ray_session import connect, imported_ray
 from .data_loader import NestLayout, NestPiece
 from .pytrees import map_tensors
 from .replay_buffer import ReplayBuffer, arguments_of

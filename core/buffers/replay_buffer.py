@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 # Checkpointers are found by the class of the storage, once this package is imported.
 from .. import checkpointers as _checkpointers  # noqa: F401
+from ..engine.ray_session import imported_ray
 from ..errors import (
     FormatError,
     RbtoolError,
@@ -42,7 +43,6 @@ from ..errors import (
     unknown_keyword,
 )
 from ..format.syncing import Durable
-from ..ray_session import imported_ray
 from ..samplers.base import Index, Sampler
 from ..samplers.boundaries import StrictBoundaries
 from ..samplers.consuming import ConsumedTypeError, ConsumingSampler, checked_sample_count

@@ -159,7 +159,7 @@ class _MapArguments:
     mp_start_method: str | None = None
 
     def __post_init__(self) -> None:
-        from ..preprocess.workers.processes import START_METHODS
+        from ..engine.pool import START_METHODS
 
         if self.dim != 0:
             raise SchemaError(f"dim is {self.dim!r}, expected 0: a dataset has one dimension")

@@ -18,8 +18,7 @@ from ..datasets.buffer import load_dataset
 from ..errors import NoLengthError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
-from .numbered import NumberedBatches
-from .orders import Shard
+from .numbered import NumberedBatches, Shard
 from .passes import Passes, Start
 
 Style: TypeAlias = Literal["iterable", "map"]

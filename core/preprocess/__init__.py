@@ -1,1 +1,1 @@
-"""The parallel engine of `preprocess`: applies a function or a program of operations to a dataset, chunk by chunk."""
+"""`preprocess`: applies a function or a program of operations to a dataset, chunk by chunk."""

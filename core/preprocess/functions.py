@@ -33,11 +33,11 @@ from typing import Any, TypeAlias, get_args
 
 import cloudpickle
 
+from ..engine.tasks import error_text
 from ..errors import UsageError, did_you_mean
 from ..format import fs
 from ..format.digest import digest_file, read_regular
 from ..ted.schema import Field
-from .failures import error_text
 from .fingerprints import fingerprint_of
 from .processor import Context, LoadedProcessor, Processor, Unit
 

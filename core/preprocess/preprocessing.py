@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+import numpy as np
+
+from ..engine.tasks import (
+    BackgroundCall,
+    Executor,
+    FunctionFailed,
+    InProcessExecutor,
+    Limits,
+    ResultRefused,
+    SerialExecutor,
+    Task,
+    TaskFailed,
+    TaskTimeout,
+    WorkerFailed,
+    origin_of,
+)
+from ..engine.workspace import (
+    Journal,
+    field_entries,
+    journal_path,
+    note_kept,
+    note_unusable,
+    require_same_run,
+    result_folder,
+)
+from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
 from ..format.checks import SoundSteps
 from ..format.contracts import StepReader
 from ..format.digest import digest_bytes
@@ -19,22 +44,11 @@ from ..format.returns import return_field_of
 from ..format.staging import Staging, share_files
 from ..format.videos import VideoContents, videos_of_leaves
 from ..progress import Progress, Silent, counted
-from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key
-from .episodes import Plan, StepSelection, task_order
-from .failures import ErrorReporter, FunctionFailed, ResultRefused, TaskFailed
-from .journal import Journal, note_kept, note_unusable, require_same_run
-from .processor import Finished, Job, Processor, Task
-from .workers.executor import BackgroundCall, Executor, InProcessExecutor, Limits, SerialExecutor
-from .workspace import (
-    Assembled,
-    Assembly,
-    ResumeState,
-    UnfinishedRun,
-    field_entries,
-    journal_entry,
-    journal_path,
-    result_folder,
-)
+from ..ted.schema import ACTION, NEXT_TERMINATED, Field, Key, key_name
+from .processor import Processor
+from .result import Assembled, Assembly, Finished, ResumeState, UnfinishedRun, journal_entry
+from .runner import Job
+from .selection import Plan, StepSelection, task_order
 
 _NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
 """Errors that another run of the same tasks would raise again."""
@@ -124,13 +138,15 @@ class Preprocessing:
     def _executor(self) -> Executor:
         settings, job = self.settings, self._job()
         if settings.engine == "ray":
-            from .workers.cluster import RayExecutor
+            from ..engine.cluster import RayExecutor
 
             return RayExecutor(job, self.plan.workers, settings.limits)
         if not self.plan.workers:
             return InProcessExecutor(job, settings.limits)
-        from .workers.processes import WorkerPool
+        from ..engine.pool import WorkerPool
 
+        if self.processor.needs_measuring:
+            self.processor.portable()  # refused now, not when it is sent to forks after it has measured
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
     def prepared(self, executor: Executor, progress: Progress) -> Processor:
@@ -388,3 +404,100 @@ def result_origin(
 
 def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
     return {field.key: (field.dtype, field.shape) for field in fields if field.key[0] == root}
+
+
+_TRACEBACK = "--debug shows the traceback"
+
+
+_LISTED = 5
+
+
+class ErrorReporter:
+    """Turns failures into errors that name steps and episodes by their numbers in the dataset."""
+
+    def __init__(self, selection: StepSelection, label: str) -> None:
+        self._selection = selection
+        self._label = label
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Convert failures raised inside into errors for users."""
+        try:
+            yield
+        except TaskFailed as failed:
+            raise self.error([failed], 1) from origin_of(failed.cause)
+        except WorkerFailed as error:
+            text = f"a worker process failed: {error.text}" if error.trace else f"{error.text} before it began"
+            raise RbtoolError(text) from origin_of(error)
+        except FunctionFailed as error:
+            raise self._one(error, None) from origin_of(error)
+        except ResultRefused as error:
+            raise self._one(error, None) from error
+
+    def error(self, failed: Sequence[TaskFailed], tasks: int) -> RbtoolError:
+        """The error of a run in which some tasks failed."""
+        if len(failed) == 1:
+            found = self._one(failed[0].cause, failed[0].task)
+            if isinstance(found, RbtoolError):
+                return found
+            raise found  # a bug of rbtool: shown with its traceback
+        listed = "; ".join(self.sentence(one) for one in failed[:_LISTED])
+        more = f"; and {len(failed) - _LISTED:,} more" if len(failed) > _LISTED else ""
+        return RbtoolError(f"{len(failed):,} of {tasks:,} chunks failed: {listed}{more}", hint=_TRACEBACK)
+
+    def sentence(self, failed: TaskFailed) -> str:
+        """Describe the failure of one task in one line."""
+        return str(self._one(failed.cause, failed.task))
+
+    def _one(self, cause: BaseException, task: Task | None) -> BaseException:
+        label = self._label
+        place = self._place(cause, task)
+        if isinstance(cause, WorkerFailed):
+            if cause.trace:
+                return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
+            hint = "--num-workers 0 runs it in this process"
+            if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
+                hint = f"if memory ran out, try a smaller --chunk-size; {hint}"
+            if isinstance(cause, TaskTimeout):
+                hint = "a longer --timeout or a smaller --chunk-size gives it more time"
+            where = f" while {label} worked on {place}" if place else f" in {label}"
+            return RbtoolError(f"{cause.text}{where}", hint=hint)
+        if isinstance(cause, FunctionFailed):
+            fields = f". Fields here: {', '.join(self._fields(cause))}" if cause.text.startswith("KeyError") else ""
+            return RbtoolError(f"{label} failed{_on(place)}: {cause.text}{fields}", hint=_TRACEBACK)
+        if isinstance(cause, ResultRefused):
+            return SchemaError(f"{label}{_on(place)}: {cause}")
+        return cause
+
+    def _fields(self, cause: FunctionFailed) -> Iterable[str]:
+        """Name the keys that existed where one is missing; groups of the dataset, such as `next`, by their full key."""
+        keys = [field.key for field in self._selection.reader.fields]
+        if not cause.there:
+            return dict.fromkeys(key[0] for key in keys)
+        groups: dict[Key, set[str]] = {}
+        for key in keys:
+            for depth, part in enumerate(key):
+                groups.setdefault(key[:depth], set()).add(part)
+        there = set(cause.there)  # maybe not a whole group: the function may have edited its argument
+        group = max(sorted(groups, key=len), key=lambda key: len(groups[key] & there) / len(groups[key] | there))
+        return [key_name((*group, name)) for name in cause.there]
+
+    def _place(self, cause: BaseException, task: Task | None) -> str:
+        """Name steps and episodes by their numbers in the dataset."""
+        narrow = getattr(cause, "steps", None)
+        if narrow is None and task is None:
+            return ""
+        start, stop = narrow if narrow is not None else (task.start, task.stop)  # type: ignore[union-attr]
+        selection = self._selection
+        rows = np.searchsorted(selection.table.start, [start, stop - 1], "right") - 1
+        source = selection.reader.episodes
+        here = selection.rows[rows]
+        shift = source.start[here] - selection.table.start[rows]
+        low, high = int(start + shift[0]), int(stop - 1 + shift[1])
+        first, last = source.episode[here].tolist()
+        steps = f"steps {low:,} to {high:,}" if stop - start > 1 else f"step {low:,}"
+        return f"{steps} (episodes {first} to {last})" if first != last else f"{steps} (episode {first})"
+
+
+def _on(place: str) -> str:
+    return f" on {place}" if place else ""

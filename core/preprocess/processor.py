@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..format.contracts import Array, StepReader
+from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
-from ..format.memmap.tree import FieldRange
 from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers
 
 
@@ -285,76 +284,3 @@ class Processor(ABC):
         """The source's fields that the result lacks, by name, each with the reason."""
         kept = {field.key for field in result}
         return {field.name: f"{self.label} leaves it out" for field in fields if field.key not in kept}
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Task:
-    """Steps `[start, stop)` of the job, counted from its first; `index` numbers the tasks."""
-
-    index: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A dataset, the steps of it that are taken, and their processor.
-
-    Each worker opens the dataset with `reader.again()` and compares the `content_digest`. `chosen` are the rows of the
-    episode table that take part, int64 ascending; None means all. Of their steps the first `steps` are taken; `cut` is
-    whether the last one is not the last of its episode in the dataset.
-    """
-
-    reader: StepReader
-    content_digest: str
-    processor: Processor
-    chosen: Any
-    steps: int
-    cut: bool
-    seed: int
-
-    def before_fork(self) -> None:
-        """Import what workers need. UsageError for a processor that cannot be sent to them once it has measured."""
-        from .workers.worker import import_runner
-
-        import_runner()
-        if self.processor.needs_measuring:
-            self.processor.portable()
-
-    def portable(self) -> Job:
-        """Return an equal job that can be pickled."""
-        return replace(self, processor=self.processor.portable())
-
-    def user_modules(self) -> frozenset[str]:
-        """Top-level names of user modules that each worker imports again."""
-        return self.processor.user_modules()
-
-    def runner(self) -> Any:
-        """Make the `TaskRunner` of a worker, which computes on one thread."""
-        import torch
-
-        from .workers.executor import TaskRunner
-
-        torch.set_num_threads(1)
-        return TaskRunner(self)
-
-
-class Finished(NamedTuple):
-    """A task whose rows are written.
-
-    `placed`: the rows are in the task's own place of the result's files, as is possible if there are as many as steps;
-    else they are in a separate file. `digest` is over the bytes of all leaves in order. For each run of `pieces`:
-    `ids` is the episode number, `returns` the sum of rewards, `terminated` and `truncated` the flags of the last row,
-    `broken` whether the next observation of some step differs from the observation of the step after it.
-    """
-
-    rows: int
-    placed: bool
-    digest: str
-    ranges: dict[Key, FieldRange]
-    pieces: Pieces
-    ids: Any
-    returns: Any
-    terminated: Any
-    truncated: Any
-    broken: Any

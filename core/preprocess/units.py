@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
+from ..engine.tasks import FunctionFailed, ResultRefused
 from ..format.contracts import Array
 from ..format.manifest import HIDDEN
 from ..progress import counted
 from ..storages.dataset import tensordict_of
 from ..ted.episodes import rows_equal
 from ..ted.schema import DTYPES, EPISODE, NEXT, Field, Key, key_name, numpy_dtype, role_of, state_keys
-from .failures import FunctionFailed, ResultRefused
 from .processor import Block, BlockColumn, LoadedProcessor, Pieces, flagged, marked, marked_pieces, numbers_episodes
 
 _MASK = 2**64 - 1

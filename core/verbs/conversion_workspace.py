@@ -15,6 +15,21 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ..engine.tasks import Task
+from ..engine.workspace import (
+    Journal,
+    PartFile,
+    array_of,
+    array_text,
+    journal_path,
+    part_path,
+    parts_folder,
+    placed_folder,
+    read_journal,
+    result_folder,
+    revert_publication,
+    rows_digest,
+)
 from ..errors import CorruptDataError, RbtoolError
 from ..format import fs
 from ..format.contracts import Closing
@@ -26,17 +41,6 @@ from ..format.memmap.builder import Origin, PositionedTree, write_manifest
 from ..format.memmap.tree import FieldRange, merge_ranges
 from ..format.packed.builder import PackedBuilder, PackedState
 from ..format.packed.row_files import RowCodec, StoreState
-from ..preprocess.journal import Journal, array_of, array_text, read_journal
-from ..preprocess.processor import Task
-from ..preprocess.workspace import (
-    PartFile,
-    journal_path,
-    placed_folder,
-    result_folder,
-    revert_publication,
-    rows_digest,
-    work_folder,
-)
 from ..ted.schema import Field, Key
 
 _READ_BYTES = 4 << 20
@@ -53,15 +57,6 @@ class Converted(NamedTuple):
     ranges: dict[Key, FieldRange]
     parts: list[int]
     digests: list[str]
-
-
-def part_path(folder: Path, task: int, part: int) -> Path:
-    """Return the file of some rows of a task."""
-    return _parts_folder(folder) / f"{task}-{part}.rows"
-
-
-def _parts_folder(folder: Path) -> Path:
-    return work_folder(folder) / "parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +286,7 @@ class PackedTarget(Target):
         if state is None:
             fs.remove(result)
             self._builder = PackedBuilder(result, fields, codecs)
-        fs.make_folder(_parts_folder(folder))
+        fs.make_folder(parts_folder(folder))
 
     def kept(self, tasks: Sequence[Task]) -> dict[int, Converted]:
         if self._resumed is None:
@@ -307,7 +302,7 @@ class PackedTarget(Target):
             for part in range(len(converted.parts))
             if index >= self._appended
         }
-        for path in _parts_folder(self._folder).iterdir():
+        for path in parts_folder(self._folder).iterdir():
             if path not in needed:
                 fs.remove(path)
         return found

@@ -11,10 +11,25 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..engine.pool import WorkerPool, default_start_method
+from ..engine.tasks import Executor, Limits, Task, TaskFailed, WorkerFailed, origin_of
+from ..engine.workspace import (
+    Journal,
+    field_entries,
+    journal_path,
+    note_kept,
+    note_unusable,
+    part_path,
+    placed_folder,
+    require_same_run,
+    result_folder,
+    rows_digest,
+    write_part,
+)
 from ..errors import FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
 from ..format.contracts import Array, Closing, SourceFacts
@@ -27,15 +42,9 @@ from ..format.packed.row_files import RowCodec
 from ..format.reader import Reader, ReaderRecipe
 from ..format.returns import Ingest
 from ..format.staging import Staging
-from ..preprocess.failures import TaskFailed, WorkerFailed, origin_of
-from ..preprocess.journal import Journal, note_kept, note_unusable, require_same_run
-from ..preprocess.processor import Task
-from ..preprocess.workers.executor import Executor, Limits
-from ..preprocess.workers.processes import WorkerPool, default_start_method
-from ..preprocess.workspace import field_entries, journal_path, placed_folder, result_folder, rows_digest, write_part
 from ..progress import Progress
 from ..ted.schema import Field, Key, row_bytes, ted_fields
-from .conversion_workspace import Converted, PackedTarget, Target, TedTarget, Unfinished, entry_of, part_path
+from .conversion_workspace import Converted, PackedTarget, Target, TedTarget, Unfinished, entry_of
 
 _TASK_BYTES = 64 << 20
 _TASKS_A_WORKER = 4
@@ -47,6 +56,7 @@ _IN_THIS_PROCESS = "--num-workers 0 converts in this process"
 class ConversionJob:
     """What the workers of a conversion do; with `shared`, on machines that share the folder of the result."""
 
+    imports: ClassVar[tuple[str, ...]] = ()
     recipe: ReaderRecipe
     facts: SourceFacts
     layout: Layout
@@ -57,16 +67,9 @@ class ConversionJob:
         """The leaves of the result."""
         return ted_fields(self.facts.fields)
 
-    def before_fork(self) -> None:
-        """Nothing is imported that is not in use already."""
-
     def portable(self) -> ConversionJob:
         """The job itself can be pickled."""
         return self
-
-    def user_modules(self) -> frozenset[str]:
-        """No modules."""
-        return frozenset()
 
     def runner(self) -> ConversionRunner:
         """Open the source again: what HDF5 has open does not survive a fork."""
@@ -314,7 +317,7 @@ class ConversionWorkers(Closing):
 
 def _executor(job: ConversionJob, workers: int, engine: str) -> Executor:
     if engine == "ray":
-        from ..preprocess.workers.cluster import RayExecutor
+        from ..engine.cluster import RayExecutor
 
         return RayExecutor(job, workers, Limits(retries=2))
     return WorkerPool(job, workers, Limits(retries=0), _start_method())

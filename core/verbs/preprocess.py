@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..engine.tasks import Limits
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.checks import SoundSteps, damage_explained, sound_steps
@@ -19,11 +20,10 @@ from ..format.memmap.builder import provenance_step
 from ..format.returns import table_with_returns
 from ..format.staging import Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
-from ..preprocess.episodes import Plan, StepSelection
 from ..preprocess.functions import find_function
 from ..preprocess.preprocessing import Preprocessing, Settings
 from ..preprocess.processor import Processor, Unit
-from ..preprocess.workers.executor import Limits
+from ..preprocess.selection import Plan, StepSelection
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
 from .results import Published, Result, published_entries, require_engine

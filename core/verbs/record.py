@@ -19,13 +19,13 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from ..engine.tasks import error_text
 from ..errors import RbtoolError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.manifest import Manifest, has_manifest
 from ..format.packed.recording import RecordedOrigin
 from ..format.staging import mend
 from ..open_steps import open_steps
-from ..preprocess.failures import error_text
 from ..preprocess.functions import find_function
 from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes

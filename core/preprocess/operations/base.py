@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeGuard, final
 import numpy as np
 from numpy.typing import NDArray
 
+from ...engine.tasks import ResultRefused
 from ...errors import SchemaError, UsageError
 from ...format.contracts import Array, own_attributes, refuse_overrides
 from ...format.episodes import EpisodeTable
@@ -33,7 +34,6 @@ from ...ted.schema import (
     safe_part,
     unknown_field,
 )
-from ..failures import ResultRefused
 from ..processor import Block, BlockColumn, Pieces, marked
 
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 
 from ...declarations import OPERATION_OPTIONS
+from ...engine.tasks import error_text
 from ...errors import DatasetNotFoundError, UsageError, did_you_mean
 from ...format import fs
 from ...format.digest import digest_bytes
@@ -28,7 +29,6 @@ from ...format.documents import load_json, toml_value
 from ...format.episodes import EpisodeTable
 from ...format.manifest import MANIFEST, Manifest, Provenance
 from ...ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name
-from ..failures import error_text
 from ..processor import Block, Context, LoadedProcessor, Processor
 from .base import BoundOperation, Discount, EpisodeChoice, Fields, LazyBatch, Operation, RowOperation, texts_of
 from .filters import Episodes

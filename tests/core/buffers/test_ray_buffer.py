@@ -307,7 +307,7 @@ import ray, sys, torch
 from ray.cluster_utils import Cluster
 from tensordict import TensorDict
 from rbtool import LazyTensorStorage, RayReplayBuffer, TensorDictReplayBuffer
-from rbtool.core.ray_session import alone
+from rbtool.core.engine.ray_session import alone
 quiet = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 with alone(ray):
     cluster = Cluster(initialize_head=True, head_node_args=quiet | {"include_dashboard": False})

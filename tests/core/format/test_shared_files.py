@@ -18,12 +18,12 @@ from damage import flip
 
 import rbtool
 from rbtool.core.datasets.storage import DatasetStorage
+from rbtool.core.engine.workspace import placed_folder, result_folder, revert_publication
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format import staging
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import share_blocks, share_files
-from rbtool.core.preprocess.workspace import placed_folder, result_folder, revert_publication
 from rbtool.core.testing.datasets import write_walks
 
 LEAF = "observation.memmap"

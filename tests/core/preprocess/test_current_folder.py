@@ -11,9 +11,9 @@ import pytest
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 
 from rbtool import UsageError
+from rbtool.core.engine.pool import WorkerPool
+from rbtool.core.engine.tasks import Limits
 from rbtool.core.preprocess.functions import find_function
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.processes import WorkerPool
 from rbtool.core.testing.datasets import write_walks
 
 

@@ -14,11 +14,9 @@ import pytest
 from waiting import HANG, wait_until
 
 import rbtool
+from rbtool.core.engine.pool import Scheduler, WorkerHandle
+from rbtool.core.engine.tasks import BackgroundCall, Limits, SerialExecutor, Task
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.preprocess.preprocessing import BackgroundCall, SerialExecutor
-from rbtool.core.preprocess.processor import Task
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.scheduler import Scheduler, WorkerHandle
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5

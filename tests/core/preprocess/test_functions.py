@@ -4,14 +4,24 @@ import pickle
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from function_blocks import block_of, started, values_of
 from tensordict import TensorDict
 
+import rbtool
+from rbtool.core.engine.tasks import FunctionFailed, error_text
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.failures import FunctionFailed, error_text
-from rbtool.core.preprocess.functions import PickledFunction, find_function
+from rbtool.core.preprocess.functions import (
+    FreshModules,
+    FunctionProcessor,
+    PickledFunction,
+    find_function,
+    imported_modules,
+)
+from rbtool.core.preprocess.processor import Unit
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +181,145 @@ def test_missing_keys_are_named_with_the_existing_ones(act, text: str, there: tu
     if failed.there != there:  # tensordict 0.14 lists the keys of a failed pop in another way
         assert act.__code__.co_names == ("pop",)
         assert failed.there == ("a", "next.b", "next")
+
+
+def double(rows: Any) -> Any:
+    return rows.set("twice", rows["observation", "x"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("unit", "vmap", "arguments"),
+    [
+        ("step", None, {"unit": "step"}),
+        ("episode", None, {"unit": "episode"}),
+        ("row", None, {"unit": "row", "vmap": None}),
+        ("row", False, {"unit": "row", "vmap": False}),
+    ],
+)
+def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict[str, Any]) -> None:
+    work = FunctionProcessor(find_function("math:sqrt"), unit, vmap)
+    assert work.arguments() == {"function": "math:sqrt", **arguments}
+    assert (work.whole_episodes, work.needs_probing) == (unit == "episode", unit == "row" and vmap is None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "vmap", "message"),
+    [
+        ("steps", None, "unit 'steps' is unknown; known: step, row, episode"),
+        ("step", True, "and the unit is step"),
+    ],
+)
+def test_units_that_make_no_sense(unit: Any, vmap: bool | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        FunctionProcessor(find_function("math:sqrt"), unit, vmap)
+
+
+def test_it_is_settled_once() -> None:
+    work = FunctionProcessor(find_function("math:sqrt"), "row").with_probe(True)
+    assert (work.arguments()["vmap"], work.needs_probing) == (True, False)
+
+
+@pytest.mark.parametrize("unit", ["step", "row", "episode"])
+def test_a_closure_can_be_sent_and_stays_what_it_is(unit: Unit) -> None:
+    offset = 40
+    work = FunctionProcessor(
+        find_function(lambda rows: rows.set("more", rows["observation", "y"] + offset)), unit, None
+    )
+    sent = pickle.loads(pickle.dumps(work.portable()))
+    assert (sent.label, sent.arguments(), sent.fingerprint()) == (work.label, work.arguments(), work.fingerprint())
+    block = started(sent.function.load(), unit).apply(block_of([2, 3]))
+    assert block.columns["more",].values.tolist() == [40, 41, 42, 43, 44]
+
+
+def test_files_differ_by_their_digest(tmp_path: Path) -> None:
+    path = tmp_path / "prep.py"
+    path.write_text("from beside import f")
+    (tmp_path / "beside.py").write_text("def f(rows): return rows")
+    work = FunctionProcessor(find_function(f"{path}:f"))
+    assert (list(work.inputs()), work.fingerprint(), work.user_modules()) == (["prep.py", "beside.py"], "", {"beside"})
+
+
+def test_all_units_agree() -> None:
+    results = [
+        values_of(started(double, unit, vmap).apply(block_of([4, 1, 3])))
+        for unit, vmap in (("step", None), ("row", False), ("row", True), ("episode", None))
+    ]
+    assert all(result == results[0] for result in results)
+    assert results[0]["twice",] == ("float32", [[2 * step, 2 * step * step] for step in range(8)])
+
+
+FILES = ("helper.py", "other.py", "pack/__init__.py", "pack/deep.py", "pack/inner/__init__.py", "pack/inner/leaf.py")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (*FILES, "space/part.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def found(folder: Path, text: str | bytes) -> list[str]:
+    (folder / "prep.py").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return list(imported_modules(folder / "prep.py"))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import helper", ["helper"]),
+        ("import helper as h, other, nowhere_51, sys", ["helper", "other"]),
+        ("from helper import x", ["helper"]),
+        ("import pack.deep", ["pack", "pack.deep"]),
+        ("from pack import inner, value", ["pack", "pack.inner"]),
+        ("from pack.inner import leaf", ["pack", "pack.inner", "pack.inner.leaf"]),
+        ("from pack import *", ["pack", "pack.deep", "pack.inner"]),
+        ("import space.part", ["space.part"]),
+        ("def f(td):\n    import helper\n", ["helper"]),
+        ("try:\n    import gone_51\nexcept ImportError:\n    import other\n", ["other"]),
+        ("import prep", ["prep"]),
+        ("from . import helper", []),
+        ("import helper.no.further", ["helper"]),
+        ("x = 'import helper'", []),
+        ("import helper\ndef f(:", []),
+        ("# coding: latin-1\nx = '\xe9'\nimport helper".encode("latin-1"), ["helper"]),
+        ("import helper\nx = '\\d'", ["helper"]),
+        (b"import helper\0", []),
+    ],
+)
+def test_statements_lead_to_files_of_the_folder(folder: Path, text: str, names: list[str]) -> None:
+    assert found(folder, text) == names
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "names"),
+    [
+        ("helper.py", "import other", ["helper", "other"]),
+        ("helper.py", "import prep, helper", ["helper", "prep"]),
+        ("pack/deep.py", "from . import inner", ["pack", "pack.deep", "pack.inner"]),
+        ("pack/deep.py", "from .inner.leaf import x", ["pack", "pack.deep", "pack.inner", "pack.inner.leaf"]),
+        ("pack/__init__.py", "from .inner import leaf", ["pack", "pack.deep", "pack.inner", "pack.inner.leaf"]),
+        ("pack/deep.py", "from .. import helper", ["pack", "pack.deep"]),
+    ],
+)
+def test_files_lead_to_further_files(folder: Path, module: str, text: str, names: list[str]) -> None:
+    (folder / module).write_text(text)
+    start = "import helper" if module == "helper.py" else "import pack.deep"
+    assert found(folder, start) == names
+
+
+def test_modules_are_set_aside_and_put_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "set_aside_51.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(str(folder))
+    import set_aside_51
+
+    before = list(sys.path)
+    fresh = FreshModules(frozenset({"set_aside_51", "rbtool", "sys", "numpy"}))
+    assert "set_aside_51" not in sys.modules
+    assert sys.modules["rbtool"] is rbtool
+    assert {"sys", "numpy"} <= sys.modules.keys()
+    sys.path.insert(0, "/nowhere")
+    for _ in range(2):
+        fresh.restore()
+        assert sys.modules.pop("set_aside_51") is set_aside_51
+        assert sys.path == before

@@ -20,13 +20,10 @@ import pytest
 from acting_work import TASKS, Acting, count_set_up, counted_set_ups, die, job_of, once
 from waiting import HANG
 
+from rbtool.core.engine.pool import WorkerHandle, WorkerPool
+from rbtool.core.engine.tasks import FunctionFailed, Limits, Task, TaskFailed, WorkerFailed
 from rbtool.core.errors import UsageError
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.preprocess.failures import FunctionFailed, TaskFailed, WorkerFailed
-from rbtool.core.preprocess.processor import Task
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.processes import WorkerPool
-from rbtool.core.preprocess.workers.scheduler import WorkerHandle
 from rbtool.core.testing.datasets import write_walks
 
 LOST = {

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import rbtool
+from rbtool.core.engine import workspace
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
-from rbtool.core.preprocess import journal, workspace
+from rbtool.core.preprocess import result
 from rbtool.core.progress import Silent
 from rbtool.core.testing.datasets import write_walks
 
@@ -183,7 +184,7 @@ def test_a_journal_that_cannot_be_read_now_is_kept(
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal, "read_regular", fails)
+        patched.setattr(workspace, "read_regular", fails)
         with pytest.raises(OSError, match=r"journal\.jsonl"):
             run(walks, noisy, tmp_path / "made", resume=True)
     assert workspace.journal_path(left).exists()
@@ -246,7 +247,7 @@ def test_a_run_killed_while_it_removes_a_folder_is_completed(
 
 def test_a_journal_reads_as_it_was_written(walks: Path, tmp_path: Path, fail_in) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
-    found = workspace.UnfinishedRun.of(left)
+    found = result.UnfinishedRun.of(left)
     assert found is not None
     run_of, fields, finished = found
     assert run_of["chunk_size"] == 5

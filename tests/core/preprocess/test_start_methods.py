@@ -15,10 +15,9 @@ from acting_work import SURROUNDINGS, TASKS, Acting, job_of, server_and_self, su
 from forked_scripts import Forked
 from waiting import HANG
 
+from rbtool.core.engine.pool import WorkerPool, default_start_method
+from rbtool.core.engine.tasks import Limits, WorkerFailed
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.failures import WorkerFailed
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.processes import WorkerPool, default_start_method
 from rbtool.core.testing.datasets import write_walks
 
 SLOW = pytest.mark.slow
@@ -63,9 +62,9 @@ import atexit, signal, sys, threading
 sys.path.insert(0, STANDINS)
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, surroundings
 from pathlib import Path
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.processes import WorkerPool
-from rbtool.core.preprocess.workers.processes import default_start_method
+from rbtool.core.engine.tasks import Limits
+from rbtool.core.engine.pool import WorkerPool
+from rbtool.core.engine.pool import default_start_method
 
 class Kept:
     def __del__(self):
@@ -96,8 +95,8 @@ import os, signal, sys
 sys.path.insert(0, STANDINS)
 from acting_work import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
 from pathlib import Path
-from rbtool.core.preprocess.workers.executor import Limits
-from rbtool.core.preprocess.workers.processes import WorkerPool
+from rbtool.core.engine.tasks import Limits
+from rbtool.core.engine.pool import WorkerPool
 source, method, os.environ["FIFO"] = sys.argv[1:]
 with WorkerPool(job_of(Path(source), Acting(wait_for_ever)), 2, Limits(), method) as pool:
     list(pool.run("measure", TASKS))
@@ -187,7 +186,7 @@ def test_forking_is_the_default_where_it_is_safe(monkeypatch: pytest.MonkeyPatch
 
 def test_the_default_is_known_without_torch() -> None:
     script = (
-        "import sys; from rbtool.core.preprocess.workers.processes import default_start_method\n"
+        "import sys; from rbtool.core.engine.pool import default_start_method\n"
         "print(default_start_method(), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ from forked_scripts import Forked, run_forked
 from waiting import HANG
 
 import rbtool
+from rbtool.core.engine.tasks import WorkerTrace
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.preprocess.failures import WorkerTrace
 from rbtool.core.testing.datasets import write_walks
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5

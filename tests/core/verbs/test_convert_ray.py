@@ -63,7 +63,7 @@ _HELD = """
 import sys, time
 from pathlib import Path
 import rbtool
-from rbtool.core.preprocess.journal import Journal
+from rbtool.core.engine.workspace import Journal
 plain, go, count = Journal.append, Path(sys.argv[1]).parent / "go", 0
 def held(self, document):
     global count

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rbtool.core.engine.tasks import ResultRefused
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.failures import ResultRefused
 
 IMAGES = {
     name: np.arange(5 * 2 * 3).reshape(5, 2, 3).astype(np.uint8) + shift

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from rbtool.core.engine.tasks import ResultRefused
 from rbtool.core.errors import UsageError
-from rbtool.core.preprocess.failures import ResultRefused
 from rbtool.core.preprocess.operations.base import cast_into
 from rbtool.core.preprocess.processor import BlockColumn
 from rbtool.core.ted.schema import DTYPES, numpy_dtype

@@ -1,25 +1,24 @@
-"""Executors, which run tasks on workers, and the `TaskRunner` of each worker: read, call, check, write."""
+"""The job of a run, and the `TaskRunner` of each worker: read, call, check, write."""
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ...errors import CorruptDataError
-from ...format.contracts import Array, Closing
-from ...format.memmap.builder import RowFiles
-from ...format.memmap.tree import range_of
-from ...format.returns import running_return
-from ...ted.episodes import rows_equal
-from ...ted.schema import (
+from ..engine.tasks import ResultRefused, Task
+from ..engine.workspace import part_path, placed_folder, rows_digest, write_part
+from ..errors import CorruptDataError
+from ..format.contracts import Array, StepReader
+from ..format.memmap.builder import RowFiles
+from ..format.memmap.tree import range_of
+from ..format.returns import running_return
+from ..ted.episodes import rows_equal
+from ..ted.schema import (
     EPISODE,
     NEXT,
     NEXT_TERMINATED,
@@ -31,120 +30,68 @@ from ...ted.schema import (
     role_of,
     state_keys,
 )
-from ..episodes import StepSelection, result_return_field
-from ..failures import ResultRefused, TaskFailed
-from ..functions import FreshModules
-from ..processor import Block, Context, Finished, Job, Processor, Task
-from ..workspace import part_path, placed_folder, rows_digest, write_part
+from .functions import FreshModules
+from .processor import Block, Context, Processor
+from .result import Finished, result_return_field
+from .selection import StepSelection
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a task: seconds until its worker is killed (None: no limit), and retries after a failure."""
+class Job:
+    """A dataset, the steps of it that are taken, and their processor.
 
-    timeout: float | None = None
-    retries: int = 1
+    Each worker opens the dataset with `reader.again()` and compares the `content_digest`. `chosen` are the rows of the
+    episode table that take part, int64 ascending; None means all. Of their steps the first `steps` are taken; `cut` is
+    whether the last one is not the last of its episode in the dataset.
+    """
 
+    imports: ClassVar[tuple[str, ...]] = ("torch", f"{__package__}.runner", f"{__package__}.units")
+    reader: StepReader
+    content_digest: str
+    processor: Processor
+    chosen: Any
+    steps: int
+    cut: bool
+    seed: int
 
-class Executor(Closing, ABC):
-    """Calls methods of `TaskRunner` by name on workers, each of which has its own. A context manager."""
+    def portable(self) -> Job:
+        """Return an equal job that can be pickled."""
+        return replace(self, processor=self.processor.portable())
 
-    @abstractmethod
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method on one worker, the one that gets the first task of the next `run`; return its answer.
-
-        The limits of a task apply. Raises what the last try raised: FunctionFailed, ResultRefused, WorkerFailed or an
-        RbtoolError.
-        """
-
-    @abstractmethod
-    def broadcast(self, method: str, *arguments: Any) -> None:
-        """Call a method on every worker, also on those that replace a lost one later; raise what one of them raised."""
-
-    def begin(self, tasks: Sequence[Task]) -> None:
-        """Start these tasks, in order, on all workers but the first; each gets its own task in the next `run`."""
-
-    @abstractmethod
-    def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Call `method(task)` for all tasks, started in the order given; yield answers in the order they arrive.
-
-        The answer of a task that failed in all its tries is a TaskFailed, which is not raised; the other tasks
-        continue. Closing the iterator stops the run.
-        """
-
-    def dismiss(self) -> None:
-        """End all workers without waiting for them; only `close` may follow."""
-
-    def close(self) -> None:
-        """Stop at once and wait until no worker writes any more; may be called twice."""
-
-
-class InProcessExecutor(Executor):
-    """Runs tasks in this process, in order, on one torch thread."""
-
-    def __init__(self, job: Job, limits: Limits) -> None:
-        import torch  # a process whose tasks run in workers needs no torch
-
-        self._limits = limits
-        self._threads = torch.get_num_threads()
-        self._modules = FreshModules(job.processor.user_modules())
-        self._runner: TaskRunner | None = None
-        torch.set_num_threads(1)
-        try:
-            self._runner = TaskRunner(job)
-        except BaseException:
-            self.close()
-            raise
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call the method in this process."""
-        for left in reversed(range(self._limits.retries + 1)):
-            try:
-                return getattr(self._runner, method)(*arguments)
-            except Exception as error:
-                if not left or not TaskFailed.may_pass(error):
-                    raise
-        raise AssertionError("there is at least one try")
-
-    def broadcast(self, method: str, *arguments: Any) -> None:
-        """Call the method in this process."""
-        getattr(self._runner, method)(*arguments)
-
-    def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Run the tasks one after the other."""
-        for task in tasks:
-            try:
-                answer = self.call(method, task)
-            except Exception as error:
-                answer = TaskFailed(task, error)
-            yield task, answer
-
-    def close(self) -> None:
-        """Close the files; restore torch's thread count, the import path and the modules."""
-        import torch
-
-        if self._runner is not None:
-            self._runner.close()
-        torch.set_num_threads(self._threads)
-        self._modules.restore()
+    def runner(self) -> TaskRunner:
+        """Make the runner of a worker."""
+        return TaskRunner(self)
 
 
 class TaskRunner:
-    """Runs tasks of one dataset in this process. The first defines the result's fields; all others must fit them."""
+    """Runs tasks of one dataset in this process, on one torch thread. The first defines the result's fields.
+
+    All others must fit them.
+    """
 
     def __init__(self, job: Job) -> None:
+        import torch  # a process whose tasks run in workers needs no torch
+
         self._job = job
-        self._reader = job.reader.again()
-        if self._reader.manifest.content_digest != job.content_digest:
-            raise CorruptDataError(f"{self._reader.path} was replaced while it was read", hint="run it again")
-        self._selection = StepSelection(self._reader, job.chosen, job.steps)
         self._fields: tuple[Field, ...] = ()
         self._states: list[Key] = []
         self._reward: Field | None = None
         self._held: tuple[int, Block | BaseException] | None = None
         self._folder = Path()
         self._files: RowFiles | None = None
-        self.use_processor(job.processor)
+        self._restores = contextlib.ExitStack()
+        self._restores.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        try:
+            self._restores.callback(FreshModules(job.processor.user_modules()).restore)
+            self._reader = self._restores.enter_context(contextlib.closing(job.reader.again()))
+            if self._reader.manifest.content_digest != job.content_digest:
+                raise CorruptDataError(f"{self._reader.path} was replaced while it was read", hint="run it again")
+            self._selection = StepSelection(self._reader, job.chosen, job.steps)
+            self.use_processor(job.processor)
+        except BaseException:
+            self.close()
+            raise
 
     def use_processor(self, processor: Processor) -> None:
         """Replace the processor."""
@@ -312,58 +259,7 @@ class TaskRunner:
         return broken
 
     def close(self) -> None:
-        """Close all files."""
-        self._reader.close()
+        """Close all files; restore torch's thread count, the import path and the modules. May be called twice."""
+        self._restores.close()
         if self._files is not None:
             self._files.close()
-
-
-_Result = TypeVar("_Result")
-
-
-class BackgroundCall(Generic[_Result]):
-    """A call in a daemon thread; unlike that of an executor, it does not delay the exit of the process."""
-
-    def __init__(self, call: Callable[[], _Result]) -> None:
-        self._future: Future[_Result] = Future()
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
-
-    def _run(self, call: Callable[[], _Result]) -> None:
-        try:
-            self._future.set_result(call())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    @property
-    def failed(self) -> bool:
-        """Whether it has raised by now."""
-        return self._future.done() and self._future.exception() is not None
-
-    def result(self) -> _Result:
-        """Wait for the call; return its result or raise its exception."""
-        return self._future.result()
-
-
-class SerialExecutor:
-    """Runs calls in order in one thread. On exit, the call that runs is awaited and those that wait are dropped."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1)
-        self._calls: deque[Future[Any]] = deque()
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Append a call; raise what an earlier one raised."""
-        while self._calls and self._calls[0].done():
-            self._calls.popleft().result()
-        self._calls.append(self._executor.submit(call, *arguments))
-
-    def finish(self) -> None:
-        """Wait for all calls; raise what one of them raised."""
-        while self._calls:
-            self._calls.popleft().result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._executor.shutdown(cancel_futures=True)

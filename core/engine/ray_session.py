@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import UsageError
+from ..errors import UsageError
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Outside a cluster, Ray listens on the loopback device only: its own rule for macOS and Windows, here for all systems.

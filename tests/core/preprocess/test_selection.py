@@ -12,7 +12,7 @@ from rbtool.core.format.episodes import EpisodeRow
 from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.open_steps import open_steps
-from rbtool.core.preprocess.episodes import Plan, StepSelection, task_order
+from rbtool.core.preprocess.selection import Plan, StepSelection, task_order
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
 

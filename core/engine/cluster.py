@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ...ray_session import connect, imported_ray
-from ..failures import WorkerFailed, error_text
-from .executor import Limits
-from .processes import STOP_SECONDS
-from .scheduler import Scheduler, WorkerHandle
-from .worker import START, CallServer, WorkerJob, pickled
+from .pool import STOP_SECONDS, Scheduler, WorkerHandle
+from .ray_session import connect, imported_ray
+from .tasks import Job, Limits, WorkerFailed, error_text
+from .worker import START, CallServer, pickled
 
 _STORE_BYTES = 100 * 2**20  # messages are small: paths, row numbers, digests
 
@@ -70,7 +68,7 @@ class RayExecutor(Scheduler):
     cannot be reached.
     """
 
-    def __init__(self, job: WorkerJob, workers: int, limits: Limits) -> None:
+    def __init__(self, job: Job, workers: int, limits: Limits) -> None:
         workers = max(workers, 1)
         super().__init__(workers, limits, pickle.dumps((START, (job.portable(),))))
         self._ray = imported_ray("engine ray")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -18,11 +19,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn, Protocol, Self, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from ...errors import RbtoolError
-from ..failures import FunctionFailed, ResultRefused, WorkerFailed, error_text
-from ..functions import FreshModules
+from ..errors import RbtoolError
+from .tasks import FunctionFailed, Job, ResultRefused, WorkerFailed, error_text
 
 Answer: TypeAlias = tuple[bool, Any]
 """Whether the call succeeded, and its result or else its exception."""
@@ -37,22 +37,6 @@ NEW_WORKER = 0
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt
 
 
-class WorkerJob(Protocol):
-    """What workers do: each has a runner of its own, whose methods are called by name."""
-
-    def before_fork(self) -> None:
-        """Import what workers need, so that forks have it already; called in the process that is forked."""
-
-    def portable(self) -> Self:
-        """Return an equal job that can be pickled."""
-
-    def user_modules(self) -> frozenset[str]:
-        """Top-level names of user modules that each worker imports again."""
-
-    def runner(self) -> Any:
-        """Make the runner, in the worker."""
-
-
 _kept: list[Any] = []
 """Objects of the parent that must not be finalised in a fork of it."""
 
@@ -64,7 +48,7 @@ def main(descriptor: int) -> NoReturn:
     serve(Connection(descriptor))
 
 
-def serve(connection: Connection, job: WorkerJob | None = None) -> NoReturn:
+def serve(connection: Connection, job: Job | None = None) -> NoReturn:
     """Answer calls, each the name of a method of the runner and its arguments, until the parent closes the pipe.
 
     `job` is given in a fork and sent otherwise. Never returns, not even in a process that the user function forks.
@@ -119,7 +103,6 @@ class CallServer:
 
     def __init__(self) -> None:
         self._runner: Any = None
-        self._modules: FreshModules | None = None
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> Answer:
         """Run a call; KeyboardInterrupt and SystemExit, which only user code raises here, are answers too."""
@@ -133,9 +116,8 @@ class CallServer:
         except BaseException as error:
             return False, _trouble(error)
 
-    def _start(self, job: WorkerJob) -> None:
+    def _start(self, job: Job) -> None:
         _keep_freed_memory()
-        self._modules = FreshModules(job.user_modules())  # a fork has the parent's, maybe outdated
         self._runner = job.runner()
 
 
@@ -149,14 +131,6 @@ def _keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         for option, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20)):
             libc.mallopt(option, size)
-
-
-def import_runner() -> None:
-    """Import all that a worker needs, for the workers forked from this process."""
-    import torch  # noqa: F401
-
-    from .. import units  # noqa: F401
-    from . import executor  # noqa: F401
 
 
 def _settle_after_fork() -> None:
@@ -257,15 +231,18 @@ def reaped(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def serve_forks(descriptor: int) -> NoReturn:
+def serve_forks(descriptor: int, *imports: str) -> NoReturn:
     """Run the fork server: fork a worker for each request of the parent, until it closes the socket at `descriptor`.
+
+    `imports` are the modules that workers need.
 
     A request is NEW_WORKER, with the worker's end of its pipe and a descriptor for news, or the process id of a worker
     to kill. The news of a worker are its process id and, after its end, what `reaped` returns.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and stops its workers
     os.set_inheritable(descriptor, False)
-    import_runner()
+    for name in imports:
+        importlib.import_module(name)
     awake, wake = os.pipe()
     os.set_blocking(awake, False)
     os.set_blocking(wake, False)

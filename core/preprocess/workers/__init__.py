@@ -1,1 +1,0 @@
-"""Where tasks run: executors, their worker processes, and the runner inside each."""
