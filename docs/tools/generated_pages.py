@@ -147,7 +147,7 @@ def floors_table() -> str:
     for number, parts in enumerate(levels):
         for part in parts:
             place = ROOT / "core" / part
-            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
             doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
             text.append(f"| {len(levels) - number} | `{part}` | {_cell(' '.join(doc.split(chr(10) * 2)[0].split()))} |")
     return chr(10).join(text)
