@@ -92,6 +92,9 @@ def of(dataset: Path, verb: str) -> Any:
     ],
 )
 def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentence: str, hint: str, verb: str) -> None:
+    if verb == "inspect" and name in {"plain", "list", "flat", "h5", "plain/storage", "storage"}:
+        assert of(place / name, verb).kind == ("buffer" if name == "list" else "inspect")  # it shows what was saved
+        return
     with pytest.raises(rbtool.RbtoolError) as refused:
         of(place / name, verb)
     assert refused.value.exit_code == code
