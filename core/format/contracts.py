@@ -425,7 +425,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
     )  # fmt: skip
     for name, found, dtype, expected in flags:
         if found.dtype != dtype or found.shape != (expected,):
-            raise FormatError(f"{what}: {name} is {_looks(found)}, expected {np.dtype(dtype)} [{expected}]")
+            raise FormatError(f"{what}: {name} is {form_of(found)}, expected {np.dtype(dtype)} [{expected}]")
         require_truths(found, name, what)
     lacking = block.final == Final.MISSING
     if not (lacking | (block.final == Final.OBSERVED)).all() or (lacking.any() and not whole.final_missing):
@@ -441,7 +441,7 @@ def require_block(block: EpisodeBlock, numbers: Sequence[int], whole: SourceFact
         if rows.dtype != known[key].numpy or rows.shape != (steps, *known[key].shape):
             expected_shape = [steps, *known[key].shape]
             raise FormatError(
-                f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {known[key].dtype} {expected_shape}"
+                f"{what}: {key_name(key)!r} is {form_of(rows)}, expected {known[key].dtype} {expected_shape}"
             )
         require_truths(as_array(rows), key_name(key), what)
 
@@ -457,5 +457,6 @@ def _states(fields: Sequence[tuple[Field, Timing]]) -> set[Key]:
     return {one.key for one, timing in fields if timing == "state"}
 
 
-def _looks(rows: Rows) -> str:
+def form_of(rows: Rows) -> str:
+    """Return the element type and the shape of rows, for messages."""
     return f"{rows.dtype} {list(rows.shape)}"

@@ -20,6 +20,7 @@ from .contracts import (
     Piece,
     SourceFacts,
     completed_block,
+    form_of,
     own_attributes,
     refuse_overrides,
     require_block,
@@ -115,7 +116,7 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
         )
     for name, flags in (("terminated", piece.terminated), ("truncated", piece.truncated)):
         if flags.dtype != bool or flags.shape != (steps,):
-            raise FormatError(f"{what}: {name} is {_looks(flags)}, expected bool [{steps}]")
+            raise FormatError(f"{what}: {name} is {form_of(flags)}, expected bool [{steps}]")
         require_truths(flags, name, what)
     known = {field.key: (field, timing) for field, timing in whole.fields}
     odd = piece.columns.keys() ^ known.keys() if complete else piece.columns.keys() - known.keys()
@@ -128,15 +129,11 @@ def require_piece(piece: Piece, whole: SourceFacts, what: str, *, complete: bool
         field = known[key][0]
         if rows.dtype != field.numpy or rows.shape[1:] != field.shape:
             raise FormatError(
-                f"{what}: {key_name(key)!r} is {_looks(rows)}, expected {field.dtype} {list(field.shape)} a row"
+                f"{what}: {key_name(key)!r} is {form_of(rows)}, expected {field.dtype} {list(field.shape)} a row"
             )
         if len(rows) != count:
             raise FormatError(f"{what}: {key_name(key)!r} has {len(rows)} rows for {steps} steps, expected {count}")
         require_truths(rows, key_name(key), what)
-
-
-def _looks(rows: Array) -> str:
-    return f"{rows.dtype} {list(rows.shape)}"
 
 
 FinalStep: TypeAlias = Literal["auto", "drop", "repeat"]
