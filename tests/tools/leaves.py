@@ -1,0 +1,445 @@
+"""The trunk of rbtool and its leaves: what can be removed without anything else noticing.
+
+python tests/tools/leaves.py                     lists the leaves: size, needs
+python tests/tools/leaves.py edges               lists the imports that keep a leaf from falling off
+python tests/tools/leaves.py copy FOLDER NAME... makes a copy of the tree without these leaves; `all` for all of them
+
+A leaf is a set of packages and modules that the trunk knows by one declaration and by nothing else: an entry in
+`FORMATS` of its package, in `VERBS` of the command line, or in `core/declarations.py`. With a leaf fall the leaves that
+import it, the tests that mirror its modules, and its public names. Whatever else uses it - tests of several leaves,
+benchmarks, examples - falls file by file. What a leaf needs is read from the imports of the tree, also those in
+functions and under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import source_tree
+
+ROOT = source_tree.ROOT
+
+
+class Leaf(NamedTuple):
+    """A leaf: its packages and modules as paths from the root without a suffix, and what a user loses without it."""
+
+    paths: tuple[str, ...]
+    loses: str
+
+
+# Packages of `converters` are leaves by themselves, see `leaves()`.
+_LEAVES = {
+    "specs": Leaf(("core/specs",), "specs of observations and actions, and the spaces of gymnasium made of them"),
+    "maps and trees": Leaf(("core/maps", "core/trees"), "maps keyed by rows of tensors, and trees of rollouts"),
+    "text": Leaf(("core/text",), "tokenizers, batches of text, KL controllers and rewards for language models"),
+    "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
+    "report": Leaf(("core/report", "core/charts", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
+    "plot": Leaf(
+        ("core/verbs/plot", "core/verbs/plot_columns", "core/verbs/frames", "core/verbs/frame_stacks", "cli/plot",
+         "cli/charts"),
+        "`rbtool plot` and `rbtool frames`",
+    ),
+    "recording": Leaf(
+        ("core/recording", "core/verbs/record", "cli/record"), "recording environments: wrappers and `rbtool record`"
+    ),
+    "remote": Leaf(("core/remote",), "transfers over the network: HTTP, hubs, buckets"),
+    "streams": Leaf(
+        ("core/datasets/streams", "core/loading/streams", "core/verbs/streams", "cli/streams"),
+        "datasets that are read from a server without being downloaded",
+    ),
+    "torchrl": Leaf(("core/torchrl",), "checkpoints in TorchRL's own layouts of episodes"),
+    "lerobot": Leaf(
+        ("converters/lerobot", "core/datasets/lerobot_columns", "core/datasets/clips"), "datasets of LeRobot"
+    ),
+    "convert": Leaf(
+        ("core/verbs/convert", "core/verbs/download", "core/verbs/export", "core/verbs/hub_download",
+         "core/verbs/remote_download", "core/verbs/parallel_conversion", "core/verbs/source_conversion",
+         "core/verbs/conversion_workspace", "cli/convert"),
+        "`rbtool convert`, `rbtool download` and `rbtool export`",
+    ),
+    "merge": Leaf(
+        ("core/verbs/merge", "core/verbs/split", "core/verbs/split_plan", "core/verbs/diff",
+         "core/verbs/episode_digests", "cli/merge"),
+        "`rbtool merge`, `rbtool split` and `rbtool diff`",
+    ),
+    "check": Leaf(
+        ("core/verbs/check", "core/verbs/check_source", "core/verbs/check_videos", "core/verbs/rules", "cli/check"),
+        "`rbtool check` and `rbtool repair`",
+    ),
+    "checkpoint": Leaf(("core/verbs/checkpoint", "cli/checkpoint"), "`rbtool checkpoint`"),
+    "cache": Leaf(
+        ("core/verbs/cache", "core/verbs/cache_entries", "core/verbs/listing", "cli/cache"),
+        "`rbtool cache` and `rbtool list`",
+    ),
+    "demo": Leaf(("core/verbs/demo", "cli/demo"), "`rbtool demo`"),
+    "inspect": Leaf(
+        ("core/verbs/inspect", "core/verbs/inspect_columns", "core/verbs/inspect_parts", "cli/inspect"),
+        "`rbtool inspect`",
+    ),
+    "mix": Leaf(("core/verbs/mix", "cli/mix"), "`rbtool mix`"),
+    "preprocess": Leaf(("core/verbs/preprocess", "cli/preprocess"), "`rbtool preprocess`"),
+    "sample": Leaf(
+        ("core/verbs/sample", "core/verbs/sample_request", "core/verbs/sample_result", "core/verbs/sampler_options",
+         "cli/sample"),
+        "`rbtool sample`",
+    ),
+    "stats": Leaf(("core/verbs/stats", "cli/stats"), "`rbtool stats`"),
+    "upload": Leaf(("core/verbs/upload", "core/verbs/dataset_card", "cli/upload"), "`rbtool upload`"),
+}  # fmt: skip
+
+# Tests of several leaves together. Each falls with any leaf that it imports; the other tests outside of leaves are the
+# trunk's, and import no leaf.
+TOGETHER = (
+    "tests/cli", "tests/converters", "tests/core/golden", "tests/core/verbs", "tests/crash",
+    "tests/docs", "tests/doctests", "tests/examples", "tests/fuzz", "tests/imports", "tests/loading",
+    "tests/packaging", "tests/side_effects", "tests/standins", "tests/system", "tests/tools",
+)  # fmt: skip
+
+_ASIDE = ("benchmarks", "docs", "examples", "tests")
+_PATHS = ("docs/examples", "docs/tools", "tests/tools", "tests/standins")  # `pythonpath` of pytest
+
+
+@functools.cache
+def leaves() -> dict[str, Leaf]:
+    """Return all leaves by name: those above, and the packages of `converters` that are not in one of them."""
+    taken = {path for leaf in _LEAVES.values() for path in leaf.paths}
+    found = dict(_LEAVES)
+    for folder in sorted((ROOT / "converters").iterdir()):
+        path = folder.relative_to(ROOT).as_posix()
+        if (folder / "__init__.py").is_file() and path not in taken:
+            doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+            found[folder.name] = Leaf((path,), doc.split("\n")[0].rstrip("."))
+    return found
+
+
+class Module(NamedTuple):
+    """A Python file: its path from the root, and the files of the tree that it imports or names in strings."""
+
+    path: str
+    imports: frozenset[str]
+
+
+@functools.cache
+def leaf_of(path: str) -> str | None:
+    """Return the leaf to which a file belongs, also a test that mirrors one of its modules; None for the trunk.
+
+    `tests/core/verbs/test_convert_resume.py` mirrors `core/verbs/convert`, where no longer name fits.
+    """
+    mirrored = path.removeprefix("tests/").replace("/test_", "/").removesuffix(".py").removesuffix("/conftest")
+    best, found = "", None
+    for name, leaf in leaves().items():
+        for one in leaf.paths:
+            fits = (
+                mirrored == one
+                or mirrored.startswith(f"{one}/")
+                or (path.startswith("tests/") and mirrored.startswith(f"{one}_"))
+            )
+            if fits and len(one) > len(best):
+                best, found = one, name
+    return found
+
+
+@functools.cache
+def is_of_trunk(path: str) -> bool:
+    """Say whether a file stays when all leaves fall: it belongs to no leaf and to nothing that may use leaves."""
+    if leaf_of(path) is not None or path.startswith(("benchmarks/", "docs/", "examples/", "core/testing/")):
+        return False
+    mirrored = path.replace("/test_", "/").removesuffix(".py")
+    return not any(mirrored == one or mirrored.startswith(f"{one}/") for one in TOGETHER)
+
+
+@functools.cache
+def modules() -> Mapping[str, Module]:
+    """Return every Python file of the tree by its path from the root, parsed once."""
+    files = [file.relative_to(ROOT).as_posix() for file in (*source_tree.package_files(), *source_tree.other_files())]
+    names = {_dotted(path): path for path in files if not path.startswith(_ASIDE)}
+    beside = {Path(path).stem: path for path in files if str(Path(path).parent) in _PATHS}
+    public = _public_homes(names)
+    return {path: Module(path, frozenset(_imports(path, names, beside, public) - {path})) for path in files}
+
+
+def _dotted(path: str) -> str:
+    return ".".join(("rbtool", *path.removesuffix(".py").split("/"))).removesuffix(".__init__")
+
+
+def _public_homes(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the file of each public name, from the list of them."""
+    homes = {}
+    for line in (ROOT / "__init__.pyi").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words[:1] == ["from"]:
+            home = f"rbtool{words[1]}"
+            homes[words[-1]] = names.get(f"{home}.{words[-1]}") or names[home]
+        elif words[1:2] == ["="]:
+            homes[words[0]] = homes[words[2]]
+    return homes
+
+
+_NAMED = re.compile(r"\brbtool((?:\.\w+)+)")
+_FROM = re.compile(r"\bfrom rbtool((?:\.\w+)*) import \(?([\w, ]+)")
+_TARGET = re.compile(r"\w+(?:\.\w+)*:\w+")
+
+
+def _imports(path: str, names: Mapping[str, str], beside: Mapping[str, str], public: Mapping[str, str]) -> set[str]:
+    """Return the files that a file imports, uses as `rbtool.NAME`, or names in a string."""
+    found = {one for above in Path(path).parents if (ROOT / (one := f"{above.as_posix()}/conftest.py")).is_file()}
+    package = _dotted(path) if path.endswith("__init__.py") else _dotted(path).rpartition(".")[0]
+
+    def use(dotted: str) -> None:
+        parts = dotted.split(".")
+        if parts[0] != "rbtool":
+            if parts[0] in beside and path.startswith(_ASIDE):
+                found.add(beside[parts[0]])
+            return
+        if len(parts) > 1 and parts[1] in public:
+            found.add(public[parts[1]])
+            return
+        for end in range(len(parts), 1, -1):
+            if (name := ".".join(parts[:end])) in names:
+                found.add(names[name])
+                return
+
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                use(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            stem = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:
+                use(f"{stem}.{alias.name}")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rbtool":
+            use(f"rbtool.{node.attr}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if path.startswith(_ASIDE):
+                for match in _FROM.finditer(node.value):
+                    for word in match[2].replace(",", " ").split():
+                        use(f"rbtool{match[1]}.{word}")
+                for match in _NAMED.finditer(node.value):
+                    use(f"rbtool{match[1]}")
+            elif path == "core/declarations.py" and _TARGET.fullmatch(node.value):
+                use(node.value.replace(":", "."))
+    return found
+
+
+@functools.cache
+def needs() -> dict[str, frozenset[str]]:
+    """Return the other leaves that each leaf imports."""
+    found: dict[str, set[str]] = {name: set() for name in leaves()}
+    for module in modules().values():
+        if not module.path.startswith(_ASIDE) and (own := leaf_of(module.path)) is not None:
+            found[own] |= {other for one in module.imports if (other := leaf_of(one)) not in (None, own)}  # type: ignore[misc]
+    return {name: frozenset(others) for name, others in found.items()}
+
+
+def falling(names: Collection[str]) -> frozenset[str]:
+    """Return these leaves and all that need one of them, directly or not."""
+    fallen = set(names)
+    while more := {name for name, others in needs().items() if others & fallen} - fallen:
+        fallen |= more
+    return frozenset(fallen)
+
+
+def removed_files(names: Collection[str]) -> frozenset[str]:
+    """Return the files that fall with these leaves: theirs, and those outside of the trunk that use them."""
+    fallen = falling(names)
+    gone = {path for path in modules() if leaf_of(path) in fallen}
+    while more := {path for path, module in modules().items() if module.imports & gone and not _stays(path)} - gone:
+        gone |= more
+    return frozenset(gone)
+
+
+def _stays(path: str) -> bool:
+    """Say whether a file has to do without a leaf that falls: the trunk, its tests, and the product files of leaves."""
+    return is_of_trunk(path) or not path.startswith((*_ASIDE, "core/testing/"))
+
+
+class Edge(NamedTuple):
+    """An import that dangles when a leaf falls: who imports, what, and the leaf."""
+
+    importer: str
+    imported: str
+    leaf: str
+
+
+def edges() -> list[Edge]:
+    """Return what the trunk and its tests import of leaves, directly or through what falls with a leaf."""
+    found = []
+    for name in leaves():
+        gone = removed_files([name])
+        for path, module in modules().items():
+            if path not in gone and leaf_of(path) != name:
+                found += [Edge(path, one, name) for one in module.imports & gone if leaf_of(one) in (name, None)]
+    return sorted(set(found))
+
+
+def unknown_edges() -> list[Edge]:
+    """Return the edges that no list below names."""
+    return [
+        edge
+        for edge in edges()
+        if edge.importer not in TESTS_WITH_EDGES and edge.leaf not in ROOMS_WITH_EDGES.get(_room(edge.importer), ())
+    ]
+
+
+def _room(path: str) -> str:
+    """Return `core/buffers` for `core/buffers/editing.py`."""
+    return "/".join(path.removesuffix(".py").split("/")[:2])
+
+
+# Rooms that import leaves still, and test files of the trunk that do. Both lists only get shorter.
+ROOMS_WITH_EDGES: dict[str, frozenset[str]] = {
+    "cli/several": frozenset({"cache"}),
+    "core/buffers": frozenset({"torchrl"}),
+    "core/checkpointers": frozenset({"torchrl"}),
+    "core/datasets": frozenset({"cache", "convert", "preprocess", "remote", "specs", "streams", "torchrl"}),
+    "core/open_steps": frozenset({"torchrl"}),
+    "core/verbs": frozenset({"merge", "torchrl"}),
+}
+TESTS_WITH_EDGES = frozenset(
+    {
+        "tests/core/buffers/test_buffer_checkpoint.py",
+        "tests/core/buffers/test_durable.py",
+        "tests/core/buffers/test_ensemble_members.py",
+        "tests/core/buffers/test_pretended_gpu.py",
+        "tests/core/checkpointers/test_episodes.py",
+        "tests/core/checkpointers/test_storage_rows.py",
+        "tests/core/checkpointers/test_torchrl_layouts.py",
+        "tests/core/datasets/conftest.py",
+        "tests/core/datasets/test_buffer_preprocess.py",
+        "tests/core/datasets/test_checkpoints_across_layouts.py",
+        "tests/core/datasets/test_checkpoints_in_plain_buffers.py",
+        "tests/core/datasets/test_d4rl_experience_replay.py",
+        "tests/core/datasets/test_dataset_specs.py",
+        "tests/core/datasets/test_kept_video_streams.py",
+        "tests/core/datasets/test_kept_videos.py",
+        "tests/core/datasets/test_lerobot_experience_replay.py",
+        "tests/core/datasets/test_load_dataset.py",
+        "tests/core/datasets/test_minari_download.py",
+        "tests/core/datasets/test_minari_replay.py",
+        "tests/core/datasets/test_mixtures.py",
+        "tests/core/datasets/test_openml_experience_replay.py",
+        "tests/core/datasets/test_queries_of_datasets.py",
+        "tests/core/datasets/test_roboset_experience_replay.py",
+        "tests/core/datasets/test_sequences_of_datasets.py",
+        "tests/core/datasets/test_stored_frames_of_datasets.py",
+        "tests/core/datasets/test_stream_cache.py",
+        "tests/core/datasets/test_stream_digests.py",
+        "tests/core/encodings/test_full_disk.py",
+        "tests/core/encodings/test_hdf5_files.py",
+        "tests/core/format/test_damage_at_open.py",
+        "tests/core/format/test_damaged_recordings.py",
+        "tests/core/format/test_identical_episodes.py",
+        "tests/core/format/test_locate.py",
+        "tests/core/format/test_next_observations.py",
+        "tests/core/format/test_packed.py",
+        "tests/core/format/test_recording.py",
+        "tests/core/format/test_recording_syncs.py",
+        "tests/core/format/test_registry.py",
+        "tests/core/format/test_regular.py",
+        "tests/core/format/test_rlds_steps.py",
+        "tests/core/format/test_shared_files.py",
+        "tests/core/format/test_swapped_folders.py",
+        "tests/core/format/test_syncing.py",
+        "tests/core/format/test_unreadable_files.py",
+        "tests/core/loading/test_devices.py",
+        "tests/core/loading/test_failed_batches.py",
+        "tests/core/loading/test_loader_processes.py",
+        "tests/core/loading/test_stream_dataset.py",
+        "tests/core/preprocess/operations/test_foreign.py",
+        "tests/core/preprocess/operations/test_program_runs.py",
+        "tests/core/preprocess/test_early_start.py",
+        "tests/core/preprocess/test_fingerprints.py",
+        "tests/core/preprocess/test_hindsight.py",
+        "tests/core/preprocess/test_ray.py",
+        "tests/core/preprocess/test_result.py",
+        "tests/core/preprocess/test_resume.py",
+        "tests/core/preprocess/test_source_changes.py",
+        "tests/core/preprocess/test_workers.py",
+        "tests/core/storages/test_dataset.py",
+        "tests/core/ted/test_rule_table.py",
+        "tests/core/ted/test_space_rule.py",
+        "tests/core/test_errors.py",
+        "tests/core/testing/test_sink_suite.py",
+    }
+)
+
+
+def copy(folder: Path, names: Collection[str]) -> None:
+    """Make a copy of the tree at `folder / "rbtool"`, without these leaves and what falls with them.
+
+    Files are hard links where that is possible, those of `__pycache__` too: change none of them in place.
+    """
+    gone = removed_files(names)
+    target = folder / "rbtool"
+    for file in _all_files(ROOT):
+        path = file.relative_to(ROOT)
+        source = path.parent.parent / f"{path.name.split('.')[0]}.py" if path.parent.name == "__pycache__" else path
+        if source.as_posix() not in gone:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, target / path)
+            except OSError:
+                shutil.copy2(file, target / path)
+    for leaf in falling(names):
+        for one in leaves()[leaf].paths:
+            shutil.rmtree(target / one, ignore_errors=True)  # data files of packages
+    kept = [line for line in _lines("__init__.pyi") if not _is_of(gone, line)]
+    homes = {line.split()[-1] for line in kept if line.startswith("from ")}
+    _replace(target / "__init__.pyi", [one for one in kept if one.split()[1:2] != ["="] or one.split()[2] in homes])
+    commands = {Path(path).stem for path in gone if path.startswith("cli/")}
+    _replace(target / "cli/words.py", [one for one in _lines("cli/words.py") if _command(one) not in commands])
+
+
+def _all_files(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or (folder == ROOT and entry.name in {"build", "dist", "rbtool-demo"}):
+            continue
+        if entry.is_dir():
+            yield from _all_files(entry)
+        else:
+            yield entry
+
+
+def _lines(path: str) -> list[str]:
+    return (ROOT / path).read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _replace(path: Path, lines: list[str]) -> None:
+    path.unlink()
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _is_of(gone: Collection[str], line: str) -> bool:
+    """Say whether a line of the list of public names imports from a file that is gone."""
+    words = line.split()
+    if words[:1] != ["from"]:
+        return False
+    home = words[1].strip(".").replace(".", "/")
+    return any(f"{path}.py" in gone for path in (home, f"{home}/{words[-1]}")) or f"{home}/__init__.py" in gone
+
+
+def _command(line: str) -> str | None:
+    """Return the command module that a line of `VERBS` names."""
+    found = re.fullmatch(r' {4}"[a-z]+": (?:Verb\()?"(\w+)".*\n', line)
+    return None if found is None else found[1]
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["edges"]:
+            for edge in edges():
+                print(*edge)
+        case ["copy", folder, *names]:
+            copy(Path(folder), leaves() if names == ["all"] else names)
+        case _:
+            for name in leaves():
+                print(name, ", ".join(sorted(needs()[name])), sep=": ")
