@@ -152,12 +152,12 @@ from .core.storages.tensor import TensorStorage as TensorStorage
 from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
 from .core.text.batches import create_infinite_iterator as create_infinite_iterator
 from .core.text.batches import get_dataloader as get_dataloader
-from .core.text.kl import AdaptiveKLController as AdaptiveKLController
-from .core.text.kl import ConstantKLController as ConstantKLController
 from .core.text.loader import TokenizedDatasetLoader as TokenizedDatasetLoader
 from .core.text.prompts import PromptData as PromptData
 from .core.text.rewards import PairwiseDataset as PairwiseDataset
 from .core.text.rewards import RewardData as RewardData
+from .core.text.rollouts import AdaptiveKLController as AdaptiveKLController
+from .core.text.rollouts import ConstantKLController as ConstantKLController
 from .core.text.rollouts import RolloutFromModel as RolloutFromModel
 from .core.text.tokenizers import PromptTensorDictTokenizer as PromptTensorDictTokenizer
 from .core.text.tokenizers import TensorDictTokenizer as TensorDictTokenizer

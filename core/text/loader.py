@@ -1,10 +1,24 @@
-"""Tokenized datasets: each is tokenized once, and its token cache is opened from then on."""
+"""Datasets of text as tokens: a split is tokenized once, stored as a token cache, and mapped from there afterwards.
+
+    rows of text  ->  pre_tokenization_hook  ->  tokenizer_fn  ->  token cache  ->  tensordict
+    (TextRows)        (optional)                 (1000 rows a call)   (a dataset)      (mapped)
+
+The folder of a token cache ends in a digest of everything its content depends on (`TokenRequest`), so that a change of
+data, tokenizer or arguments makes another cache and never opens a stale one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +26,34 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    MissingKeyError,
+    SchemaError,
+    UsageError,
+    did_you_mean,
+)
 from ..format import fs
-from ..format.contracts import Array
-from ..format.locate import storage_root
+from ..format.contracts import Array, EpisodeBlock, StepReader
+from ..format.digest import digest_bytes, digest_file, read_regular
+from ..format.documents import dump_json
+from ..format.locate import dataset_folder, storage_root
+from ..format.manifest import Manifest, Request
+from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from ..format.memmap.tree import TreeWriter
+from ..format.returns import Ingest
 from ..format.staging import Staging
+from ..open_steps import open_dataset
+from ..preprocess.fingerprints import fingerprint_of
 from ..storages.dataset import dataset_tensors
-from ..ted.schema import Field, Key, dtype_name
+from ..ted.episodes import Final
+from ..ted.schema import Field, Key, Timing, dtype_name, ted_fields
 from ..transforms.keyed import require_count
-from .identity import TokenRequest, function_digest, tokenizer_digest
-from .sources import TextRows, rows_on_disk, stored_rows
-from .token_cache import write_token_cache
-from .tokenizers import VALID, Columns, TensorDictTokenizer
-from .transformers_extra import require_transformers
+from ..verbs.download import download
+from ..verbs.results import existing_result
+from .tokenizers import VALID, Columns, TensorDictTokenizer, require_transformers
 
 _BATCH = 1000
 _DEFAULT_TOKENIZER = "gpt2"
@@ -185,17 +213,22 @@ def _with_pad_token(tokenizer: Any) -> Any:
     return found
 
 
-def _write_tree(arrays: Mapping[Key, Array], batch: tuple[int, ...], destination: Path) -> None:
-    fields = [Field(key, dtype_name(array.dtype), array.shape[1:], "info") for key, array in arrays.items()]
-    with Staging(fs.expanded(destination).absolute()) as staging:
-        writer = TreeWriter(staging.path, fields, rows=batch[0])
-        try:
-            writer.append(arrays)
-            writer.finish(batch)
-        finally:
-            writer.close()
-        if not staging.publish():
-            raise UsageError(f"{destination} already exists", hint="choose another data_dir")
+def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
+    """The arrays that a tokenizer makes of a batch; of any callable that returns tensors or lists, too."""
+    if isinstance(tokenize, TensorDictTokenizer):
+        return tokenize.columns(sample)
+    found = tokenize(sample)
+    rows = dict(found.items()) if isinstance(found, TensorDictBase | Mapping) else {}
+    valid = rows.pop(VALID, None)
+    if not rows:
+        raise SchemaError(f"tokenizer_fn returned a {type(found).__name__}, expected tensors by name")
+    made = {name: _array(name, value) for name, value in rows.items()}
+    counts = {name: len(column) if column.ndim else None for name, column in made.items()}
+    count = next(iter(counts.values()))
+    if count is None or {*counts.values()} != {count}:
+        raise SchemaError(f"tokenizer_fn returned columns of other numbers of rows: {counts}")
+    made[VALID] = np.ones(count, bool) if valid is None else _mask(VALID, valid, count)
+    return made
 
 
 def _array(name: str, values: Any) -> Array:
@@ -218,19 +251,272 @@ def _mask(name: str, values: Any, rows: int) -> Array:
     return found.reshape(rows).astype(bool)
 
 
-def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
-    """The arrays that a tokenizer makes of a batch; of any callable that returns tensors or lists, too."""
-    if isinstance(tokenize, TensorDictTokenizer):
-        return tokenize.columns(sample)
-    found = tokenize(sample)
-    rows = dict(found.items()) if isinstance(found, TensorDictBase | Mapping) else {}
-    valid = rows.pop(VALID, None)
-    if not rows:
-        raise SchemaError(f"tokenizer_fn returned a {type(found).__name__}, expected tensors by name")
-    made = {name: _array(name, value) for name, value in rows.items()}
-    counts = {name: len(column) if column.ndim else None for name, column in made.items()}
-    count = next(iter(counts.values()))
-    if count is None or {*counts.values()} != {count}:
-        raise SchemaError(f"tokenizer_fn returned columns of other numbers of rows: {counts}")
-    made[VALID] = np.ones(count, bool) if valid is None else _mask(VALID, valid, count)
-    return made
+def _write_tree(arrays: Mapping[Key, Array], batch: tuple[int, ...], destination: Path) -> None:
+    fields = [Field(key, dtype_name(array.dtype), array.shape[1:], "info") for key, array in arrays.items()]
+    with Staging(fs.expanded(destination).absolute()) as staging:
+        writer = TreeWriter(staging.path, fields, rows=batch[0])
+        try:
+            writer.append(arrays)
+            writer.finish(batch)
+        finally:
+            writer.close()
+        if not staging.publish():
+            raise UsageError(f"{destination} already exists", hint="choose another data_dir")
+
+
+_TEXT_SOURCE = "hf-text"
+_SPLIT = ("split",)
+_LENGTH = "_length"
+
+
+class TextRows(ABC):
+    """The rows of one split: how many, the name and digest of what they are from."""
+
+    name: str
+    count: int
+    digest: str
+
+    @abstractmethod
+    def dataset(self, count: int) -> Any:
+        """Return the first rows as a `datasets.Dataset`."""
+
+
+class RowsOnDisk(TextRows):
+    """A split in a folder that `save_to_disk` wrote."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        import datasets
+
+        if not path.is_dir():
+            raise DatasetNotFoundError(f"there is no folder {path}, which should hold a saved dataset")
+        try:
+            found = datasets.load_from_disk(os.fspath(path))
+        except (FileNotFoundError, ValueError, IndexError) as error:  # IndexError for a split without files
+            raise FormatError(f"{path} has no rows that save_to_disk of the datasets library wrote: {error}") from error
+        if isinstance(found, datasets.DatasetDict):
+            _require_split(str(path), split, list(found))
+            found = found[split]
+        elif found.split is not None and str(found.split) != split:
+            raise _no_split(str(path), split, [str(found.split)])
+        self._found = found
+        self.name, self.count = str(path), len(found)
+
+    @cached_property
+    def digest(self) -> str:  # type: ignore[override]
+        """The digest of the files of the split."""
+        files = sorted({Path(file["filename"]) for file in self._found.cache_files})
+        return digest_bytes("\n".join(digest_file(file) for file in files).encode())
+
+    def dataset(self, count: int) -> Any:
+        return self._found.select(range(count))
+
+
+class StoredRows(TextRows):
+    """A split of a dataset that was downloaded from a hub."""
+
+    def __init__(self, path: Path, name: str, split: str) -> None:
+        self.name, self._path = name, path
+        with open_dataset(path) as reader:
+            names = json.loads(reader.documents()["splits.json"])["splits"]
+            _require_split(f"{_TEXT_SOURCE}:{name}", split, names)
+            self.digest = reader.manifest.content_digest
+            steps = reader.manifest.steps
+            numbers = reader.read(_SPLIT, 0, steps) if len(names) > 1 else np.zeros(steps, np.int64)
+            self._rows = np.flatnonzero(numbers == names.index(split))
+        self.count = len(self._rows)
+
+    def dataset(self, count: int) -> Any:
+        import datasets
+
+        start = int(self._rows[0]) if count else 0  # the rows of a split follow each other
+        with open_dataset(self._path) as reader:
+            return datasets.Dataset.from_dict(_text_columns(reader, start, start + count))
+
+
+def _text_columns(reader: StepReader, start: int, stop: int) -> dict[str, Any]:
+    """The columns of some rows under the names that the source gave them; text as strings."""
+    names = {there: name for name, there in reader.manifest.renamed_keys.items()}
+    keys = {field.key for field in reader.fields}
+    found: dict[str, Any] = {}
+    for field in reader.fields:
+        if len(field.key) > 1 or field.role not in ("text", "info") or field.key == _SPLIT:
+            continue
+        (name,) = field.key
+        length = (name + _LENGTH,)
+        if field.role == "text" and length in keys:
+            rows, counts = reader.read(field.key, start, stop), reader.read(length, start, stop).tolist()
+            try:
+                found[names.get(name, name)] = [row[:n].tobytes().decode() for row, n in zip(rows, counts, strict=True)]
+            except UnicodeDecodeError as error:
+                raise CorruptDataError(f"{reader.path}: {name} is not UTF-8: {error}") from error
+        elif field.role == "info":
+            found[names.get(name, name)] = reader.read(field.key, start, stop)
+    return found
+
+
+def rows_on_disk(path: Path, split: str) -> TextRows:
+    """Open a split of a folder that `save_to_disk` wrote."""
+    return RowsOnDisk(path, split)
+
+
+def stored_rows(name: str, split: str, root: Path) -> TextRows:
+    """Open a split of a dataset of a hub, which is downloaded unless it is stored."""
+    found = download(_TEXT_SOURCE, name, root=root)
+    return StoredRows(found.path, found.id, split)
+
+
+def _require_split(where: str, split: str, there: list[str]) -> None:
+    if not isinstance(split, str):
+        raise UsageError(f"split is {split!r}, expected the name of a split")
+    if split not in there:
+        raise _no_split(where, split, there)
+
+
+def _no_split(where: str, split: str, there: list[str]) -> DatasetNotFoundError:
+    return DatasetNotFoundError(
+        f"{where} has no split {split!r}{did_you_mean(split, there)}", hint=f"there are {', '.join(there)}"
+    )
+
+
+_TOKEN_SOURCE = "tokens"
+_VERSION = 1
+"""Changes when our own tokenizers make other rows of the same text."""
+_OF_THE_CALL = ("truncation", "padding")
+_OF_THE_PLACE = ("name_or_path", "is_local", "local_files_only", "special_tokens_map_file", "tokenizer_file")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A token cache: `rows` rows of a split; `data`, `tokenizer`, `function` and `hook` are digests."""
+
+    dataset: str
+    split: str
+    max_length: int
+    rows: int
+    data: str
+    tokenizer: str
+    function: str
+    hook: str | None
+
+    @property
+    def request(self) -> Request:
+        """What was asked for, as manifests have it."""
+        options = {name: value for name, value in asdict(self).items() if name not in ("dataset", "split")}
+        name = f"{self.dataset}/{self.split}-{self.max_length}"
+        return Request(_TOKEN_SOURCE, f"{_TOKEN_SOURCE}:{name}", name, options={**options, "version": _VERSION})
+
+    def folder(self, root: Path) -> Path:
+        """Where the token cache is below the storage root."""
+        return dataset_folder(self.request, root)
+
+    def existing(self, root: Path) -> Manifest | None:
+        """Return the manifest of the token cache, None if there is none; UsageError for a damaged one."""
+        return existing_result(self.folder(root), self.request)
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """Return the name of a class of this package, or a digest of the code of anything else."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if module.startswith(f"{__name__.rpartition('.')[0]}.") and "." not in name:
+        return f"{module.rpartition('.')[2]}:{name}"
+    return f"{name or type(function).__qualname__}:{fingerprint_of(function)}"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return a digest of what a tokenizer does: of the files that its `save_pretrained` writes.
+
+    The options of its last call and the place it was loaded from do not count. That of a callable without
+    `save_pretrained` is a digest of its code and its values.
+    """
+    save = getattr(tokenizer, "save_pretrained", None)
+    if save is None:
+        return function_digest(tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        save(folder)
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        if not files:
+            raise UsageError(f"the {type(tokenizer).__name__} saves no files, by which it could be recognised")
+        parts = {path.relative_to(folder).as_posix(): digest_bytes(_stable(read_regular(path))) for path in files}
+    kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
+    sides = [str(getattr(tokenizer, side, "")) for side in ("padding_side", "truncation_side")]
+    return digest_bytes(dump_json({"files": parts, "class": kind, "sides": sides}).encode())
+
+
+def _stable(data: bytes) -> bytes:
+    """The bytes of a file without what does not change tokens."""
+    with contextlib.suppress(ValueError):
+        document = json.loads(data)
+        if isinstance(document, dict):
+            rest = {name: value for name, value in document.items() if name not in (*_OF_THE_CALL, *_OF_THE_PLACE)}
+            return json.dumps(rest, sort_keys=True).encode()
+    return data
+
+
+def write_token_cache(batches: Iterable[Columns], asked: TokenRequest, root: Path) -> None:
+    """Write a token cache below the root, where it is there whole or not at all; one that came meanwhile stays.
+
+    UsageError where no row is complete, SchemaError for batches that are not alike.
+    """
+    counter = _Complete(batches)
+    rows = iter(counter)
+    first = next(rows, None)
+    if first is None:
+        raise UsageError(
+            f"none of {counter.seen:,} texts of {asked.dataset} ends within {asked.max_length:,} tokens"
+            if counter.seen
+            else f"{asked.dataset} has no texts in {asked.split}",
+            hint="a larger max_length leaves fewer out" if counter.seen else "",
+        )
+    fields: list[tuple[Field, Timing]] = [
+        (Field((name,), dtype_name(column.dtype), column.shape[1:], "info"), "step") for name, column in first.items()
+    ]
+    with Staging(asked.folder(root), below=root) as staging:
+        with DatasetBuilder(staging.path, ted_fields(fields)) as builder:
+            ingest = Ingest(builder, fields)
+            ingest.run(_blocks(first, rows))
+            builder.finish(ingest.table, _origin(asked, counter), ingest.text)
+        staging.publish()
+
+
+class _Complete:
+    """The rows of batches that are complete; counts all."""
+
+    def __init__(self, batches: Iterable[Columns]) -> None:
+        self._batches = batches
+        self.seen = self.kept = 0
+
+    def __iter__(self) -> Iterator[Columns]:
+        for columns in self._batches:
+            valid = columns.pop(VALID)
+            self.seen += len(valid)
+            self.kept += int(valid.sum())
+            if valid.any():
+                yield {name: column[valid] for name, column in columns.items()}
+
+
+def _blocks(first: Columns, rest: Iterator[Columns]) -> Iterator[EpisodeBlock]:
+    form = {name: (column.dtype, column.shape[1:]) for name, column in first.items()}
+    start = 0
+    for columns in itertools.chain([first], rest):
+        if {name: (column.dtype, column.shape[1:]) for name, column in columns.items()} != form:
+            raise SchemaError("the tokenizer returned rows of several shapes or types, expected one of each")
+        count = len(next(iter(columns.values())))
+        yield EpisodeBlock(
+            np.arange(start, start + count), np.arange(1, count + 1),
+            {(name,): column for name, column in columns.items()}, np.ones(count, bool), np.zeros(count, bool),
+            np.full(count, Final.OBSERVED, np.uint8),
+        )  # fmt: skip
+        start += count
+
+
+def _origin(asked: TokenRequest, counter: _Complete) -> Origin:
+    left_out = counter.seen - counter.kept
+    notes = [f"tokens of {asked.dataset}, split {asked.split}: every row is an episode of one step"]
+    if left_out:
+        which = "1 text is" if left_out == 1 else f"{left_out:,} texts are"
+        notes.append(f"{which} left out: without tokens, or not at their end within {asked.max_length:,}")
+    step = provenance_step(
+        "tokenize", {"split": asked.split, "max_length": asked.max_length, "tokenizer": asked.tokenizer},
+        {asked.dataset: asked.data},
+    )  # fmt: skip
+    return Origin(asked.request, (step,), notes=tuple(notes))

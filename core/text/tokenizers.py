@@ -1,4 +1,4 @@
-"""Tokenizers of text in dictionaries and tensordicts: one call for a batch, padded in NumPy."""
+"""Tokenizers of text in dictionaries and tensordicts: one call for a whole batch, padded in NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..errors import MissingKeyError, UsageError
+from ..errors import MissingKeyError, RbtoolError, UsageError
 from ..format.contracts import Array
 from ..transforms.keyed import require_count
 
@@ -19,6 +19,8 @@ Columns: TypeAlias = dict[str, Array]
 _PADDING = ("max_length", "longest", "do_not_pad")
 VALID = "valid_sample"
 """The column that states which samples are complete."""
+PASSED_OVER = -100
+"""The label that losses of transformers pass over."""
 
 
 class TensorDictTokenizer:
@@ -242,10 +244,6 @@ class LabelledPromptTokenizer(PromptTensorDictTokenizer):
         return found
 
 
-PASSED_OVER = -100
-"""The label that losses of transformers pass over."""
-
-
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two texts begin with in common."""
     if other[: len(one)] == one:
@@ -255,3 +253,14 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _empty(key: str, at: int) -> UsageError:
     return UsageError(f"{key} is empty at {at}: there is no token in it", hint="leave out samples without text")
+
+
+def require_transformers(user: str) -> Any:
+    """Import transformers for `user`, which messages name; RbtoolError where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise RbtoolError(
+            f"{user} needs transformers, which is not installed here ({error})", hint="pip install 'rbtool[text]'"
+        ) from error
+    return transformers

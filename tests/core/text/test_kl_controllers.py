@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.errors import UsageError
-from rbtool.core.text.kl import AdaptiveKLController, ConstantKLController
+from rbtool.core.text.rollouts import AdaptiveKLController, ConstantKLController
 
 NAN, INFINITE = float("nan"), float("inf")
 
