@@ -1,4 +1,4 @@
-"""HTML whose text is escaped by construction: only `Html` goes into a page as it is."""
+"""Elements of the page as HTML, escaped, and numbers: rounded for people, exact for programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from ..charts.marks import readable
+from ..charts.marks import shown as rounded
 
 
 class Html(str):
@@ -58,3 +59,26 @@ def table(
     body = element("tbody", *(element("tr", *cells(row)) for row in rows))
     inner = element("table", element("caption", label, class_="unseen"), head, body, class_=class_ or None)
     return element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def shown(value: float | None) -> str:
+    """Write whole numbers in full up to nine digits, others with four digits; a dash for None."""
+    return "–" if value is None else rounded(value)
+
+
+def number(value: float | None) -> Html | str:
+    """Write a number with its exact value for programs, where that is longer."""
+    short = shown(value)
+    return short if value is None or repr(value) == short else element("data", short, value=repr(value))
+
+
+def share(part: int, whole: int) -> str:
+    """Write a share in per cent: neither 0 % of something nor 100 % of not all."""
+    if not whole:
+        return "–"
+    percent = 100 * part / whole
+    if part and percent < 0.1:
+        return "< 0.1 %"
+    if part < whole and percent > 99.9:
+        return "> 99.9 %"
+    return f"{percent:.1f} %".replace(".0 %", " %")

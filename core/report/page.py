@@ -10,10 +10,8 @@ from importlib.resources import files
 from typing import TypeAlias
 
 from ..charts.figure import style_sheet
-from .field_sections import actions, continuity, correlation, fields
 from .html import Child, Html, element, joined
-from .media import images, player
-from .sections import episodes, findings, overview, provenance
+from .sections import actions, continuity, correlation, episodes, fields, findings, images, overview, player, provenance
 from .subject import Subject
 
 MOST_BYTES = 3_000_000

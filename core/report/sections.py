@@ -1,34 +1,35 @@
-"""The parts of the page about whole datasets: what they are, their episodes, findings and provenance."""
+"""The sections of a report, each a function from datasets to HTML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..charts.figure import inline_svg
-from ..charts.marks import Chart, ChartLabels, Lines, Series
+from ..charts.marks import Bars, Chart, ChartLabels, Heatmap, Lines, Series
 from ..charts.marks import Histogram as HistogramChart
 from ..format.contracts import Array
 from ..format.documents import dump_json
+from ..format.manifest import Manifest, Provenance
 from ..progress import counted, readable_size, redact
+from ..stats import QUANTILE_ERROR
 from ..ted.episodes import EndReason
 from ..ted.rules import RULES, Finding
-from .columns import Distribution
-from .commands import reproducing
-from .html import Child, Html, element, joined, table
-from .subject import CheckedSubject, Subject
-from .words import number, share, shown
+from ..ted.schema import key_name
+from .figures import FRACTIONS, MOST_COLUMNS, ColumnHistogram, Distribution, FieldFigures
+from .html import Child, Html, element, joined, number, share, shown, table
+from .subject import CheckedSubject, Sheet, ShownEpisode, ShownImages, Subject, Trace
 
 Cards: TypeAlias = Callable[[Subject, str], Child]
 """Makes what is shown of one dataset; the text begins all ids in it."""
-
 WIDTH = 336
 """Pixels of a chart: it fits on a telephone without being scaled, and several fit next to each other."""
 _HEIGHT = 210
-_FINDINGS, _RANGES, _STEPS, _NOTES = 100, 12, 30, 40
 _LONGEST = 3000
 
 
@@ -119,14 +120,14 @@ def _long(value: str) -> Child:
     return details(f"{value[:40]} …", element("code", cut))
 
 
+# Findings -----------------------------------------------------------------------------------------
+
+
 def verdict(checked: CheckedSubject) -> Html:
     """Write how many findings there are."""
     words = f"{counted(checked.errors, 'error')}, {counted(checked.warnings, 'warning')}"
     state = "bad" if checked.errors else "doubtful" if checked.warnings else "good"
     return element("a", words, href="#findings", class_=f"verdict {state}")
-
-
-# Findings -----------------------------------------------------------------------------------------
 
 
 def findings(subjects: Sequence[Subject]) -> Html:
@@ -301,3 +302,510 @@ def _provenance(subject: Subject) -> Child:
 def described(distribution: Distribution) -> str:
     """Describe a distribution in a few words, for those who do not see its histogram."""
     return f"from {shown(distribution.min)} to {shown(distribution.max)}, median {shown(distribution.quantiles[2])}"
+
+
+# Commands that make the dataset again, from the steps of its provenance ---------------------------
+
+
+_SWITCHES = frozenset({"skip_bad", "local", "in_order", "allow_duplicates", "cast", "trust_pickle", "render"})
+_OPTIONS = (
+    "episodes", "layout", "final_step", "horizon", "ends", "filter_key", "reward", "episode_key", "images",
+    "jpeg", "trust_pickle", "rlds_last", "skip_bad",
+)  # fmt: skip
+"""Arguments of `convert` and `download` that are options of the same name."""
+
+
+def reproducing(manifest: Manifest) -> list[tuple[Provenance, str]]:
+    """Return each step of the provenance with the command that does it again; "" where no command does.
+
+    Datasets between the steps are `step-1`, `step-2`, …, and the last is `DEST`. The command of a merge names the
+    datasets that were merged, whose own steps come before it.
+    """
+    steps = manifest.provenance
+    found, before = [], ""
+    for count, step in enumerate(steps, start=1):
+        after = "DEST" if count == len(steps) else f"step-{count}"
+        command = _command(step, before, after, manifest)
+        found.append((step, command))
+        before = after
+        if step.verb == "download":
+            before = f"{step.arguments.get('source')}:{step.arguments.get('id')}"
+        elif step.verb == "split":
+            before = f"{after}/{step.arguments.get('part')}"
+    return found
+
+
+def _command(step: Provenance, before: str, after: str, manifest: Manifest) -> str:
+    given, verb = step.arguments, step.verb
+    if verb in {"convert", "download"} and ("path" in given or "id" in given):
+        return _of_source(verb, given, after, manifest)
+    if verb == "preprocess":
+        return _preprocess(given, before or "DATASET", after)
+    if verb == "merge" and _are_texts(given.get("datasets")):
+        schema = "" if given.get("schema") in (None, "error") else str(given["schema"])
+        return _line("merge", *given["datasets"], after, schema=schema, cast=given.get("cast"), **_layout(given))
+    if verb == "split" and isinstance(given.get("parts"), Mapping):
+        parts = {name: share for name, share in given["parts"].items() if name in {"train", "val", "test"}}
+        by = None if given.get("by") == "episode" else given.get("by")
+        more = {name: given.get(name) for name in ("seed", "stratify", "in_order", "allow_duplicates")}
+        return _line("split", before or str(given.get("dataset")), dest=after, **parts, by=by, **more, **_layout(given))
+    if verb == "record" and "policy" in given and (given["policy"] == "random" or ".py:" in str(given["policy"])):
+        policy = None if given["policy"] == "random" else given["policy"]
+        more = {name: given.get(name) for name in ("episodes", "seed", "max_steps", "render")}
+        return _line(verb, str(given.get("env")), after, **more, policy=policy)
+    if verb == "checkpoint save" and "form" in given:
+        return _line(verb, before or str(given.get("dataset")), after, **{"as": given["form"]})
+    if verb == "checkpoint load":
+        return _line(verb, before or str(given.get("checkpoint")), after, **_layout(given))
+    return ""
+
+
+def _of_source(verb: str, given: Mapping[str, Any], after: str, manifest: Manifest) -> str:
+    options = {name: given.get(name) for name in _OPTIONS if name not in ("layout", "final_step")}
+    final = None if given.get("final_step") == "auto" else given.get("final_step")
+    options |= {"final_step": final, **_layout(given)}
+    if _are_texts(given.get("map")):
+        options["map"] = given["map"]
+    if verb == "convert":
+        return _line(verb, str(given["path"]), after, **options)
+    local = given.get("local")
+    revision = None if local else manifest.resolved_revision or given.get("revision")
+    return _line(verb, str(given.get("source")), str(given["id"]), local=local, revision=revision, **options)
+
+
+def _layout(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"layout": given.get("layout"), "compress": given.get("compress")}
+
+
+def _preprocess(given: Mapping[str, Any], before: str, after: str) -> str:
+    options = {"chunk_size": given.get("chunk_size"), "num_frames": given.get("num_frames"), "dest": after}
+    skip_bad = given.get("skip_bad")
+    if isinstance(given.get("operations"), list):
+        document = "\n\n".join(_operation(one) for one in given["operations"] if isinstance(one, Mapping))
+        command = _line("preprocess", before, pipeline="operations.toml", **options, skip_bad=skip_bad)
+        return f"cat > operations.toml <<'END'\n{document}\nEND\n{command}"
+    if isinstance(given.get("function"), str):
+        unit = None if given.get("unit") == "step" else given.get("unit")
+        seed = given.get("seed")
+        return _line("preprocess", before, fn=given["function"], unit=unit, seed=seed, **options, skip_bad=skip_bad)
+    return ""
+
+
+def _operation(document: Mapping[str, Any]) -> str:
+    """Write an operation as a table of a pipeline file; JSON of these types is TOML as well."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in document.items() if value is not None]
+    return "\n".join(["[[operation]]", *lines])
+
+
+def _line(verb: str, *words: str, **options: Any) -> str:
+    return " ".join(["rbtool", verb, *map(shlex.quote, words), *_given(options)])
+
+
+def _given(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in _SWITCHES:
+            if value:
+                yield flag
+        elif isinstance(value, list | tuple):
+            yield from (f"{flag} {shlex.quote(str(one))}" for one in value)
+        elif value is not None and value is not False and value != "":  # 0 is a seed
+            yield f"{flag} {shlex.quote(str(value))}"
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
+
+
+_FINDINGS, _RANGES, _STEPS, _NOTES = 100, 12, 30, 40
+
+
+# Fields -------------------------------------------------------------------------------------------
+
+
+_MARGIN = 20_000
+"""Bytes of all else in the part about fields."""
+_AT_FIRST = 30
+"""Rows that are seen at once; more open with a click."""
+_MOST_ACTIONS, _MOST_BARS = 24, 15
+_FULL = 5
+"""Times the steps of an even spread: the full colour of the map of actions."""
+_JOINED = 2
+"""Bins that are one cell of the map of actions."""
+
+
+def fields(subjects: Sequence[Subject], most_bytes: int) -> Html:
+    """Write the distributions of all columns, as many as take up to so many bytes."""
+    own = max(0, most_bytes - _MARGIN) // len(subjects)
+    return section("fields", "Fields", side_by_side(subjects, lambda subject, name: _fields(subject, own)))
+
+
+def _fields(subject: Subject, most_bytes: int) -> Child:
+    if subject.figures is None:
+        return element("p", "No field can be read.")
+    heads = ["field", "type", "histogram", "mean", "std", "min",
+             *(f"{100 * fraction:g} %" for fraction in FRACTIONS), "max", "remarks"]  # fmt: skip
+    rows, used, left = list[list[Child]](), 0, 0
+    for found in subject.figures.fields:
+        for row in _rows_of(found, subject.figures.steps):
+            used += sum(len((cell or "").encode()) + 10 for cell in row) + 30
+            if used <= most_bytes:
+                rows.append(row)
+            else:
+                left += 1
+    parts: list[Child] = [table(heads, rows[:_AT_FIRST], label=f"Distributions: {subject.name}", class_="fields")]
+    if rows[_AT_FIRST:]:
+        more = table(heads, rows[_AT_FIRST:], label=f"More distributions: {subject.name}", class_="fields")
+        parts.append(details(f"{counted(len(rows) - _AT_FIRST, 'more row')}", more))
+    if left:
+        parts.append(
+            element("p", f"{counted(left, 'row')} left out, for the size of the page: rbtool stats shows all.")
+        )
+    if not all(column.exact for found in subject.figures.fields for column in found.columns):
+        parts.append(element("p", f"≈ Quantiles of large fields are within {QUANTILE_ERROR:.1%} of their value."))
+    if sum(len(found.columns) for found in subject.figures.fields) >= MOST_COLUMNS:
+        parts.append(element("p", f"After {MOST_COLUMNS:,} columns, fields are described as a whole."))
+    others = (
+        [field.name for field in subject.manifest.fields if _has_none(subject, field.name)] if subject.manifest else []
+    )
+    if others:
+        names = f"{', '.join(others[:_AT_FIRST])}{', …' if len(others) > _AT_FIRST else ''}"
+        why = "Next observations repeat those of the rows; text, ids and complex numbers have none."
+        parts.append(element("p", f"Without figures here: {names}. {why}"))
+    return joined(parts)
+
+
+def _has_none(subject: Subject, name: str) -> bool:
+    return subject.figures is not None and all(found.field.name != name for found in subject.figures.fields)
+
+
+def _rows_of(found: FieldFigures, steps: int) -> Iterator[list[Child]]:
+    form = f"{found.field.dtype} [{', '.join(map(str, found.field.shape))}]"
+    if found.lost:
+        lost = element("span", found.lost, class_="bad")
+        yield [element("code", found.field.name), form, *[""] * (5 + len(FRACTIONS)), lost]
+    for place, column in enumerate(found.columns):
+        about = "≈ " if not column.exact and column.count else ""
+        yield [
+            element("code", found.label(place)), form, spark(column.histogram),
+            number(column.mean), number(column.std), number(column.min),
+            *(joined([about, number(value)]) for value in column.quantiles), number(column.max),
+            ", ".join(_remarks(found, column, steps)),
+        ]  # fmt: skip
+
+
+def _remarks(found: FieldFigures, column: Distribution, steps: int) -> Iterator[str]:
+    if found.rows < steps:
+        yield f"only the first {found.rows:,} of {steps:,} rows, the others are lost"
+    if column.constant:
+        yield "constant"
+    if column.nan:
+        yield f"{column.nan:,} NaN"
+    if column.infinite:
+        yield f"{column.infinite:,} infinite"
+    if found.pooled:
+        yield f"all {math.prod(found.field.shape):,} numbers of a row together"
+
+
+def spark(histogram: ColumnHistogram | None) -> Child:
+    """Draw a histogram in a cell of a table; the numbers next to it are for those who do not see it."""
+    if histogram is None:
+        return ""
+    top = max(histogram.counts, default=0) or 1
+    heights = (max(0.5, 16 * count / top) if count else 0 for count in histogram.counts)
+    path = f"M0 16{''.join(f'V{16 - height:.3g}h1' for height in heights)}V16z"
+    drawn = element("path", d=path)
+    return element("svg", drawn, class_="spark", viewBox=f"0 0 {len(histogram.counts)} 16", preserveAspectRatio="none",
+                   aria_hidden="true", width=120, height=22)  # fmt: skip
+
+
+# Actions ------------------------------------------------------------------------------------------
+
+
+def actions(subjects: Sequence[Subject]) -> Html:
+    """Write which actions there are, and which parts of the action space they leave out."""
+    return section("actions", "Actions", side_by_side(subjects, _actions))
+
+
+def _actions(subject: Subject, name: str) -> Child:
+    columns = [
+        (found.label(place), column)
+        for found in (subject.figures.fields if subject.figures else ())
+        if found.field.role == "action"
+        for place, column in enumerate(found.columns)
+        if column.histogram is not None
+    ]
+    if not columns:
+        return element("p", "There are no actions in numbers.")
+    shown_columns = columns[:_MOST_ACTIONS]
+    few = [(label, column) for label, column in shown_columns if column.values]
+    many = [(label, column) for label, column in shown_columns if not column.values]
+    parts: list[Child] = [
+        _counts(label, column, f"{name}-action{place}") for place, (label, column) in enumerate(few[:6])
+    ]
+    if len(many) == 1:
+        parts.append(_one_action(*many[0], f"{name}-action"))
+    elif many:
+        parts.append(_map(many, f"{name}-actions"))
+    rows = [_coverage(label, column) for label, column in shown_columns]
+    heads = ["action", "range", "bins with actions", "at the low bound", "at the high bound", "outside"]
+    left = len(columns) - len(shown_columns)
+    return element(
+        "div", *parts, table(heads, rows, label=f"Coverage of the action space: {subject.name}", class_="tight"),
+        element("p", f"{counted(left, 'more action column')} left out.") if left else None, class_="figures",
+    )  # fmt: skip
+
+
+def _range(column: Distribution) -> ColumnHistogram:
+    found = column.bounded or column.histogram
+    assert found is not None
+    return found
+
+
+def _counts(label: str, column: Distribution, name: str) -> Html:
+    values = dict(column.values)
+    bounds = column.bounded
+    if bounds is not None and bounds.high - bounds.low < 64:
+        values = dict.fromkeys(range(round(bounds.low), round(bounds.high) + 1), 0) | values
+    listed = sorted(values.items())[:64]
+    labels = ChartLabels(title=f"{label}: steps with each value", x="steps")
+    return chart(
+        Bars([str(value) for value, _ in listed], np.array([count for _, count in listed]), labels), name, height=None
+    )
+
+
+def _one_action(label: str, column: Distribution, name: str) -> Html:
+    bins = _range(column)
+    edges = np.linspace(bins.low, bins.high, len(bins.counts) + 1)
+    return chart(HistogramChart(np.array(bins.counts), edges, ChartLabels(title=label, x="value", y="steps")), name)
+
+
+def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
+    """Draw a row for each column of the action: the share of its steps in each part of its range."""
+    counts = np.array([_range(column).counts for _, column in columns], np.float64)
+    joined_counts = counts.reshape(len(columns), -1, _JOINED).sum(2)
+    shares = joined_counts / np.maximum(joined_counts.sum(1, keepdims=True), 1)
+    ends = [(_range(column).low, _range(column).high) for _, column in columns]
+    names = [f"{label} {shown(low)} … {shown(high)}" for (label, _), (low, high) in zip(columns, ends, strict=True)]
+    limit = _FULL / shares.shape[1]
+    labels = ChartLabels(title="Where actions are in their range", x="from the low to the high end of the range")
+    drawn = Heatmap(shares, names, [""] * shares.shape[1], labels, limit)
+    words = f"The full colour is a part with {limit:.0%} of the steps or more."
+    return element("div", chart(drawn, name, height=None), element("p", words, class_="note"))
+
+
+def _coverage(label: str, column: Distribution) -> list[Child]:
+    bins = _range(column)
+    limits = f"{shown(bins.low)} to {shown(bins.high)}"
+    if column.values and bins.high - bins.low < 1e6:
+        size = round(bins.high) - round(bins.low) + 1
+        inside = sum(bins.low <= value <= bins.high for value, _ in column.values)
+        covered = f"{inside:,} of {size:,} values"
+    else:
+        covered = f"{sum(count > 0 for count in bins.counts)} of {len(bins.counts)}"
+    if column.bounded is None:
+        return [element("code", label), f"{limits}, as recorded", covered, "–", "–", "–"]
+    at = [share(count, column.count) for count in (column.at_low, column.at_high, bins.below + bins.above)]
+    return [element("code", label), f"{limits}, the space", covered, *at]
+
+
+# Correlation and continuity -----------------------------------------------------------------------
+
+
+def correlation(subjects: Sequence[Subject]) -> Html:
+    """Write which columns go along with the return of an episode."""
+    words = (
+        "Pearson's correlation between the mean of a column in each episode and the return of that episode. It is no "
+        "cause: longer episodes alone can bring it about."
+    )
+    return section(
+        "correlation", "Correlation with the return", element("p", words), side_by_side(subjects, _correlation)
+    )
+
+
+def _correlation(subject: Subject, name: str) -> Child:
+    found = [
+        (value, one.label(place))
+        for one in (subject.figures.fields if subject.figures else ())
+        if one.field.role not in {"reward", "done"}
+        for place, value in enumerate(one.correlations)
+        if value is not None
+    ]
+    if not found:
+        return element("p", "There is none: it needs two episodes or more with returns that differ.")
+    strongest = sorted(found, key=lambda one: -abs(one[0]))[:_MOST_BARS]
+    labels = ChartLabels(title=f"Strongest of {counted(len(found), 'column')}", x="correlation with the return")
+    drawn = Bars([label for _, label in strongest], np.array([value for value, _ in strongest]), labels)
+    return chart(drawn, f"{name}-correlation", height=None)
+
+
+def continuity(subjects: Sequence[Subject]) -> Html:
+    """Write how many next observations are the observation of the row after them."""
+    words = "Steps inside episodes whose next observation is, bit for bit, the observation of the following row."
+    return section("continuity", "Next observations", element("p", words), side_by_side(subjects, _continuity))
+
+
+def _continuity(subject: Subject, name: str) -> Child:
+    followed = subject.figures.followed if subject.figures else ()
+    if not followed:
+        return element("p", "No field is both at the root and under next, or the episodes cannot be read.")
+    rows = [
+        [element("code", key_name(one.key)), number(one.steps), number(one.following), share(one.following, one.steps)]
+        for one in followed
+    ]
+    episodes = subject.figures.episodes if subject.figures else None
+    explicit = episodes.ends.explicit_next if episodes else 0
+    note = (
+        f"{counted(explicit, 'episode')} with next observations of their own, as the source has them."
+        if explicit
+        else ""
+    )
+    return joined([
+        table(["state", "steps inside episodes", "followed", "share"], rows, label=f"Continuity: {subject.name}"),
+        element("p", note) if note else None,
+    ])  # fmt: skip
+
+
+# Images and the player ----------------------------------------------------------------------------
+
+
+_TRACE_WIDTH, _TRACE_HEIGHT = 1000, 48
+"""The box in which a trace is drawn; it is stretched to the width of the page."""
+
+
+def images(subjects: Sequence[Subject]) -> Html | None:
+    """Write sheets and strips of the fields with images; None where no dataset has any."""
+    if not any(subject.images for subject in subjects):
+        return None
+    return section("images", "Images", side_by_side(subjects, _images))
+
+
+def _images(subject: Subject, name: str) -> Child:
+    parts: list[Child] = [_field(one) for one in subject.images]
+    if not parts:
+        parts.append(element("p", "There are no images."))
+    if subject.more_images:
+        parts.append(element("p", f"{counted(subject.more_images, 'more field')} with images left out."))
+    return joined(parts)
+
+
+def _field(one: ShownImages) -> Html:
+    head = element("h4", element("code", one.name))
+    if one.sheet is None:
+        return joined([head, element("p", f"The images cannot be shown: {one.note}.")])
+    words = f"{counted(one.sheet.count, 'frame')} of {one.name}, spread over all steps"
+    parts: list[Child] = [head, _figure(element("img", src=one.sheet.data, alt=words, class_="sheet"), words)]
+    if one.strip is not None:
+        words = f"The first {counted(one.strip.count, 'step')} of episode {one.episode}"
+        button = element("button", "Pause", type="button", hidden=True)
+        strip = element("div", _frame(one.strip, f"{words}, {one.name}"), button, class_="strip")
+        parts.append(_figure(strip, words))
+    return joined(parts)
+
+
+def _figure(child: Child, words: str) -> Html:
+    return element("figure", child, element("figcaption", words))
+
+
+def _frame(sheet: Sheet, words: str) -> Html:
+    """Show one frame of a sheet of one row; a script moves the image to show the others."""
+    image = element("image", href=sheet.data, x=0, y=0, width=sheet.width * sheet.count, height=sheet.height)
+    return element(
+        "svg", image, class_="frame", viewBox=f"0 0 {sheet.width} {sheet.height}", width=2 * sheet.width,
+        height=2 * sheet.height, role="img", aria_label=words, data_count=sheet.count, data_width=sheet.width,
+    )  # fmt: skip
+
+
+def player(subjects: Sequence[Subject]) -> Html | None:
+    """Write the chosen episodes of each dataset; None where there are none."""
+    if not any(subject.shown for subject in subjects):
+        return None
+    return section("steps", "Episodes step by step", side_by_side(subjects, _player))
+
+
+def _player(subject: Subject, name: str) -> Child:
+    if not subject.shown:
+        return element("p", "No episode can be shown.")
+    options = [
+        element("option", f"Episode {one.number:,}: {one.why}", value=f"{name}-e{place}")
+        for place, one in enumerate(subject.shown)
+    ]
+    choice = element(
+        "p", element("label", "Episode ", element("select", *options)), class_="choice", hidden=True
+    )  # fmt: skip
+    shown_episodes = [_episode(one, f"{name}-e{place}") for place, one in enumerate(subject.shown)]
+    return element("div", choice, *shown_episodes, class_="player")
+
+
+def _episode(one: ShownEpisode, name: str) -> Html:
+    returned = "" if one.total is None else f", return {shown(one.total)}"
+    facts = f"{counted(one.length, 'step')}{returned}, end: {one.end}."
+    if one.stride > 1:
+        facts += f" One step in {one.stride:,} is shown, and the last."
+    if one.more_actions:
+        facts += f" {counted(one.more_actions, 'more action column')} left out."
+    frame = _frame(one.frames, f"Frame of episode {one.number}") if one.frames is not None else None
+    slider = element("input", type="range", min=0, max=len(one.steps) - 1, value=0, aria_label="Step")
+    controls = element(
+        "div", element("button", "Play", type="button"), slider, element("output", ""), class_="controls", hidden=True
+    )  # fmt: skip
+    lanes = [_lane(trace, one) for trace in one.traces]
+    data = {
+        "steps": one.steps.tolist(),
+        "frames": list(one.frame_steps),
+        "traces": [[_json(value) for value in trace.values.tolist()] for trace in one.traces],
+    }
+    return element(
+        "article", element("h4", f"Episode {one.number:,}: {one.why}"), element("p", facts),
+        element("p", f"No frames: {one.note}.") if one.note else None,
+        element("div", frame, element("div", *lanes, class_="lanes"), class_="stage"), controls,
+        script_data(data), class_="episode", id=name, data_last=one.length - 1,
+    )  # fmt: skip
+
+
+def _json(value: float) -> float | str:
+    return float(f"{value:.6g}") if np.isfinite(value) else str(value)
+
+
+def script_data(document: object) -> Html:
+    """Write a document that the script reads; nothing in it can end the element."""
+    written = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        written = written.replace(sign, f"\\u{ord(sign):04x}")
+    return element("script", Html(written), type="application/json")
+
+
+def _lane(trace: Trace, one: ShownEpisode) -> Html:
+    finite = trace.values[np.isfinite(trace.values)]
+    limits = f"{shown(float(finite.min()))} … {shown(float(finite.max()))}" if len(finite) else "no finite value"
+    head = element(
+        "figcaption", element("code", trace.name), " ", element("span", limits), element("b", "", class_="now")
+    )
+    drawn = [element("polyline", points=points) for points in _lines(trace.values, one.steps)]
+    cursor = element("line", class_="cursor", x1=0, x2=0, y1=0, y2=_TRACE_HEIGHT)
+    svg = element(
+        "svg", *drawn, cursor, class_="lane", viewBox=f"0 0 {_TRACE_WIDTH} {_TRACE_HEIGHT}", preserveAspectRatio="none",
+        role="img", aria_label=f"{trace.name}, {limits}",
+    )  # fmt: skip
+    return element("figure", head, svg)
+
+
+def _lines(values: Array, steps: Array) -> list[str]:
+    """Return the points of a line for each run of finite values."""
+    there = np.isfinite(values)
+    if not there.any():
+        return []
+    low, high = values[there].min(), values[there].max()
+    half = high / 2 - low / 2  # the range of float64 is twice what float64 holds
+    x = np.round(_TRACE_WIDTH * steps / max(1, int(steps[-1])), 1)
+    middle = np.full(len(values), 0.5)
+    y = middle if half <= 0 else (np.where(there, values, low) / 2 - low / 2) / half
+    y = np.round((_TRACE_HEIGHT - 4) * (1 - y) + 2, 1)
+    runs = np.split(np.flatnonzero(there), np.flatnonzero(np.diff(np.flatnonzero(there)) > 1) + 1)
+    return [" ".join(f"{x[place]:g},{y[place]:g}" for place in run) if len(run) > 1 else _dash(x[run[0]], y[run[0]])
+            for run in runs]  # fmt: skip
+
+
+def _dash(x: float, y: float) -> str:
+    """Return the points of a short line for a value with none next to it."""
+    return f"{max(0.0, x - 4):g},{y:g} {min(_TRACE_WIDTH, x + 4):g},{y:g}"

@@ -1,24 +1,266 @@
-"""What a page shows of one dataset: its manifest, its figures, what `check` found, its images and chosen episodes."""
+"""What a report shows of one dataset: its figures, the episodes chosen for the player, and images."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..encodings.pictures import as_bytes, picture_layout
+from ..encodings.video import referred_frames
 from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
-from ..format.contracts import StepReader
+from ..format.contracts import Array, StepReader
 from ..format.documents import parse_json
+from ..format.episodes import EpisodeTable
 from ..format.hub_address import Transfer, transfers_of
 from ..format.manifest import Manifest
+from ..format.returns import return_field_of
+from ..format.videos import image_key, reference_keys
 from ..progress import Progress
+from ..ted.episodes import EndReason
 from ..ted.rules import Finding
-from .episodes import ShownEpisode, show_episodes
-from .figures import Figures, measure
-from .images import ImageSource, Sheet, image_sources, sheet_of
+from ..ted.schema import NEXT, Field, Key, as_numbers, key_name
+from .figures import Figures, is_image, measure
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+_SIDE = 112
+"""Pixels of the longer side of a frame in a sheet."""
+_LEAST = 16
+_QUALITY = 72
+_BETWEEN = (128, 128, 128)
+
+
+def as_rgb(rows: Array) -> Array:
+    """Return images `[n, …]` as RGB of bytes, `[n, height, width, 3]`; of stacked frames the newest.
+
+    Real numbers are taken to be from 0 to 1, or to 255 where one is above 1.
+    """
+    layout = picture_layout(rows.shape[1:])
+    if layout is None:
+        raise ValueError(f"rows of shape {list(rows.shape[1:])} are no images")
+    newest = layout.seen(rows[0]).newest(rows)
+    high = 255.0 if newest.dtype.kind != "f" or np.nanmax(newest, initial=0.0) > 1 else 1.0
+    found = as_bytes(newest, 0.0, high)
+    return found if found.ndim == 4 else np.repeat(found[..., None], 3, axis=3)
+
+
+class ImageSource:
+    """The images of one field: pixels in its rows, or frames of videos that the dataset keeps."""
+
+    def __init__(self, reader: StepReader, key: Key, *, reference: bool) -> None:
+        self.name = key_name(image_key(key) if reference else key)
+        self._reader = reader
+        self._key = key
+        self._reference = reference
+        self._dtype = next(field.dtype for field in reader.fields if field.key == key)
+
+    def frames(self, steps: Sequence[int]) -> Array:
+        """Return the frames of these steps as RGB; CorruptDataError for one that cannot be read.
+
+        UsageError where frames are in videos and PyAV is not installed.
+        """
+        rows = np.concatenate([self._reader.read(self._key, step, step + 1) for step in steps])
+        if not self._reference:
+            return as_rgb(as_numbers(rows, self._dtype))
+        return referred_frames(self._reader.path, rows)
+
+
+def image_sources(reader: StepReader) -> list[ImageSource]:
+    """Find the fields with images."""
+    references = [key for key in reference_keys(reader.fields) if key[0] != NEXT]
+    found = [ImageSource(reader, field.key, reference=False) for field in reader.fields if is_image(field)]
+    return found + [ImageSource(reader, key, reference=True) for key in references]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Frames in one image, `columns` of them in a row.
+
+    `data` is the URL of the image, `width` and `height` are the pixels of a frame.
+    """
+
+    data: str
+    count: int
+    columns: int
+    width: int
+    height: int
+
+
+def sheet_of(frames: Array, columns: int, most_bytes: int, *, gap: int = 0) -> Sheet:
+    """Put frames, RGB `[n, height, width, 3]`, into an image whose URL takes at most about so many bytes.
+
+    Frames are scaled down to `_SIDE` pixels, and further until they fit; `gap` pixels are between them.
+    """
+    side = _SIDE
+    while True:
+        sheet = _sheet(frames, columns, side, gap)
+        if len(sheet.data) <= most_bytes or side <= _LEAST:
+            return sheet
+        side = max(_LEAST, int(side * max(0.5, 0.95 * (most_bytes / len(sheet.data)) ** 0.5)))
+
+
+def _sheet(frames: Array, columns: int, side: int, gap: int) -> Sheet:
+    from PIL import Image  # needed only where there are images
+
+    height, width = frames.shape[1:3]
+    scale = min(1.0, side / max(height, width))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    rows, columns = -(-len(frames) // columns), min(columns, len(frames))
+    apart = size[0] + gap, size[1] + gap
+    whole = Image.new("RGB", (apart[0] * columns - gap, apart[1] * rows - gap), _BETWEEN)
+    for number, frame in enumerate(frames):
+        image = Image.fromarray(np.ascontiguousarray(frame))
+        image = image if image.size == size else image.resize(size, Image.Resampling.BOX)
+        whole.paste(image, (number % columns * apart[0], number // columns * apart[1]))
+    return Sheet(_url(whole), len(frames), columns, *size)
+
+
+def _url(image: Image) -> str:
+    """Write an image as PNG or JPEG, whichever takes fewer bytes."""
+    files = []
+    for form, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": _QUALITY})):
+        file = io.BytesIO()
+        image.save(file, form, **options)
+        files.append((file.getvalue(), form.lower()))
+    data, form = min(files, key=lambda one: len(one[0]))
+    return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
+
+
+_STEPS = 500
+"""Steps of an episode that are shown; of longer ones, every second, third, …"""
+_FRAMES = 40
+_ACTIONS = 8
+"""Columns of actions that are shown."""
+_TOGETHER = 1 << 15
+"""Rows that are read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The values of one column at the steps shown, float64 `[n]`."""
+
+    name: str
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownEpisode:
+    """An episode: why it was chosen, the steps shown and their traces; frames of some of the steps.
+
+    `row` is its place in the storage order, `stride` the distance between the steps shown; the last step is always
+    among them. `frame_steps` are the steps that `frames` show. `more_actions` counts the columns of actions left out.
+    """
+
+    row: int
+    number: int
+    why: str
+    length: int
+    total: float | None
+    end: str
+    stride: int
+    steps: Array
+    traces: tuple[Trace, ...]
+    more_actions: int
+    frames: Sheet | None = None
+    frame_steps: tuple[int, ...] = ()
+    note: str = ""
+
+
+def chosen_episodes(table: EpisodeTable, most: int, *, returns: bool) -> list[tuple[int, str]]:
+    """Choose rows of the episode table that are worth a look, each with the reason: at most so many."""
+    if not len(table):
+        return []
+    reasons: dict[int, list[str]] = {}
+
+    def add(row: int, why: str) -> None:
+        reasons.setdefault(row, []).append(why)
+
+    known = np.flatnonzero(np.isfinite(table.total_reward)) if returns else np.zeros(0, np.int64)
+    if len(known):
+        order = known[np.argsort(table.total_reward[known], kind="stable")]
+        add(int(order[-1]), "highest return")
+        add(int(order[0]), "lowest return")
+        add(int(order[(len(order) - 1) // 2]), "median return")
+    add(int(table.length.argmax()), "longest")
+    add(0, "first")
+    add(len(table) - 1, "last")
+    return [(row, ", ".join(why)) for row, why in list(reasons.items())[:most]]
+
+
+def show_episodes(
+    reader: StepReader, figures: Figures, sources: list[ImageSource], most: int, frame_bytes: int
+) -> list[ShownEpisode]:
+    """Read the chosen episodes; frames are those of the first field with images, in so many bytes an episode."""
+    if figures.episodes is None or not figures.episodes.table.covers(figures.steps):
+        return []
+    table = figures.episodes.table
+    returns = figures.episodes.returns is not None
+    found = []
+    for row, why in chosen_episodes(table, most, returns=returns):
+        try:
+            found.append(_shown(reader, table, row, why, sources, frame_bytes, returns=returns))
+        except (CorruptDataError, FormatError):
+            continue  # what is damaged is among the findings
+    return found
+
+
+def _shown(
+    reader: StepReader, table: EpisodeTable, row: int, why: str, sources: list[ImageSource], frame_bytes: int, *,
+    returns: bool,
+) -> ShownEpisode:  # fmt: skip
+    start, length = int(table.start[row]), int(table.length[row])
+    stride = -(-length // _STEPS)
+    steps = np.union1d(np.arange(0, length, stride), [length - 1])
+    traces, more = _traces(reader, start, steps)
+    sheet, frame_steps, note = None, np.zeros(0, np.int64), ""
+    if sources and frame_bytes:
+        frame_steps = np.unique(np.linspace(0, length - 1, min(length, _FRAMES)).round().astype(np.int64))
+        try:
+            sheet = sheet_of(sources[0].frames((start + frame_steps).tolist()), len(frame_steps), frame_bytes)
+        except (CorruptDataError, SchemaError, UsageError) as error:
+            note = str(error)
+    return ShownEpisode(
+        row=row, number=int(table.episode[row]), why=why, length=length,
+        total=float(table.total_reward[row]) if returns else None,
+        end=EndReason(int(table.end_reason[row])).name.lower().replace("_", " "),
+        stride=stride, steps=steps, traces=traces, more_actions=more, frames=sheet,
+        frame_steps=tuple(frame_steps.tolist()) if sheet else (), note=note,
+    )  # fmt: skip
+
+
+def _traces(reader: StepReader, start: int, steps: Array) -> tuple[tuple[Trace, ...], int]:
+    traces, columns = [], []
+    reward = return_field_of(reader.manifest)
+    if reward is not None:
+        traces.append(Trace(name="reward", values=_values(reader, reward, start, steps)[:, 0]))
+    for one in reader.fields:
+        if one.key[0] == "action" and "complex" not in one.dtype and one.role != "text" and one.row_bytes:
+            values = _values(reader, one, start, steps)
+            width = values.shape[1]
+            names = [one.name] if width == 1 else [f"{one.name}[{place}]" for place in range(width)]
+            columns += [Trace(name=name, values=values[:, place]) for place, name in enumerate(names)]
+    return (*traces, *columns[:_ACTIONS]), max(0, len(columns) - _ACTIONS)
+
+
+def _values(reader: StepReader, field: Field, start: int, steps: Array) -> Array:
+    """Return the rows of these steps of an episode, ascending, as float64 `[n, width]`."""
+    found, last = [], int(steps[-1]) + 1
+    for low in range(0, last, _TOGETHER):
+        high = min(low + _TOGETHER, last)
+        wanted = steps[(steps >= low) & (steps < high)] - low
+        if len(wanted):
+            rows = as_numbers(reader.read(field.key, start + low, start + high), field.dtype)[wanted]
+            found.append(rows.reshape(len(rows), -1).astype(np.float64))
+    return np.concatenate(found)
+
 
 _SHEET_FRAMES, _SHEET_COLUMNS = 24, 8
 _STRIP_FRAMES = 32

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from rbtool.core.format.contracts import StepReader
-from rbtool.core.report.columns import BINS, FRACTIONS, MOST_VALUES, Distribution
-from rbtool.core.report.figures import FieldFigures, Figures
+from rbtool.core.report.figures import BINS, FRACTIONS, MOST_VALUES, Distribution, FieldFigures, Figures
 from rbtool.core.stats import QUANTILE_ERROR
 from rbtool.core.ted.schema import as_numbers
 

@@ -11,10 +11,9 @@ from report_data import write_shown
 from rbtool.core.format.contracts import StepReader
 from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
-from rbtool.core.report import episodes
-from rbtool.core.report.episodes import ShownEpisode, chosen_episodes, show_episodes
+from rbtool.core.report import subject
 from rbtool.core.report.figures import measure
-from rbtool.core.report.images import image_sources
+from rbtool.core.report.subject import ShownEpisode, chosen_episodes, image_sources, show_episodes
 from rbtool.core.testing.datasets import Ending, write_walks
 
 WALKS: list[tuple[int, Ending]] = [(6, "terminated"), (1, "truncated"), (90, "open"), (4, "both"), (2, "terminated")]
@@ -48,8 +47,8 @@ def test_no_more_are_chosen_than_asked_for(tmp_path: Path, most: int) -> None:
 
 @pytest.mark.parametrize("limit", [500, 7])
 def test_traces_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(episodes, "_STEPS", limit)
-    monkeypatch.setattr(episodes, "_TOGETHER", 5)
+    monkeypatch.setattr(subject, "_STEPS", limit)
+    monkeypatch.setattr(subject, "_TOGETHER", 5)
     write_walks(tmp_path / "walks", WALKS)
     with open_steps(tmp_path / "walks") as reader:
         found = shown(reader)

@@ -18,7 +18,7 @@ from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.open_steps import open_steps
 from rbtool.core.progress import Silent
-from rbtool.core.report import columns, figures
+from rbtool.core.report import figures
 from rbtool.core.report.figures import FieldFigures, Figures, measure
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
@@ -83,7 +83,7 @@ def test_every_layout_has_the_same_figures(tmp_path: Path, episodes: list[tuple[
 def test_fields_too_large_for_memory_have_exact_figures_but_for_quantiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None, dtype: str
 ) -> None:
-    monkeypatch.setattr(columns, "_HELD_BYTES", 0)
+    monkeypatch.setattr(figures, "_HELD_BYTES", 0)
     rows = np.random.default_rng(0).normal(size=(400, 3)) * [1, 20, 1000]
     field = Field(("observation",), dtype, (3,), "observation")
     path = written(tmp_path / "data", {field: rows.astype(dtype)}, [399, 1])
@@ -135,7 +135,7 @@ def test_actions_are_compared_with_their_space(tmp_path: Path) -> None:
     assert (first.at_low, first.at_high) == (2, 1)
     assert first.bounded is not None
     assert second.bounded is not None
-    assert first.bounded.counts == tuple(np.histogram(rows[:, 0], columns.BINS, (-1, 1))[0].tolist())
+    assert first.bounded.counts == tuple(np.histogram(rows[:, 0], figures.BINS, (-1, 1))[0].tolist())
     assert (second.bounded.below, second.bounded.above, sum(second.bounded.counts)) == (1, 1, 2)
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 import rbtool
 from rbtool.core.open_steps import open_steps
-from rbtool.core.report.images import Sheet, as_rgb, image_sources, is_image, sheet_of
+from rbtool.core.report.figures import is_image
+from rbtool.core.report.subject import Sheet, as_rgb, image_sources, sheet_of
 from rbtool.core.ted.schema import Field
 
 DRAW = np.random.default_rng(0)
