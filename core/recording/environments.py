@@ -11,8 +11,7 @@ from gymnasium.utils import RecordConstructorArgs
 from ..errors import SchemaError, UsageError
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
-from .buffer import NO_FRAME
-from .recorder import EnvironmentRecorder, require_seeds
+from .recorder import NO_FRAME, EnvironmentRecorder, require_seeds
 
 _Obs = TypeVar("_Obs")
 _Act = TypeVar("_Act")

@@ -1,24 +1,40 @@
-"""What the wrappers of single and of vector environments share: an episode buffer for each lane, and one writer."""
+"""Records environments: an episode buffer for each lane gathers steps in memory, and one writer appends whole episodes.
+
+    env.reset, env.step  ->  EnvironmentRecorder  ->  EpisodeBuffer of the lane  ->  EpisodeWriter  ->  recording
+                             (`begin, act, observe`)  (the episode under way)        (layout, resume)   (packed folder)
+
+The wrappers of single and of vector environments both use `EnvironmentRecorder`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import RbtoolError, SchemaError, UsageError
 from ..format import fs
-from ..format.documents import parse_json
-from ..format.manifest import Manifest
-from ..format.packed.recording import RecordedOrigin
+from ..format.contracts import Array
+from ..format.documents import dump_json, parse_json
+from ..format.manifest import Dropped, Manifest, has_manifest
+from ..format.packed.recording import PackedRecorder, RecordedOrigin, unfinished_recording
+from ..format.packed.repair import continued
+from ..format.staging import mend, new_sibling, sweep
 from ..progress import counted
-from .buffer import EpisodeBuffer
-from .spaces import renamed_entries, space_document, space_encoder
-from .writer import EpisodeWriter
+from ..ted.schema import NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
+from .layout import InfoRows, RawEpisode, RowLayout, RowLeaf, entries_renamed, fit_infos, form_of, renaming
+from .spaces import Encoder, RecordedLeaf, renamed_entries, space_document, space_encoder, stack_padded
+
+PIXELS = "pixels"
+NO_FRAME = "render() gave a frame for some steps and None for others, or for all, expected one for each step"
+_ROOM = 64
 
 
 class EnvironmentRecorder:
@@ -232,3 +248,388 @@ def _spec_document(spec: Any) -> Any:
     except (TypeError, ValueError, AttributeError):
         kwargs = {name: str(value) for name, value in (spec.kwargs or {}).items()}
         return {"id": spec.id, "max_episode_steps": spec.max_episode_steps, "kwargs": kwargs}
+
+
+class _Rows:
+    """The rows of one leaf; the room is kept from one episode to the next."""
+
+    def __init__(self, leaf: RecordedLeaf) -> None:
+        self.leaf = leaf
+        self._array = np.empty((_ROOM, *leaf.shape), leaf.dtype) if not leaf.ragged else None
+        self._held: list[Array] = []
+
+    def put(self, row: int, value: Any) -> None:
+        """Copy a value to a row, in which nothing or an unfinished step is."""
+        array = self._array
+        if array is None:
+            del self._held[row:]
+            self._held.append(np.array(value))
+            return
+        if row == len(array):
+            self._array = array = np.concatenate([array, np.empty_like(array)])
+        array[row] = value
+
+    def take(self, count: int) -> Array:
+        """Return the first rows, `[count, *shape]`; valid until the next one is put."""
+        if self._array is not None:
+            return self._array[:count]
+        return stack_padded(self._held[:count], self.leaf)
+
+
+class EpisodeBuffer:
+    """Gathers the steps of one episode after the other; `number` and `seed` are those of the episode under way.
+
+    A step comes in two parts: `act` before the environment is stepped, which checks the action, then `observe`. An
+    error in either leaves the steps before it, and nothing is taken until `begin`: there would be a gap.
+    """
+
+    def __init__(self, observation: Encoder, action: Encoder, *, infos: bool = True) -> None:
+        self.is_open = False
+        self.length = 0
+        self.seed: int | None = None
+        self._observation, self._action = observation, action
+        self._states = [_Rows(leaf) for leaf in observation.leaves]
+        self._steps = [_Rows(leaf) for leaf in action.leaves]
+        self._pixels: _Rows | None = None
+        self._rewards: list[float] = []
+        self._terminated: list[bool] = []
+        self._truncated: list[bool] = []
+        self._infos = InfoRows() if infos else None
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        """Names of the infos that cannot be kept, and the reasons."""
+        return self._infos.dropped if self._infos is not None else {}
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """Names of infos that are stored by another name, and that name."""
+        return self._infos.renamed if self._infos is not None else {}
+
+    @property
+    def leaves(self) -> tuple[RowLeaf, ...]:
+        """What the rows have."""
+        states = [*self._states, *([self._pixels] if self._pixels is not None else [])]
+        return (*(RowLeaf(one.leaf, True) for one in states), *(RowLeaf(one.leaf, False) for one in self._steps))
+
+    def begin(self, observation: Any, info: Mapping[Any, Any], *, seed: int | None = None, frame: Any = None) -> None:
+        """Begin an episode with what `reset` returned; what was there of another one is gone."""
+        self.discard()
+        self._put_state(0, observation, info, frame)
+        self.seed, self.is_open = seed, True
+
+    def act(self, action: Any) -> None:
+        """Check and keep the action of the next step. UsageError where no episode is under way."""
+        if not self.is_open:
+            raise UsageError("step() comes after the end of an episode: call reset() first")
+        values = self._action.encode(action)
+        for rows, value in zip(self._steps, values, strict=True):
+            rows.put(self.length, value)
+
+    def observe(
+        self,
+        observation: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Mapping[Any, Any],
+        frame: Any = None,
+    ) -> bool:
+        """Keep what the step returned; return whether the episode ended."""
+        self.is_open = False  # until all of it is kept
+        if type(reward) is not float:
+            reward = _reward(reward)
+        ended = (bool(terminated), bool(truncated))
+        self._put_state(self.length + 1, observation, info, frame)
+        self._rewards.append(reward)
+        self._terminated.append(ended[0])
+        self._truncated.append(ended[1])
+        self.length += 1
+        self.is_open = not (ended[0] or ended[1])
+        return not self.is_open
+
+    def _put_state(self, row: int, observation: Any, info: Mapping[Any, Any], frame: Any) -> None:
+        values = self._observation.encode(observation)
+        for rows, value in zip(self._states, values, strict=True):
+            rows.put(row, value)
+        if frame is not None:
+            self._put_frame(row, frame)
+        elif self._pixels is not None:
+            raise SchemaError(NO_FRAME)
+        if info and self._infos is not None:
+            self._infos.put(row, info)
+
+    def _put_frame(self, row: int, frame: Any) -> None:
+        found = np.asarray(frame)
+        if self._pixels is None:
+            if row:
+                raise SchemaError(NO_FRAME)
+            if found.dtype != np.uint8 or found.ndim != 3:
+                raise SchemaError(f"render() gave {found.dtype} {list(found.shape)}, expected uint8 [height, width, 3]")
+            self._pixels = _Rows(RecordedLeaf((PIXELS,), "uint8", found.shape, "observation"))
+        expected = self._pixels.leaf.shape
+        if found.dtype != np.uint8 or found.shape != expected:
+            raise SchemaError(
+                f"render() gave {found.dtype} {list(found.shape)}, the frames before it are uint8 {list(expected)}"
+            )
+        self._pixels.put(row, found)
+
+    def take(self) -> RawEpisode:
+        """Return the episode, and be without one: its arrays are valid until `begin`. It needs a step at least.
+
+        One that did not end is cut off: its last step becomes truncated.
+        """
+        length = self.length
+        terminated, truncated = (
+            np.array(flags[:length], bool)[:, None] for flags in (self._terminated, self._truncated)
+        )
+        cut_off = not (terminated[-1, 0] or truncated[-1, 0])
+        truncated[-1] |= cut_off
+        states = {row.leaf.key: row.take(length + 1) for row in self._states}
+        if self._pixels is not None:
+            states[PIXELS,] = self._pixels.take(length + 1)
+        steps: dict[Key, Array] = {row.leaf.key: row.take(length) for row in self._steps}
+        steps[NEXT_REWARD] = np.array(self._rewards[:length], np.float64)[:, None]
+        steps |= {NEXT_DONE: terminated | truncated, NEXT_TERMINATED: terminated, NEXT_TRUNCATED: truncated}
+        infos = self._infos.take(length) if self._infos is not None else {}
+        raw = RawEpisode(length, self.leaves, states, steps, infos, self.seed, bool(cut_off))
+        self.discard()
+        return raw
+
+    def discard(self) -> None:
+        """Be without an episode."""
+        self.is_open, self.length, self.seed = False, 0, None
+        self._rewards, self._terminated, self._truncated = [], [], []
+        if self._infos is not None:
+            self._infos.clear()
+
+
+def _reward(reward: Any) -> float:
+    try:
+        found = np.asarray(reward)
+        if found.size == 1 and found.dtype.kind in "biuf":
+            number = found.item()
+            kept = float(number)
+            if kept == number or number != number:
+                return kept
+            raise SchemaError(f"the reward {number} ({found.dtype}) is no float64, which rewards are stored as")
+    except (TypeError, ValueError, OverflowError):
+        pass
+    shape = f" {list(reward.shape)}" if isinstance(reward, np.ndarray) else ""
+    raise SchemaError(f"the reward is a {type(reward).__name__}{shape}, expected one number")
+
+
+class EpisodeWriter:
+    """Appends episodes to a recording at `dest`; each is safe from the death of the process when `add` returns.
+
+    With `resume`, an unfinished recording there is continued. UsageError where something else is at `dest`.
+    """
+
+    def __init__(self, dest: Path, origin: RecordedOrigin, *, sync_seconds: float, resume: bool = False) -> None:
+        self.dest = dest
+        self._origin, self._sync_seconds = origin, sync_seconds
+        self._recorder: PackedRecorder | None = None
+        self._layout: RowLayout | None = None
+        self._dropped = {one.key: one.why for one in origin.dropped_keys}
+        self._made = False
+        self._next = 0
+        self.is_closed = False
+        mend(dest)
+        sweep(dest)  # of a process that died while it stored a recording again
+        occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
+        if occupied and resume:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._origin = RecordedOrigin.load(dest)
+                self._dropped = {one.key: one.why for one in self._origin.dropped_keys}
+                _require_same(self._origin, origin, dest)
+            self._recorder = continued(dest, sync_seconds=sync_seconds)
+            if self._origin is origin and not self.episodes:  # it was stopped before it was stated
+                origin.save(dest)
+            self._next = max(self.numbers, default=-1) + 1
+        elif occupied:
+            raise _occupied(dest)
+        elif not dest.exists():
+            fs.make_folder(dest)  # that it cannot be made is found before an environment runs for hours
+            self._made = True
+
+    def describe(self, arguments: Mapping[str, Any]) -> None:
+        """Add arguments to the provenance."""
+        self._origin = replace(self._origin, arguments={**self._origin.arguments, **arguments})
+        if self._recorder is not None:
+            self._origin.save(self.dest)
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are written."""
+        return len(self._recorder.commits) if self._recorder is not None else 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps those have."""
+        return self._recorder.steps if self._recorder is not None else 0
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the episodes that are written."""
+        return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
+
+    def add(
+        self,
+        raw: RawEpisode,
+        number: int | None = None,
+        dropped: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write an episode; its number is by default that after the highest.
+
+        `dropped` names infos that it lacks, with the reasons, and `renamed` infos that have another name in it.
+        """
+        if self.is_closed:
+            raise UsageError(f"the recording {self.dest} is closed: nothing can be added")
+        recorder = self._recorder
+        ranges = recorder.rows.ranges if recorder is not None else {}
+        layout = self._layout
+        if layout is None:
+            layout = RowLayout(raw.leaves)
+            if recorder is not None:
+                layout = RowLayout.of_fields(recorder.fields, raw.leaves, str(self.dest))
+                several = frozenset(entries_renamed(self._origin.renamed_keys, layout.infos))
+                layout = replace(layout, several=several)
+        before, stated = layout, dict[str, str]()
+        layout = layout.separated(raw.infos)
+        if layout.several:
+            moved = layout.moved(before)
+            stated = self._renamings(before, layout, raw)
+            raw.infos = layout.named(raw.infos)
+            ranges = {_moved(key, moved): found for key, found in ranges.items()}
+        lost = dict(dropped or {}) | fit_infos(layout, raw, ranges)
+        names = dict(renamed or {}) | {entry: name for entry, name in stated.items() if name not in lost}
+        grown = layout.grown(raw, ranges, first=recorder is None)
+        noted = bool(lost.keys() - self._dropped.keys() or names.keys() - self._origin.renamed_keys.keys())
+        if recorder is None:
+            recorder = PackedRecorder(self.dest, grown.fields(), sync_seconds=self._sync_seconds)
+            self._recorder = recorder
+            self._origin.save(self.dest)
+        elif grown is not before:
+            if noted:  # the names of leaves are stated where they are
+                self._note(lost, names)
+            recorder, noted = self._rewritten(recorder, before, grown), False
+        self._layout = grown
+        if noted:
+            self._note(lost, names)
+        states, steps = grown.columns(raw, self._next if number is None else number)
+        number = int(steps[("episode",)][0])
+        recorder.add_states(states, steps, episode=number, seed=raw.seed, cut_off=raw.cut_off)
+        self._next = max(self._next, number + 1)
+
+    def _renamings(self, before: RowLayout, layout: RowLayout, raw: RawEpisode) -> dict[str, str]:
+        """State where the forms of entries are, those of this episode and those of earlier ones that get a name now."""
+        forms = [(key, form_of(one)) for key, one in raw.infos.items()]
+        forms += [(key, leaf.form) for key, leaf in before.infos.items()]
+        return dict(renaming(key, form) for key, form in forms if key in layout.several)
+
+    def _note(self, dropped: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+        self._dropped = dict(dropped) | self._dropped
+        named = tuple(Dropped(key, why) for key, why in sorted(self._dropped.items()))
+        names = {**self._origin.renamed_keys, **renamed}
+        self._origin = replace(self._origin, dropped_keys=named, renamed_keys=dict(sorted(names.items())))
+        self._origin.save(self.dest)
+
+    def _rewritten(self, old: PackedRecorder, layout: RowLayout, grown: RowLayout) -> PackedRecorder:
+        """Store all episodes with other leaves, and put that in the place of the recording at one instant."""
+        built = new_sibling(self.dest)
+        new = PackedRecorder(built, grown.fields(), sync_seconds=math.inf)
+        try:
+            self._origin.save(built)
+            moved = grown.moved(layout)
+            for stored in old.episodes():
+                raw, row = layout.raw(stored), stored.commit.row
+                raw.infos = {moved.get(key, key): one for key, one in raw.infos.items()}
+                states, steps = grown.columns(raw, row.episode)
+                new.add_states(states, steps, episode=row.episode, seed=row.seed, cut_off=raw.cut_off)
+            new.sync()
+            aside = _put_in_place(built, self.dest)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+                new.close()
+                fs.remove(built)
+            raise
+        self._recorder, self._layout = new, grown  # before anything can fail: the old recorder's files are not at dest
+        new.moved(self.dest, self._sync_seconds)
+        old.close()
+        fs.sync_folder(self.dest.parent)
+        with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+            fs.remove(aside)
+        return new
+
+    def sync(self) -> None:
+        """Wait until all episodes are on the disk."""
+        if self._recorder is not None and not self.is_closed:
+            self._recorder.sync()
+
+    def finish(self) -> Manifest:
+        """Make a dataset of the recording. SchemaError where nothing was recorded."""
+        if self.is_closed:
+            raise UsageError(f"the recording {self.dest} is closed already")
+        if self._recorder is None or not self.episodes:
+            self.close()
+            raise SchemaError(f"nothing was recorded at {self.dest}: no episode has a step")
+        manifest = self._recorder.finish()
+        self.is_closed = True
+        return manifest
+
+    def close(self) -> None:
+        """Stop without making a dataset; the episodes stay, and nothing stays where there are none."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._recorder is not None:
+            try:
+                self._recorder.sync()
+            finally:
+                self._recorder.close()
+        elif self._made:
+            with contextlib.suppress(OSError):
+                fs.remove_empty_folder(self.dest)
+
+
+def _moved(key: Key, moved: Mapping[Key, Key]) -> Key:
+    """The key of a leaf, root or next, after infos were moved."""
+    return (NEXT, *moved.get(key[1:], key[1:])) if key[0] == NEXT else moved.get(key, key)
+
+
+def _occupied(dest: Path) -> UsageError:
+    unfinished = dest.is_dir() and not has_manifest(dest) and unfinished_recording(dest) is not None
+    if not unfinished:
+        return UsageError(f"{dest} exists already; recordings need a new folder", hint="choose another destination")
+    return UsageError(
+        f"{dest} has a recording that was not finished",
+        hint=f"continue it with resume (--resume), or finish it: rbtool repair {shlex.quote(str(dest))}",
+    )
+
+
+def _put_in_place(built: Path, dest: Path) -> Path:
+    """Put a folder in the place of another one; return where that is now. After an error all is as before."""
+    if fs.exchange(built, dest):
+        return built
+    aside = new_sibling(dest, aside=True)
+    fs.rename(dest, aside)
+    try:
+        fs.rename(built, dest)
+    except BaseException:
+        fs.rename(aside, dest)
+        raise
+    return aside
+
+
+def _require_same(recorded: RecordedOrigin, found: RecordedOrigin, dest: Path) -> None:
+    """Raise where another environment, or one of other spaces, would continue a recording."""
+    if recorded.asked != found.asked:
+        raise UsageError(f"{dest} has episodes of {recorded.asked}, expected the same instead of {found.asked}")
+    spaces = parse_json(dump_json(dict(found.spaces)), "the spaces")
+    for name in sorted(recorded.spaces.keys() | spaces.keys()):
+        if recorded.spaces.get(name) != spaces.get(name):
+            raise SchemaError(
+                f"{dest} was recorded with another {name} space, expected the same to continue it",
+                hint="record each space to a dataset of its own",
+            )

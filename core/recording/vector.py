@@ -16,8 +16,7 @@ from ..errors import SchemaError, UsageError
 from ..format.contracts import Array
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
-from .buffer import NO_FRAME
-from .recorder import EnvironmentRecorder, require_seeds
+from .recorder import NO_FRAME, EnvironmentRecorder, require_seeds
 
 _MODES = {"NextStep": "next", "SameStep": "same", "Disabled": "disabled"}
 _FINAL = ("final_obs", "final_info")

@@ -16,8 +16,8 @@ from scripted_envs import CountingEnv, Plan, Recorded, ScriptedEnv, run
 
 import rbtool
 from rbtool.core.format import fs
-from rbtool.core.recording.buffer import EpisodeBuffer
-from rbtool.core.recording.infos import InfoRows
+from rbtool.core.recording.layout import InfoRows
+from rbtool.core.recording.recorder import EpisodeBuffer
 from rbtool.core.recording.spaces import space_encoder
 from rbtool.core.verbs.record import record
 
