@@ -18,7 +18,7 @@ from tensordict import TensorDict, is_tensor_collection
 from ..buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ..buffers.replay_buffer import ReplayBuffer
 from ..storages.lazy_tensor import LazyTensorStorage
-from .raising import error_of
+from .errors import error_of
 
 ROWS, LANES = 12, 3
 KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers add to elements

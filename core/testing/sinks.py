@@ -15,7 +15,7 @@ from ..format.memmap.reader import TedReader
 from ..format.sinks import Chosen, Sink
 from ..ted.schema import Key
 from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
-from .raising import error_of
+from .errors import error_of
 
 ROWS = (0, 2, 3)
 """The chosen episodes, which do not all follow one another."""

@@ -10,7 +10,7 @@ from ..errors import DatasetNotFoundError, NetworkError
 from ..format import fs
 from ..format.manifest import is_inside
 from ..format.sources import RemoteDataset, Source
-from .raising import error_of
+from .errors import error_of
 
 
 class SourceTests(ABC):

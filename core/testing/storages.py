@@ -20,7 +20,7 @@ import torch
 from ..buffers.replay_buffer import ReplayBuffer
 from ..samplers.slices import SliceSampler
 from ..storages.base import Storage
-from .raising import error_of
+from .errors import error_of
 from .rows import LANES, MarkRecorder, episode_steps, overwrite, same, sample_rows, spoiled
 
 ROWS = 10

@@ -26,7 +26,7 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.tensor import TensorStorage
 from ..writers.base import Writer
 from ..writers.round_robin import RoundRobinWriter
-from .raising import error_of
+from .errors import error_of
 from .rows import (
     CAPACITY,
     FILLED,

@@ -9,8 +9,7 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.samplers.base import Sampler
-from rbtool.core.testing.slice_samplers import Twin
-from rbtool.core.testing.slices import Coordinates, RingModel
+from rbtool.core.testing.slice_samplers import Coordinates, RingModel, Twin
 from rbtool.core.transforms.frames import StoredFrameStack
 from rbtool.core.writers.base import ImmutableDatasetWriter
 

@@ -27,8 +27,8 @@ from rbtool import (
     UsageError,
 )
 from rbtool.core.samplers import hindsight
-from rbtool.core.testing.slice_samplers import CONTENTS
-from rbtool.core.testing.slices import (
+from rbtool.core.testing.slice_samplers import (
+    CONTENTS,
     Coordinates,
     RingModel,
     Slice,

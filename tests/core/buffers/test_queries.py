@@ -27,8 +27,17 @@ from rbtool import (
     iter_trajectories,
     traj,
 )
-from rbtool.core.testing.slice_samplers import CONTENTS, SITUATIONS, situation
-from rbtool.core.testing.slices import RingModel, Step, episodes, rows_of, step_lists, tensordict_of
+from rbtool.core.testing.slice_samplers import (
+    CONTENTS,
+    SITUATIONS,
+    RingModel,
+    Step,
+    episodes,
+    rows_of,
+    situation,
+    step_lists,
+    tensordict_of,
+)
 
 CAPACITY = 12
 

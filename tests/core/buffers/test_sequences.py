@@ -34,7 +34,7 @@ from rbtool import (
     Transition,
     UsageError,
 )
-from rbtool.core.testing.slices import Step, episodes, rows_of, step_lists, tensordict_of
+from rbtool.core.testing.slice_samplers import Step, episodes, rows_of, step_lists, tensordict_of
 
 CAPACITY = 12
 MARKS = {"anchor_index", "sequence_id", "step_in_sequence", "learning_mask", "validity_mask"}

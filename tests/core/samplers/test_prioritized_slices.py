@@ -15,8 +15,7 @@ from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
-from rbtool.core.testing.slice_samplers import Twin
-from rbtool.core.testing.slices import SliceRule, episodes, rows_of
+from rbtool.core.testing.slice_samplers import SliceRule, Twin, episodes, rows_of
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 

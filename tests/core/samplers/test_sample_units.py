@@ -11,8 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool import LazyTensorStorage, ListStorage, MissingKeyError, SchemaError, Sequence, TensorStorage, Transition
-from rbtool.core.testing.slice_samplers import CONTENTS, SITUATIONS, situation
-from rbtool.core.testing.slices import Coordinates, RingModel, Slice
+from rbtool.core.testing.slice_samplers import CONTENTS, SITUATIONS, Coordinates, RingModel, Slice, situation
 
 BOUNDARIES = ("pad", "stop", "include_reset")
 SHAPES = [

@@ -23,18 +23,23 @@ from hypothesis import strategies as st
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
-from rbtool.core.testing.slice_samplers import CONTENTS, SIGNAL_OPTIONS, SITUATIONS, Twin, cut, situation
-from rbtool.core.testing.slices import (
+from rbtool.core.testing.slice_samplers import (
+    CONTENTS,
+    SIGNAL_OPTIONS,
     SIGNALS,
+    SITUATIONS,
     RingModel,
     Slice,
     SliceRule,
     Step,
+    Twin,
     assert_drawn_as_expected,
+    cut,
     episodes,
     expected_marks,
     legal_slices,
     rows_of,
+    situation,
     step_lists,
     tensordict_of,
 )

@@ -16,8 +16,7 @@ from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
-from rbtool.core.testing.slice_samplers import Twin
-from rbtool.core.testing.slices import episodes, rows_of
+from rbtool.core.testing.slice_samplers import Twin, episodes, rows_of
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 

@@ -23,8 +23,17 @@ from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacemen
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.slice_samplers import CONTENTS, SITUATIONS, Twin, situation
-from rbtool.core.testing.slices import RingModel, episodes, rows_of, step_lists, tensordict_of
+from rbtool.core.testing.slice_samplers import (
+    CONTENTS,
+    SITUATIONS,
+    RingModel,
+    Twin,
+    episodes,
+    rows_of,
+    situation,
+    step_lists,
+    tensordict_of,
+)
 from rbtool.core.transforms.frames import FrameStack, StoredFrameStack
 from rbtool.core.writers.base import ImmutableDatasetWriter
 

@@ -1,4 +1,4 @@
-"""What an act raises, for suites that must not need pytest."""
+"""The error that a call raises, for suites that must not depend on pytest."""
 
 from __future__ import annotations
 
