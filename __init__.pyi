@@ -34,12 +34,6 @@ from .core.checkpointers.ensemble import StorageEnsembleCheckpointer as StorageE
 from .core.checkpointers.episodes import FlatStorageCheckpointer as FlatStorageCheckpointer
 from .core.checkpointers.episodes import H5StorageCheckpointer as H5StorageCheckpointer
 from .core.checkpointers.episodes import NestedStorageCheckpointer as NestedStorageCheckpointer
-from .core.checkpointers.hooks import Flat2TED as Flat2TED
-from .core.checkpointers.hooks import H5Combine as H5Combine
-from .core.checkpointers.hooks import H5Split as H5Split
-from .core.checkpointers.hooks import Nested2TED as Nested2TED
-from .core.checkpointers.hooks import TED2Flat as TED2Flat
-from .core.checkpointers.hooks import TED2Nested as TED2Nested
 from .core.checkpointers.lists import CompressedListStorageCheckpointer as CompressedListStorageCheckpointer
 from .core.checkpointers.lists import ListStorageCheckpointer as ListStorageCheckpointer
 from .core.checkpointers.references import PackedStorageCheckpointer as PackedStorageCheckpointer
@@ -161,6 +155,12 @@ from .core.text.rollouts import ConstantKLController as ConstantKLController
 from .core.text.rollouts import RolloutFromModel as RolloutFromModel
 from .core.text.tokenizers import PromptTensorDictTokenizer as PromptTensorDictTokenizer
 from .core.text.tokenizers import TensorDictTokenizer as TensorDictTokenizer
+from .core.torchrl.hooks import Flat2TED as Flat2TED
+from .core.torchrl.hooks import H5Combine as H5Combine
+from .core.torchrl.hooks import H5Split as H5Split
+from .core.torchrl.hooks import Nested2TED as Nested2TED
+from .core.torchrl.hooks import TED2Flat as TED2Flat
+from .core.torchrl.hooks import TED2Nested as TED2Nested
 from .core.trajectories import split_trajectories as split_trajectories
 from .core.transforms.base import Compose as Compose
 from .core.transforms.base import Transform as Transform

@@ -43,6 +43,7 @@ class _Verbs(VerbGroup):
         return sorted(super().list_commands(ctx), key=list(VERBS).index)
 
 
+_EXAMPLES = examples_text([one for one in EXAMPLES if one.command.split()[1] in VERBS])
 _SHORT = ", ".join(f"{short} = {' '.join(verb)}" for short, verb in SHORT_NAMES.items())
 
 ShellName = enum.StrEnum("ShellName", {name.upper(): name for name in SCRIPTS})  # type: ignore[misc]  # from the table
@@ -53,7 +54,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
-    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\nShort names: {_SHORT}\n\n{examples_text(EXAMPLES)}",
+    epilog=f"{EXIT_CODES}\n\nHelp for a verb: rbtool VERB --help\nShort names: {_SHORT}\n\n{_EXAMPLES}",
 )
 
 
@@ -83,7 +84,7 @@ def rbtool(
         Output().text(context.get_help())
 
 
-for module in dict.fromkeys(VERBS.values()):
+for module in dict.fromkeys(verb.module for verb in VERBS.values()):
     importlib.import_module(f".{module}", __package__).add(app)
 
 

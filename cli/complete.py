@@ -99,17 +99,17 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
         if words[-1:] == ["--color"]:
             return ["auto", "always", "never"]
         return [*COMMON.values(), "--help", "--version"] if current.startswith("-") else [*VERBS, *SHORT_NAMES, "help"]
-    module = VERBS.get(path[0])
-    if module is None:
+    verb = VERBS.get(path[0])
+    if verb is None:
         return ()
-    command = _command(module, path[0])
-    if path[0] in GROUPS:
+    command = _command(verb.module, path[0])
+    if verb.group:
         if len(path) == 1:
             return ["--help"] if current.startswith("-") else list(command.commands)
         command = command.commands.get(path[1])
         if command is None:
             return ()
-    return _Parsed.of(command.params, path[2 if path[0] in GROUPS else 1 :]).following(current)
+    return _Parsed.of(command.params, path[2 if verb.group else 1 :]).following(current)
 
 
 def _command(module: str, name: str) -> Any:

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb: its module, which has a function `add(app)`, whether a second verb follows, and a name of other tools.
+
+    The short name of a verb with second verbs stands for the second verb of that name: `rm` for `cache rm`.
+    """
+
+    module: str
+    group: bool = False
+    short: str = ""
+
 
 VERBS = {
-    "list": "cache",
-    "download": "convert",
-    "convert": "convert",
-    "record": "record",
-    "preprocess": "preprocess",
-    "merge": "merge",
-    "split": "merge",
-    "mix": "mix",
-    "checkpoint": "checkpoint",
-    "export": "convert",
-    "upload": "upload",
-    "inspect": "inspect",
-    "stats": "stats",
-    "plot": "plot",
-    "frames": "plot",
-    "report": "report",
-    "sample": "sample",
-    "diff": "merge",
-    "check": "check",
-    "repair": "check",
-    "cache": "cache",
-    "demo": "demo",
+    "list": Verb("cache", short="ls"),
+    "download": Verb("convert"),
+    "convert": Verb("convert"),
+    "record": Verb("record"),
+    "preprocess": Verb("preprocess"),
+    "merge": Verb("merge"),
+    "split": Verb("merge"),
+    "mix": Verb("mix"),
+    "checkpoint": Verb("checkpoint", group=True),
+    "export": Verb("convert"),
+    "upload": Verb("upload"),
+    "inspect": Verb("inspect", short="show"),
+    "stats": Verb("stats"),
+    "plot": Verb("plot"),
+    "frames": Verb("plot"),
+    "report": Verb("report"),
+    "sample": Verb("sample"),
+    "diff": Verb("merge"),
+    "check": Verb("check"),
+    "repair": Verb("check"),
+    "cache": Verb("cache", group=True, short="rm"),
+    "demo": Verb("demo"),
 }
-"""The verbs, in the order of the help page, and the module of each, which has a function `add(app)`."""
+"""The verbs, in the order of the help page: one line is all that the command line knows of a verb."""
 
-GROUPS = frozenset({"cache", "checkpoint"})
-"""Verbs that a second verb follows."""
-
-SHORT_NAMES = {"ls": ("list",), "rm": ("cache", "rm"), "show": ("inspect",)}
-"""Names of other tools for verbs."""
+GROUPS = frozenset(name for name, verb in VERBS.items() if verb.group)
+SHORT_NAMES = {
+    verb.short: (name, verb.short) if verb.group else (name,)
+    for name, verb in sorted(VERBS.items(), key=lambda item: item[1].short)
+    if verb.short
+}
 
 _SWITCHES = frozenset(
     {"--json", "-q", "--quiet", "-v", "--verbose", "--debug", "--no-color", "--no-progress", "--offline"}

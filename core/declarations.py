@@ -15,6 +15,22 @@ from typing import Any, Literal, TypedDict
 
 _CONVERTERS = "rbtool.converters"
 
+LEAVES = {
+    "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
+}
+"""What the trunk of rbtool calls of its leaves: a part that is not installed has no line here."""
+
+
+def from_leaf(name: str) -> Any:
+    """Import and return what `LEAVES` names, when it is needed and not before.
+
+    So the trunk does not import what it can work without. ModuleNotFoundError where that part is not installed.
+    """
+    if name not in LEAVES:
+        raise ModuleNotFoundError(f"this installation of rbtool lacks the part that offers {name!r}")
+    module, _, attribute = LEAVES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
 
 @dataclass(frozen=True, slots=True)
 class FormatDeclaration:
@@ -74,8 +90,9 @@ def format_for(path: str) -> str:
 
 
 def example_source() -> FormatDeclaration:
-    """The first source, for examples in help and hints."""
-    return next(one for one in declared() if one.source is not None)
+    """The first source, for examples in help and hints; where no source is installed, words that stand for one."""
+    nothing = FormatDeclaration("source", "", 0, title="raw", example=("ID", "a name"))
+    return next((one for one in declared() if one.source is not None), nothing)
 
 
 def source_example() -> str:

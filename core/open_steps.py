@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from .declarations import title_of
-from .encodings.compact import STORAGE
+from .encodings.compact import BUFFER, STORAGE, STORAGE_FOLDER
 from .encodings.flat import CutFlatReader, FlatReader
+from .encodings.foreign import ForeignReader, foreign_form
 from .encodings.h5_layout import H5Reader
 from .encodings.rows import flags_at
 from .encodings.saved_digests import DIGESTS, require_digests
@@ -30,8 +31,6 @@ from .format.packed.recording import COMMITS, unfinished_recording
 from .format.staging import PARTS_FILE, is_ours, mend
 from .ted.episodes import EndReason
 from .ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key
-from .torchrl.layout import TorchrlKeys
-from .torchrl.reader import BUFFER, STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 SOURCE = "buffer"
 """What a dataset that was made of a buffer's checkpoint names as its source."""
@@ -151,19 +150,13 @@ def whole_episodes(reader: StepReader) -> StepReader:
     return BufferSteps(reader) if of_buffer or isinstance(reader, PlainReader) else reader
 
 
-class TorchrlSteps(BufferSteps):
-    """The rows of a `TorchrlReader`, made without root flags, as a dataset has them."""
+class ForeignSteps(BufferSteps):
+    """The rows of a `ForeignReader`, opened without root flags, as a dataset has them."""
 
-    def __init__(self, rows: TorchrlReader) -> None:
+    def __init__(self, rows: ForeignReader) -> None:
         self._theirs = rows
         super().__init__(rows)
         self.manifest = replace(self.manifest, request=rows.manifest.request)
-
-    @classmethod
-    def at(cls, path: Path) -> TorchrlSteps:
-        """Open what TorchRL saved at `path`."""
-        keys = TorchrlKeys()
-        return cls(TorchrlReader(path, keys, frozenset(keys.dones)))
 
     @cached_property
     def _unfinished(self) -> Array:
@@ -182,7 +175,11 @@ def is_steps(path: str | os.PathLike[str], format: str | None = None) -> bool:
     """
     path = Path(path)
     mend(path)
-    if is_ours(path) or any((path / name).is_file() for name in (_TREE, COMMITS)) or find_torchrl(path) is not None:
+    if (
+        is_ours(path)
+        or any((path / name).is_file() for name in (_TREE, COMMITS))
+        or foreign_form().find(path) is not None
+    ):
         return True
     return format is None and not (path / HIDDEN).is_dir() and find_steps(path) is not None
 
@@ -201,9 +198,9 @@ def open_steps(path: str | os.PathLike[str], *, damaged: bool = False) -> StepRe
 
 def _open(path: Path, damaged: bool) -> StepReader:
     mend(path)
-    place = find_torchrl(path)
+    place = foreign_form().find(path)
     if place is not None:
-        return TorchrlSteps.at(place)
+        return ForeignSteps(foreign_form().open(place, held=()))
     refuse_several(path)
     if not is_ours(path) and not (path / _TREE).is_file() and (found := find_steps(path)) is not None:
         return found(path)
@@ -281,13 +278,13 @@ def open_episodes(path: Path) -> StepReader:
 def is_storage(path: Path) -> bool:
     """Whether a folder is the checkpoint of a storage in a form that has rows, but no episodes."""
     noted = any((path / name).is_file() for name in (f"{HIDDEN}/storage.json", DIGESTS))
-    return noted and not has_manifest(path) and find_torchrl(path) is None
+    return noted and not has_manifest(path) and foreign_form().find(path) is None
 
 
 def _is_plain_tree(path: Path) -> bool:
     """Whether a folder is a tensordict folder that neither rbtool nor a checkpointer of TorchRL wrote."""
     own = is_ours(path) or (path / HIDDEN).is_dir()
-    return (path / _TREE).is_file() and not own and find_torchrl(path) is None
+    return (path / _TREE).is_file() and not own and foreign_form().find(path) is None
 
 
 WRITER_FOLDER = "writer"

@@ -20,12 +20,11 @@ FLOORS = (
     {"verbs"},
     {"report"},
     {"preprocess"},
-    {"buffers", "trees"},
+    {"buffers", "torchrl", "trees"},
     {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},
     {"storages", "specs", "trajectories"},
     {"kernels"},
     {"open_steps", "state_folder"},
-    {"torchrl"},
     {"encodings"},
     {"engine", "remote", "stats"},
     {"format"},
@@ -42,7 +41,8 @@ REGISTRY = "rbtool.core.declarations"
 NUMPY_ONLY = (
     "rbtool.converters", "rbtool.core.charts", "rbtool.core.encodings", "rbtool.core.engine",
     "rbtool.core.format", "rbtool.core.open_steps",
-    "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl",
+    "rbtool.core.remote", "rbtool.core.report", "rbtool.core.stats", "rbtool.core.ted", "rbtool.core.torchrl.form",
+    "rbtool.core.torchrl.layout", "rbtool.core.torchrl.reader", "rbtool.core.torchrl.writer",
 )  # fmt: skip
 TORCH = {"tensordict", "torch", "torchrl"}
 SCREEN = {"click", "rich", "typer"}

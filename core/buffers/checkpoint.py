@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from ..checkpointers.base import Captured, captured
+from ..encodings.compact import BUFFER, STORAGE_FOLDER
 from ..encodings.saved_digests import write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
@@ -55,7 +56,6 @@ from ..samplers.base import Sampler
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage
 from ..storages.codec import dtype_named, tensor_bytes
-from ..torchrl.reader import BUFFER, STORAGE_FOLDER
 from ..transforms.base import Compose
 from ..writers.base import Writer
 from .draws import Draw

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
+from ..encodings.foreign import foreign_form
 from ..encodings.saved_digests import noted_files, require_digests, write_digests
 from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
 from ..format import fs
@@ -30,7 +31,6 @@ from ..storages.cursors import last_row
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import tree_spec_of
 from ..ted.schema import key_name
-from ..torchrl.reader import torchrl_form
 from .storage_rows import article, replace_rows
 
 LIST_FILE = "items.json"
@@ -129,7 +129,7 @@ def _is_of_storage(path: Path) -> bool:
 
 def _is_h5_of_storage(file: Path) -> bool:
     """Whether a file is an H5 checkpoint of a storage, ours or one in TorchRL's form."""
-    return _is_of_storage(file) or (file.is_file() and torchrl_form(file) == "h5")
+    return _is_of_storage(file) or (file.is_file() and foreign_form().form_at(file) == "h5")
 
 
 def is_segmented(folder: Path) -> bool:
@@ -154,7 +154,7 @@ def writer_of(folder: Path) -> str | None:
             return RowsNote.load(folder).writer
         except CorruptDataError:
             return None
-    theirs = torchrl_form(folder)
+    theirs = foreign_form().form_at(folder)
     if theirs is not None:
         return _WRITERS_OF_LAYOUTS[theirs]
     if is_segmented(folder):
@@ -264,7 +264,7 @@ def _is_laid_out(folder: Path) -> bool:
 
     Such a folder does not record which of the two it was: either reads it.
     """
-    return (folder / _TENSORS_FILE).is_file() and torchrl_form(folder) is not None
+    return (folder / _TENSORS_FILE).is_file() and foreign_form().form_at(folder) is not None
 
 
 def require_writer(folder: Path, writer: str) -> str | None:
@@ -286,8 +286,9 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     folder = _existing(path, writer)
     laid_out = _is_laid_out(folder)
     if laid_out and writer == _TENSORS and not hooked:
+        form = foreign_form().form_at(folder)
         raise FormatError(
-            f"{folder} holds whole episodes in the layout {torchrl_form(folder)}; {article(writer)} takes rows",
+            f"{folder} holds whole episodes in the layout {form}; {article(writer)} takes rows",
             hint=f"load it with {article(writer_of(folder) or '')}, or register the load hooks that undo the layout",
         )
     found = writer if laid_out and writer == _TENSORS else require_writer(folder, writer)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ..encodings.compact import CompactForm, CompactLayout
 from ..encodings.flat import FlatReader
+from ..encodings.foreign import OWN_FORM, ForeignReader, foreign_form
 from ..encodings.h5_layout import Compression, H5Reader
 from ..encodings.save import save_compact
 from ..encodings.saved_digests import require_digests
@@ -26,9 +27,6 @@ from ..storages.packed import PackedRecording
 from ..storages.pytree import is_tree, tree_spec_of
 from ..storages.tensor import TensorStorage
 from ..ted.schema import NEXT, key_name
-from ..torchrl.layout import TorchrlKeys
-from ..torchrl.reader import TorchrlReader, torchrl_form
-from ..torchrl.writer import OWN_FORM, write_torchrl
 from .base import Captured, CheckpointStaging, StorageCheckpointerBase, open_folder, require_writer
 from .segments import CapturedRows
 from .storage_rows import KeyLike, article, fill, fill_storage, held_keys, keys_of, require_keys, rows_of_storage
@@ -146,7 +144,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             raise FormatError(f"{folder} is a file whose name does not end in {place.suffix}, or is no file at all")
         raise FormatError(f"{folder} has no {place.name}, which {article(writer)} writes")
 
-    def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | TorchrlReader) -> None:
+    def _fill_through_hooks(self, target: TensorStorage, reader: FlatReader | H5Reader | ForeignReader) -> None:
         """Have the load hooks look at the rows before they go into the storage."""
         held = LazyTensorStorage(max(reader.filled.length, 1), ndim=len(reader.filled.shape))
         fill_storage(held, reader, reader.filled)
@@ -298,12 +296,12 @@ _FILE = "checkpoint.h5"
 
 def is_compatible(folder: str | os.PathLike[str], form: CompactForm) -> bool:
     """Whether TorchRL's layout of a form is at `folder`, for H5 the file or a folder with `checkpoint.h5`."""
-    return torchrl_form(_compatible_place(folder, form, {})) == form
+    return foreign_form().form_at(_compatible_place(folder, form, {})) == form
 
 
 def open_compatible(
     storage: Storage, folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]
-) -> TorchrlReader:
+) -> ForeignReader:
     """Open what TorchRL saved, to be loaded into a storage of any capacity that holds it.
 
     `options` are the arguments of the checkpointer: done_key, done_keys, reward_keys, shift_key, is_full_key,
@@ -311,12 +309,11 @@ def open_compatible(
     back false, and not at all into a storage without any), a root reward. FormatError and CorruptDataError (both
     ValueErrors) for what is not in that layout or was cut.
     """
-    place, keys = _compatible_place(folder, form, options), TorchrlKeys.of(options)
-    found = torchrl_form(place)
+    place = _compatible_place(folder, form, options)
+    found = foreign_form().form_at(place)
     if found != form:
         raise FormatError(f"{place} is {f'in the layout {found}' if found else 'no checkpoint of TorchRL'}, not {form}")
-    held = held_keys(storage)
-    return TorchrlReader(place, keys, frozenset(keys.dones) - (frozenset(keys.dones) if held is None else held))
+    return foreign_form().open(place, options, held_keys(storage))
 
 
 def _save_compatible(
@@ -326,19 +323,20 @@ def _save_compatible(
 
     For H5 `folder` may also be the file that is to be written; `h5_kwargs` of the options go to its data. SchemaError
     (a RuntimeError) for a storage that nothing was written to and for what TorchRL's layout cannot hold: nests and
-    values that are no tensors, and what `core.torchrl.write_torchrl` names. OutOfSpaceError for want of room.
+    values that are no tensors, and what its writer names. OutOfSpaceError for want of room.
     """
-    keys = TorchrlKeys.of(options)
+    done_key = foreign_form().done_key(options)
     constants = isinstance(storage, TensorStorage) and storage.initialized and storage.structure.constants()
     constant = next(constants or iter(()), None)
     if constant is not None:
         raise SchemaError(f"{key_name(constant[0])} is no tensor, which TorchRL's layout cannot hold", hint=OWN_FORM)
     compression = Compression.from_h5_kwargs(options.get("h5_kwargs")) if form == "h5" else None
     asked = f"{form.capitalize()}StorageCheckpointer"
-    with rows_of_storage(storage, [(NEXT, *keys.done)], options.get("reward_keys"), asked) as rows:
+    with rows_of_storage(storage, [(NEXT, *done_key)], options.get("reward_keys"), asked) as rows:
         require_keys(options.get("done_keys"), "done_keys", rows.fields, rows.path)
         rows.verify_files()
-        write_torchrl(rows, _compatible_place(folder, form, options), form, rows.filled, keys, Silent(), compression)
+        place = _compatible_place(folder, form, options)
+        foreign_form().write(rows, place, form, rows.filled, options, Silent(), compression)
 
 
 def _compatible_place(folder: str | os.PathLike[str], form: CompactForm, options: Mapping[str, Any]) -> Path:

@@ -25,6 +25,7 @@ from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.processes import generator_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions
+from ..encodings.compact import BUFFER
 from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
@@ -42,7 +43,6 @@ from ..specs.composite import Composite
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
-from ..torchrl.reader import BUFFER
 from ..transforms.base import divided
 from ..verbs.mixtures import open_mixture
 from ..verbs.results import given_options

@@ -45,6 +45,10 @@ _TAKEN: dict[str, frozenset[str]] = {
 }
 _TABLE = ".shape"
 
+BUFFER = "buffer_metadata.json"
+"""The file by which the folder of a buffer is known; its rows are in `STORAGE_FOLDER`."""
+STORAGE_FOLDER = "storage"
+
 
 @dataclass(frozen=True, slots=True)
 class CompactLayout:

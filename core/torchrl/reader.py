@@ -23,67 +23,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encodings.compact import CompactForm, FilledStorage
-from ..encodings.h5_layout import H5Source, begins_as_h5
+from ..encodings.foreign import ForeignReader
+from ..encodings.h5_layout import H5Source
 from ..encodings.rows import flags_at, table_of_ends, without_ends
 from ..encodings.saved_digests import DIGESTS, noted_files, require_digests
-from ..errors import CorruptDataError, FormatError, RbtoolError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, SchemaError
 from ..format.contracts import Array
-from ..format.documents import load_json, parse_json
+from ..format.documents import parse_json
 from ..format.episodes import EpisodeTable
-from ..format.manifest import Manifest, Request, has_manifest
+from ..format.manifest import Manifest, Request
 from ..format.memmap.builder import created_by
 from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree
-from ..format.open_files import OpenedReader, OpenFiles
+from ..format.open_files import OpenFiles
 from ..ted.schema import NEXT, Field, Key, dtype_name, file_stem, key_name, role_of
-from .layout import H5_LENGTH, TRAJECTORY
+from .layout import H5_LENGTH, LENGTH, STORAGE_SHAPE, TRAJECTORY, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
 if TYPE_CHECKING:
     import h5py
-from .layout import LENGTH, STORAGE_SHAPE, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
 
-BUFFER = "buffer_metadata.json"
-"""The file by which the folder of a buffer is known; its rows are in `STORAGE_FOLDER`."""
-STORAGE_FOLDER = "storage"
 _TABLE = ".shape.memmap"
-
-
-def torchrl_form(path: Path) -> CompactForm | None:
-    """Return which of TorchRL's layouts of whole episodes is at `path`, a folder or an HDF5 file; None if none is."""
-    try:
-        if path.is_file():
-            return "h5" if looks_like_torchrl(path) else None
-        if has_manifest(path) or not (path / "meta.json").is_file():
-            return None
-        document = load_json(path / "meta.json")
-    except UsageError:
-        raise  # the file is in use
-    except (RbtoolError, OSError):
-        return None
-    if not isinstance(document, dict) or STORAGE_SHAPE not in document:
-        return None
-    return "nested" if _is_nested(path) else "flat"
-
-
-def find_torchrl(path: Path) -> Path | None:
-    """Where in the folder of a buffer or a storage, or at `path` itself, one of these layouts is; None if nowhere."""
-    if torchrl_form(path) is not None:
-        return path
-    if not path.is_dir() or has_manifest(path):
-        return None
-    folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
-    if folder != path and torchrl_form(folder) is not None:
-        return folder
-    files = sorted(folder.glob("*.h5")) if folder.is_dir() else []
-    return files[0] if len(files) == 1 and torchrl_form(files[0]) == "h5" else None
-
-
-def _is_nested(folder: Path) -> bool:
-    """Whether the leaves are ragged; a damaged folder raises where it is read."""
-    try:
-        with OpenFiles(folder) as files:
-            return any(leaf.nested for leaf in read_tree(files, exact=False).values())
-    except (RbtoolError, OSError):
-        return False
 
 
 class FolderLeaves(StoredLeaves):
@@ -187,18 +145,6 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
             _refuse_other_entries(files, f"{folder}{file_stem(name)}/")
         elif name not in known:
             raise FormatError(f"{file} has the entry {name!r} that is no tensor, expected rows")
-
-
-def looks_like_torchrl(path: Path) -> bool:
-    """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
-    if not begins_as_h5(path):
-        return False
-    from ..encodings.hdf5_files import root_members  # loads h5py, which is needed for such files alone
-
-    try:
-        return STORAGE_SHAPE in root_members(path)
-    except (OSError, RuntimeError, ValueError):
-        return False
 
 
 class _Groups(H5Source):
@@ -375,24 +321,25 @@ def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
         raise FormatError(f"{name}: {error}") from error
 
 
-class TorchrlReader(OpenedReader):
+class TorchrlReader(ForeignReader):
     """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
 
     `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. Opening
-    checks that the files are consistent (FormatError, CorruptDataError). `opened` is a form whose files are open
-    already, which this closes: what is put at `path` later is never read.
+    checks that the files are consistent (FormatError, CorruptDataError). `files` are files that are open already, which
+    this closes: what is put at `path` later is never read.
     """
 
     def __init__(
         self,
         path: Path,
-        keys: TorchrlKeys | None = None,
+        form: CompactForm,
+        keys: TorchrlKeys,
         left_out: frozenset[Key] = frozenset(),
-        opened: tuple[CompactForm, OpenFiles] | None = None,
+        files: OpenFiles | None = None,
     ) -> None:
-        self._form, self.files = opened or _opened(path)
+        self._form, self.files = form, files or OpenFiles(path.parent if form == "h5" else path)
         self.path = path
-        self.keys = keys or TorchrlKeys()
+        self.keys = keys
         self._left_out = left_out
         self._stored: StoredLeaves = (H5Leaves if self._form == "h5" else FolderLeaves)(path, self.keys, self.files)
         self._header = self._stored.header
@@ -405,7 +352,7 @@ class TorchrlReader(OpenedReader):
         )  # fmt: skip
 
     def _arguments(self, files: OpenFiles) -> tuple[object, ...]:
-        return self.path, self.keys, self._left_out, (self._form, files)
+        return self.path, self._form, self.keys, self._left_out, files
 
     @property
     def filled(self) -> FilledStorage:
@@ -509,10 +456,3 @@ class TorchrlReader(OpenedReader):
         valid = row < rows
         last = np.arange(1, self._header.lanes + 1, dtype=np.int64) * rows - 1
         return np.union1d(lane[valid] * rows + row[valid], last)
-
-
-def _opened(path: Path) -> tuple[CompactForm, OpenFiles]:
-    form = torchrl_form(path)
-    if form is None:
-        raise FormatError(f"{path} is not in TorchRL's flat, nested or H5 layout")
-    return form, OpenFiles(path.parent if form == "h5" else path)

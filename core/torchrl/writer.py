@@ -18,6 +18,7 @@ import numpy as np
 
 from ..encodings.compact import CompactForm, FilledStorage
 from ..encodings.flat import nested_leaves, write_tables
+from ..encodings.foreign import OWN_FORM
 from ..encodings.h5_layout import Compression
 from ..encodings.output_files import LatchedFile, LeafFile
 from ..encodings.rows import differing_rows, leaf_parts, with_ends
@@ -29,13 +30,10 @@ from ..format.memmap.tree import MappedLeaf, leaf_path, write_tree_meta
 from ..format.syncing import replace_file, sync_file, write_file
 from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, as_numbers, field_named, file_stem, key_name
-from .layout import H5_LENGTH, TRAJECTORY
+from .layout import H5_LENGTH, LENGTH, STORAGE_SHAPE, TRAJECTORY, Counts, TorchrlHeader, TorchrlKeys, TorchrlSink
 
 if TYPE_CHECKING:
     import h5py
-from .layout import LENGTH, STORAGE_SHAPE, Counts, TorchrlHeader, TorchrlKeys, TorchrlSink
-
-OWN_FORM = "rbtool's own form, without compatible=True and --for torchrl, keeps everything"
 
 _DIMENSIONS = 2
 """Of how many dimensions TorchRL 0.14 loads storages from these layouts."""

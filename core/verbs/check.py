@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from ..declarations import ReaderOptions
-from ..encodings.compact import STORAGE
+from ..encodings.compact import BUFFER, STORAGE
 from ..errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -39,7 +39,6 @@ from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
 from ..ted.episodes import EndReason
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rule, data_rules
-from ..torchrl.reader import BUFFER
 from .check_source import check_source
 from .check_videos import VideoRule
 from .mixtures import open_mixture

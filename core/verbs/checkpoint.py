@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from ..encodings.compact import CompactForm, CompactLayout, FilledStorage, Form
+from ..encodings.compact import BUFFER, CompactForm, CompactLayout, FilledStorage, Form
+from ..encodings.foreign import foreign_form
 from ..encodings.h5_layout import Compression
 from ..encodings.rows import Difference, compare_steps
 from ..encodings.save import dataset_digest, load_checkpoint, save_checkpoint, steps_digest
@@ -24,12 +25,9 @@ from ..format.packed.builder import write_dataset
 from ..format.staging import Staging, files_below, is_ours, named_files
 from ..format.syncing import Durable
 from ..format.videos import refuse_videos
-from ..open_steps import BufferSteps, TorchrlSteps, finished_manifest, open_steps
+from ..open_steps import BufferSteps, ForeignSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
 from ..ted.schema import row_bytes
-from ..torchrl.layout import TorchrlKeys
-from ..torchrl.reader import BUFFER, find_torchrl
-from ..torchrl.writer import TorchrlPlan, write_torchrl
 from .convert import Rewriting
 from .results import Published, Result, published_entries, require_layout, seconds_since
 from .saved_steps import open_saved, verified_steps
@@ -115,7 +113,7 @@ def save(
     with open_saved(path) as source:
         if isinstance(source, BufferSteps) and source.manifest.kind == "checkpoint":
             hint = f"make a dataset of it first: rbtool checkpoint load {shlex.quote(str(path))} DEST"
-            what = "in TorchRL's layout, with no manifest" if isinstance(source, TorchrlSteps) else "of a buffer"
+            what = "in TorchRL's layout, with no manifest" if isinstance(source, ForeignSteps) else "of a buffer"
             raise UsageError(f"{path} is a checkpoint {what}, expected a dataset", hint=hint)
         digest = steps_digest(source)
 
@@ -161,7 +159,7 @@ def _save_for_torchrl(
 ) -> CheckpointSaveResult:
     """Write TorchRL's layout. It has no manifest, so an equal checkpoint that is there cannot be recognised."""
     filled = FilledStorage.of_dataset(source.manifest.steps)
-    size = TorchrlPlan.of(source.fields, filled, TorchrlKeys(), form).bytes(source.manifest.episodes)
+    size = foreign_form().bytes(source.fields, filled, form, source.manifest.episodes)
     staging.refuse_if_taken()
     notes = (*source.manifest.notes, _ROWS_ONLY)
     manifest = replace(source.manifest, kind="checkpoint", layout=form, notes=notes)
@@ -260,7 +258,7 @@ def verify(
         _require_checkpoint(saved)
         saved.verify_files()
         found = compare_steps(steps, saved, progress)
-        lost = [one.key for one in found if one.key in _LOST and isinstance(saved, TorchrlSteps)]
+        lost = [one.key for one in found if one.key in _LOST and isinstance(saved, ForeignSteps)]
         differences = tuple(one for one in found if one.key not in lost)
         return CheckpointVerifyResult(
             checkpoint=saved.path,
@@ -327,7 +325,7 @@ class _TorchrlStaging(Staging):
 
     def refuse_if_taken(self) -> None:
         """Raise UsageError if the destination must not be replaced; changes nothing."""
-        place, inside = find_torchrl(self.destination), self.destination
+        place, inside = foreign_form().find(self.destination), self.destination
         if place is None or is_ours(inside) or not (place == inside or place.parent == inside):
             super().refuse_if_taken()
             return
@@ -354,7 +352,7 @@ def _build_for_torchrl(
     filled = FilledStorage.of_dataset(source.manifest.steps)
     with verified_steps(source) as steps:
         progress.start(f"saving {form} for torchrl", source.manifest.steps, "steps")
-        write_torchrl(steps, target, form, filled, TorchrlKeys(), progress, compression)
+        foreign_form().write(steps, target, form, filled, {}, progress, compression)
     progress.done()
     size = sum(file.stat().st_size for file in staging.path.rglob("*") if file.is_file())
     return (_H5_NAME if form == "h5" and staging.destination.suffix == ".h5" else None), size

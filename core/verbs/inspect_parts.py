@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..encodings.compact import BUFFER
 from ..errors import CorruptDataError, FormatError
 from ..format.documents import Count, decode, float_from_json, load_json
 from ..format.manifest import has_manifest
@@ -20,7 +21,6 @@ from ..format.open_files import OpenFiles
 from ..format.staging import PARTS_FILE
 from ..open_steps import finished_manifest
 from ..progress import counted
-from ..torchrl.reader import BUFFER
 from .mix import MixResult, inspect_mixture
 from .results import Result
 from .saved_buffers import SavedFolders, extent_of, saved_folders

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE
+from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
 from ..encodings.flat import STORAGE_METADATA, FlatReader
+from ..encodings.foreign import ForeignReader, foreign_form
 from ..encodings.h5_layout import H5Reader
 from ..encodings.saved_digests import require_digests
 from ..errors import CorruptDataError, RbtoolError
@@ -22,7 +23,6 @@ from ..format.open_files import OpenFiles
 from ..format.staging import is_ours
 from ..open_steps import open_steps, require_whole_buffer
 from ..ted.rules import RULE_BY_ID, RULES, Finding
-from ..torchrl.reader import STORAGE_FOLDER, TorchrlReader, find_torchrl
 
 
 class SavedFolders(NamedTuple):
@@ -132,7 +132,7 @@ def _verified(path: Path) -> bool:
 
 def _verify_tensors(storage: Path) -> None:
     """Compare the leaves of a storage of tensors with their digests."""
-    theirs = (storage / STORAGE_METADATA).is_file() and find_torchrl(storage) is None
+    theirs = (storage / STORAGE_METADATA).is_file() and foreign_form().find(storage) is None
     if theirs or (storage / SEGMENTS_FILE).is_file():
         from ..checkpointers.tensor import verify_tensors  # lazy: imports torch
 
@@ -152,10 +152,10 @@ def extent_of(storage: Path) -> Extent:
     if not storage.is_dir():
         return Extent(0)
     reader: StepReader | None = _own(storage)
-    place = find_torchrl(storage) if reader is None else None
+    place = foreign_form().find(storage) if reader is None else None
     if place is not None:
-        reader = TorchrlReader(place)
-    if isinstance(reader, FlatReader | H5Reader | TorchrlReader):
+        reader = foreign_form().open(place)
+    if isinstance(reader, FlatReader | H5Reader | ForeignReader):
         with reader:
             filled = reader.filled
         lanes = math.prod(filled.shape[1:])

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declarations import title_of
-from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE
+from ..encodings.compact import BUFFER, ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
 from ..encodings.flat import STORAGE_METADATA
+from ..encodings.foreign import foreign_form
 from ..encodings.h5_layout import read_block
 from ..encodings.save import VerifyingReader
 from ..errors import FormatError, RbtoolError, UsageError
@@ -36,7 +37,6 @@ from ..open_steps import (
     require_whole_buffer,
     whole_episodes,
 )
-from ..torchrl.reader import BUFFER, STORAGE_FOLDER, find_torchrl
 
 _DEEPEST = 4
 """How many folders up the folder of a dataset is looked for: the leaves of nested observations are deep."""
@@ -194,7 +194,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
         _refuse_ranked(tensors, writer)
         cursor = writer.get("cursor")
         return BufferSteps(SavedTensorRows(tensors, cursor if type(cursor) is int and cursor >= 0 else None))
-    if own is None and find_torchrl(path) is None and (path / BUFFER).is_file():
+    if own is None and foreign_form().find(path) is None and (path / BUFFER).is_file():
         has_steps(path, raw=True)  # raises: this buffer has no steps
     place = own or path
     _refuse_ranked(place, _writer_of(place if place.is_dir() else place.parent))
@@ -251,7 +251,7 @@ def own_steps(path: Path) -> Path | None:
 
 def _tensors(path: Path) -> Path | None:
     """Return the folder of a storage of tensors, whose rows are stored in memory order."""
-    if not path.is_dir() or find_torchrl(path) is not None:
+    if not path.is_dir() or foreign_form().find(path) is not None:
         return None
     folder = path / STORAGE_FOLDER if (path / BUFFER).is_file() else path
     there = any((folder / name).is_file() for name in (STORAGE_METADATA, SEGMENTS_FILE))

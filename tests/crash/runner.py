@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 
 import rbtool
 from rbtool.core.format.packed.reader import ted_digest
-from rbtool.core.open_steps import TorchrlSteps, open_steps
+from rbtool.core.open_steps import ForeignSteps, open_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "standins"))
 
@@ -168,7 +168,7 @@ def _state(dest: Path) -> str | None:
         return " ".join(f"{part.name} {_state(part)}" for part in sorted(dest.iterdir()) if part.is_dir())
     with open_steps(dest) as reader:
         reader.verify_files()
-        if isinstance(reader, TorchrlSteps):  # no manifest is there to say it
+        if isinstance(reader, ForeignSteps):  # no manifest is there to say it
             return ted_digest(reader)
         return reader.manifest.content_digest
 

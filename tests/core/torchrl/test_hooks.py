@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.checkpointers.hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
+from rbtool.core.torchrl.hooks import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 PAIRS = {"flat": ([TED2Flat], [Flat2TED]), "nested": ([TED2Nested], [Nested2TED])}

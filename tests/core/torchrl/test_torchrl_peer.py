@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.checkpointers import hooks
+from rbtool.core.torchrl import hooks
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("default")]
 

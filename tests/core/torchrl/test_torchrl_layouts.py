@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rbtool.core import declarations
+from rbtool.core.checkpointers.base import writer_of
 from rbtool.core.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -22,10 +24,12 @@ from rbtool.core.checkpointers.episodes import (
     open_compatible,
 )
 from rbtool.core.checkpointers.storage_rows import fill_storage
+from rbtool.core.encodings.foreign import foreign_form
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
+from rbtool.core.open_steps import open_steps
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.torchrl.reader import torchrl_form
+from rbtool.core.torchrl.form import TorchrlForm
 
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))
@@ -379,7 +383,7 @@ def test_another_layout_is_named(form: str, tmp_path: Path) -> None:
         FORMS[form]().loads(LazyTensorStorage(16), other)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "notes.txt").write_text("mine")
-    assert torchrl_form(tmp_path / "plain") is None
+    assert TorchrlForm().form_at(tmp_path / "plain") is None
     with pytest.raises((FormatError, FileNotFoundError)):
         FORMS[form]().loads(LazyTensorStorage(16), tmp_path / "plain")
 
@@ -397,3 +401,27 @@ def test_a_flag_of_several_agents_has_no_ends(tmp_path: Path) -> None:
     (folder / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(FormatError, match="single agents"):
         load_compatible(LazyTensorStorage(16), folder, "flat", {})
+
+
+@pytest.fixture
+def without_the_leaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installation from which `core/torchrl` and its declaration were removed."""
+    monkeypatch.delitem(declarations.LEAVES, "foreign_form")
+    foreign_form.cache_clear()
+    yield
+    foreign_form.cache_clear()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layouts_are_not_recognised_without_the_leaf(case: str, without_the_leaf: None) -> None:
+    assert foreign_form().find(place_of(case)) is None
+    assert writer_of(place_of(case)) in {None, "TensorStorageCheckpointer"}
+    with pytest.raises(FormatError):
+        open_steps(place_of(case))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compatible_needs_the_leaf(form: str, tmp_path: Path, without_the_leaf: None) -> None:
+    with pytest.raises(UsageError, match="not part of this installation"):
+        FORMS[form](compatible=True).dumps(filled(steps(), 16), tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
