@@ -1,8 +1,27 @@
-"""Leaves fall off: what remains of the tree without one imports nothing that is gone."""
+"""Leaves fall off: what remains of the tree without one imports nothing that is gone, and works."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import leaves
+import pytest
+from forked_scripts import Interpreter
+
+WORKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import rbtool
+assert rbtool.__file__.startswith(sys.argv[1]), rbtool.__file__
+for name in dir(rbtool):
+    getattr(rbtool, name)
+sys.argv = ["rbtool", "--help"]
+from rbtool.cli.app import main
+main()
+"""
 
 
 def test_no_import_dangles_without_a_leaf() -> None:
@@ -11,3 +30,25 @@ def test_no_import_dangles_without_a_leaf() -> None:
 
 def test_declared_modules_exist() -> None:
     assert leaves.missing_declarations() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", leaves.leaves())
+def test_public_names_and_help_work_without_a_leaf(name: str, tmp_path: Path, interpreter: Interpreter) -> None:
+    leaves.copy(tmp_path, [name])
+    done = interpreter.run(WORKS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_trunk_passes_its_tests_without_any_leaf(tmp_path: Path) -> None:
+    leaves.copy(tmp_path, leaves.leaves())
+    for words in (
+        ["ruff", "check", "."],
+        ["pytest", "-q", "-m", "not slow and not peer", "-p", "no:cacheprovider", "--deselect", "tests/test_leaves.py"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path / "rbtool", env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-10_000:]
