@@ -8,14 +8,18 @@
 
     README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
-The one file is that of the steps. The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces.
+The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. The one file is that of the steps;
+its metadata has `rbtool.episodes`, too: the bytes of episodes.parquet in base64.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +41,12 @@ from ..files.columns import reading
 from ..table.parquet import ParquetFile
 from .columns import FORMAT, ExportColumn, ExportFile, about, columns_of, decoded, episode_columns, require_names
 
-_STEPS, _EPISODES, _ABOUT = "steps.parquet", "episodes.parquet", b"rbtool"
+_STEPS, _EPISODES = "steps.parquet", "episodes.parquet"
+_ABOUT, _TABLE = b"rbtool", b"rbtool.episodes"
 _CARD, _FILE = "README.md", ".parquet"
 _GROUP_BYTES = 8 << 20
+_MOST_TABLE = 16 << 20
+"""The most bytes of an episode table in metadata, where Arrow repeats it: readers refuse a footer of 100 MB."""
 
 
 class _ParquetFile(LatchedFile):
@@ -79,8 +86,18 @@ class ParquetExporter(Sink):
         """Refuse bfloat16 and complex numbers, which Parquet does not have."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Parquet")
         require_names(["episode_index", "step", *(column.field.name for column in self._columns)], "Parquet")
-        if self._is_file:
-            self.notes.append(f"{self.name} has the steps alone; in a folder (--to parquet) are the episodes, too")
+        self._metadata = {_ABOUT: about(self.chosen).encode()}
+        if not self._is_file:
+            return
+        buffer = io.BytesIO()
+        pq.write_table(table := self._episodes(), buffer, compression="zstd", use_dictionary=_words(table.schema))
+        packed = base64.b64encode(buffer.getbuffer())
+        if len(packed) <= _MOST_TABLE:
+            self._metadata[_TABLE] = packed
+            where = "its table of episodes is in its metadata, for rbtool"
+        else:
+            where = "it has the steps alone: its table of episodes is too large for the metadata"
+        self.notes.append(f"{self.name}: {where}; a folder (--to parquet) has it as a file")
 
     @property
     def _is_file(self) -> bool:
@@ -97,7 +114,7 @@ class ParquetExporter(Sink):
         schema = pa.schema(
             [("episode_index", pa.int64()), ("step", pa.int64())]
             + [(column.field.name, _type(column)) for column in self._columns],
-            {_ABOUT: about(self.chosen).encode()},
+            self._metadata,
         )
         with parquet_writer(target if self._is_file else target / _STEPS, schema) as (writer, file):
             for batch, size in self._batches(schema):
@@ -109,11 +126,14 @@ class ParquetExporter(Sink):
             fs.write_file(target / _CARD, self._card().encode())
             fs.sync_folder(target)
 
-    def _write_episodes(self, target: Path) -> None:
+    def _episodes(self) -> pa.Table:
         columns: dict[str, Any] = dict(episode_columns(self.chosen))
         if self.chosen.text is not None:
             columns["text"] = pa.array([dump_json(row) for row in self.chosen.text], pa.string())
-        table = pa.table({name: pa.array(column) for name, column in columns.items()})
+        return pa.table({name: pa.array(column) for name, column in columns.items()})
+
+    def _write_episodes(self, target: Path) -> None:
+        table = self._episodes()
         with parquet_writer(target / _EPISODES, table.schema) as (writer, _):
             writer.write_table(table)
 
@@ -159,12 +179,15 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWr
     """Open a new Parquet file, which is synced at the end, with the file below it: its `check` raises what failed."""
     file = _ParquetFile(path)
     with file:
-        words = [column.name for column in schema if pa.types.is_string(column.type)]
-        # A dictionary of numbers that all differ takes more space and time than the numbers
-        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=words) as writer:
+        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=_words(schema)) as writer:
             yield writer, file
         file.check()
         fs.fsync(file.descriptor, path)
+
+
+def _words(schema: pa.Schema) -> list[str]:
+    """The columns to write as dictionaries: one of numbers that all differ takes more space and time than they do."""
+    return [column.name for column in schema if pa.types.is_string(column.type)]
 
 
 def _shape(field: Field) -> tuple[int, ...]:
@@ -195,24 +218,29 @@ _CHUNK_ROWS = 1 << 20
 
 
 class ParquetExport(ExportFile):
-    """Reads what `ParquetExporter` writes; the file of the steps alone, too."""
+    """Reads what `ParquetExporter` writes; one file without a table of episodes, as rbtool once wrote it, too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         steps = path / _STEPS if path.is_dir() else path
         with self._reading():
-            self._steps, self._table = ParquetFile(steps), None
+            self._steps = ParquetFile(steps)
+        self._table: ParquetFile | pa.Table | None = None
         try:
             with self._reading():
-                self._about: str = (pq.read_schema(steps).metadata or {})[_ABOUT].decode()
+                metadata = pq.read_schema(steps).metadata or {}
+                self._about: str = metadata[_ABOUT].decode()
                 if path.is_dir():
                     self._table = ParquetFile(path / _EPISODES)
+                elif _TABLE in metadata:
+                    packed = base64.b64decode(metadata[_TABLE], validate=True)
+                    self._table = pq.read_table(pa.BufferReader(packed), use_threads=False)
         except BaseException:
             self.close()
             raise
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        return reading("the data", self.path, pa.ArrowException)
+        return reading("the data", self.path, pa.ArrowException, binascii.Error)
 
     def about(self) -> str:
         return self._about
@@ -237,14 +265,25 @@ class ParquetExport(ExportFile):
         return self.rows(column, start, stop).tolist()  # type: ignore[no-any-return]
 
     def episodes(self) -> dict[str, Array]:
-        return {} if self._table is None else {name: self._column(self._table, name) for name in self._listed()}
+        found = {name: self._column(name) for name in ALL_COLUMNS if name in self._names()}
+        # Rows of one file can be sorted or left out by other programs, which keep its metadata
+        if isinstance(self._table, pa.Table) and not np.array_equal(found.get("start", ()), self.starts()):
+            raise CorruptDataError(
+                f"{self.path}: episode_index does not lay the episodes as the table of episodes does"
+            )
+        return found
 
-    def _listed(self) -> list[str]:
-        return [name for name in ALL_COLUMNS if self._table is not None and name in self._table.columns]
+    def _names(self) -> Collection[str]:
+        if self._table is None:
+            return ()
+        return self._table.column_names if isinstance(self._table, pa.Table) else self._table.columns
 
-    def _column(self, table: ParquetFile, name: str) -> Array:
+    def _column(self, name: str) -> Array:
         with self._reading():
-            return table.read([name], 0, table.columns[name].rows)[name]
+            if isinstance(self._table, pa.Table):
+                return np.asarray(self._table.column(name).to_numpy())
+            assert self._table is not None
+            return self._table.read([name], 0, self._table.columns[name].rows)[name]
 
     def starts(self) -> Array:
         """Find the steps where `episode_index` changes."""
@@ -263,11 +302,9 @@ class ParquetExport(ExportFile):
         return np.concatenate(found)
 
     def texts(self) -> list[str] | None:
-        if self._table is None or "text" not in self._table.columns:
-            return None
-        return self._column(self._table, "text").tolist()  # type: ignore[no-any-return]
+        return self._column("text").tolist() if "text" in self._names() else None
 
     def close(self) -> None:
         self._steps.close()
-        if self._table is not None:
+        if isinstance(self._table, ParquetFile):
             self._table.close()

@@ -26,7 +26,10 @@ from ..files.npz import begins_as_zip
 from .columns import VERSION, ExportColumn, ExportFile, columns_of
 
 _PARQUET = b"PAR1"
-_NO_TABLE = "the episode table follows from the rows: one Parquet file has the steps alone"
+_NO_TABLE = (
+    "the episode table follows from the rows: this Parquet file has the steps alone, without seeds, texts and what was "
+    "known of next observations"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,12 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.format import fs
+from rbtool.core.format.episodes import EPISODES, EpisodeTable
+from rbtool.core.format.manifest import Manifest, content_digest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.sinks import Chosen
 from rbtool.core.open_steps import open_steps
+from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
@@ -107,14 +112,28 @@ def test_every_oddity_is_there_or_refused(to: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("to", ["h5", "npz", "parquet"])
-def test_an_export_is_opened_like_the_dataset(to: str, tmp_path: Path) -> None:
+def _with_finals(folder: Path, finals: list[Final]) -> EpisodeTable:
+    """Let the episode table of a dataset state what is known of the observations after the last steps."""
+    with TedReader(folder) as reader:
+        table = replace(reader.episodes, final=np.array(finals, np.uint8))
+    shutil.rmtree(folder / EPISODES)
+    manifest = Manifest.load(folder)
+    kept = [file for file in manifest.files if not file.path.startswith(f"{EPISODES}/")]
+    files = tuple(sorted([*kept, *table.save(folder)]))
+    made = replace(manifest, files=files, content_digest=content_digest(files), boundary=table.counts())
+    made.save(folder, at_once=True)
+    return table
+
+
+@pytest.mark.parametrize(("to", "name"), [("h5", "x.h5"), ("npz", "x.npz"), ("parquet", "x"), ("parquet", "x.parquet")])
+def test_an_export_is_opened_like_the_dataset(to: str, name: str, tmp_path: Path) -> None:
     leaves = [leaf for leaf in ODD_LEAVES if leaf.dtype != "bfloat16" and leaf.key[0] != "episodes"]
     leaves = [leaf for leaf in leaves if to != "parquet" or "complex" not in leaf.dtype]
     endings = ("terminated", "open", "both", "truncated")
     plan = DatasetPlan((4, 1, 3, 2), endings, (True, False, False, True), tuple(leaves), text=True, documents=True)
     write_plan(plan, tmp_path / "odd")
-    path = export(tmp_path / "odd", tmp_path / NAMES[to], to=to).path
+    table = _with_finals(tmp_path / "odd", [Final.OBSERVED, Final.DROPPED, Final.OBSERVED, Final.DROPPED])
+    path = export(tmp_path / "odd", tmp_path / name, to=to).path
     known = rbtool.inspect(tmp_path / "odd")
     found = rbtool.inspect(path)
     assert (found.type, found.layout, found.steps, found.episodes) == ("dataset", to, known.steps, known.episodes)
@@ -127,8 +146,12 @@ def test_an_export_is_opened_like_the_dataset(to: str, tmp_path: Path) -> None:
         rbtool.inspect(tmp_path / "odd", episode=13).episode
     )  # NaN
     assert rbtool.check(path).findings == rbtool.check(tmp_path / "odd").findings
-    assert convert(path, tmp_path / "again").content_digest == known.content_digest
-    assert rbtool.diff(path, tmp_path / "odd").equal
+    again = convert(path, tmp_path / "again")
+    assert again.content_digest == known.content_digest
+    assert again.boundary == table.counts().to_dict()
+    assert rbtool.check(again.path).findings == rbtool.check(tmp_path / "odd").findings
+    for one in (path, again.path):
+        assert rbtool.diff(one, tmp_path / "odd").equal
     assert repr(rbtool.stats(path).fields) == repr(rbtool.stats(tmp_path / "odd").fields)
     with open_steps(path) as reader, open_steps(tmp_path / "odd") as steps:
         assert reader.episode_text == steps.episode_text
@@ -148,16 +171,40 @@ def test_an_export_is_opened_like_the_dataset(to: str, tmp_path: Path) -> None:
             one.close()
 
 
-def test_one_parquet_file_has_the_steps_of_all_episodes(walks: Path, tmp_path: Path) -> None:
-    path = export(walks, tmp_path / "x.parquet", episodes="0,2,3").path
-    found = rbtool.inspect(path)
+def test_one_parquet_file_may_have_the_steps_alone(
+    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rbtool.converters.export.parquet._MOST_TABLE", 10)
+    result = export(walks, tmp_path / "x.parquet", episodes="0,2,3")
+    assert "has the steps alone: its table of episodes is too large for the metadata" in result.notes[-1]
+    found = rbtool.inspect(result.path)
     assert (found.episodes, found.steps, [one.episode for one in [found]]) == (3, 8, [None])
     assert "the episode table follows from the rows" in found.notes[0]
-    made = convert(path, tmp_path / "made").path
+    made = convert(result.path, tmp_path / "made").path
     with TedReader(made) as reader, TedReader(walks) as whole:
         rows = np.array([0, 2, 3])
         for name in ("episode", "length", "total_reward", "terminated", "truncated"):
             assert getattr(reader.episodes, name).tolist() == getattr(whole.episodes, name)[rows].tolist(), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.sort_by([("episode_index", "descending")]), "does not lay the episodes"),
+        (lambda table: table.slice(1), "does not lay the episodes"),
+        (lambda table: _with_table(table, b"?"), "is damaged or was cut"),
+        (lambda table: _with_table(table, b"QUJD"), "is damaged or was cut"),
+    ],
+)
+def test_a_parquet_file_that_others_changed_is_refused(change: Any, message: str, walks: Path, tmp_path: Path) -> None:
+    path = export(walks, tmp_path / "x.parquet").path
+    pq.write_table(change(pq.read_table(path)), path)
+    with pytest.raises(CorruptDataError, match=message):
+        convert(path, tmp_path / "made")
+
+
+def _with_table(table: Any, packed: bytes) -> Any:
+    return table.replace_schema_metadata(table.schema.metadata | {b"rbtool.episodes": packed})
 
 
 def test_an_export_is_a_table_on_request(walks: Path, tmp_path: Path) -> None:
@@ -446,7 +493,7 @@ def test_a_parquet_file_has_the_steps(walks: Path, tmp_path: Path) -> None:
     result = export(walks, tmp_path / "out.parquet", episodes="0,2")
     export(walks, tmp_path / "folder", to="parquet", episodes="0,2")
     assert pq.read_table(tmp_path / "out.parquet").equals(pq.read_table(tmp_path / "folder/steps.parquet"))
-    assert "has the steps alone" in result.notes[-1]
+    assert "a folder (--to parquet) has it as a file" in result.notes[-1]
     with pytest.raises(UsageError, match="already exists"):
         export(walks, tmp_path / "out.parquet")
     assert export(walks, tmp_path / "out.parquet", force=True).steps == 10
