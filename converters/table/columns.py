@@ -94,6 +94,9 @@ class TableFile(Closing, ABC):
         if why:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {why}")
 
+    def keep_text(self, name: str) -> None:
+        """Read a column as the text that it is written in, if the file states no types; else do nothing."""
+
     def require_key(self, column: TableColumn) -> None:
         """Raise FormatError for a column that cannot be the episode key."""
         self._require_trust(column)
@@ -166,6 +169,14 @@ def inexact_note(name: str, place: str) -> str:
     return (
         f"{name} is float64, since not every value is a whole number of 64 bits; the first whole number that float64 "
         f"does not hold is in {place}"
+    )
+
+
+def leading_zeros_note(name: str, dtype: str, place: str) -> str:
+    """State that a column of numbers is written with zeros in front, and where the first such number is."""
+    return (
+        f"{name} is {dtype} and loses the zeros in front of its numbers, of which the first is in {place}; "
+        "mapped to language_instruction it stays text"
     )
 
 

@@ -13,7 +13,7 @@ from ...core.errors import FormatError, UsageError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ..files.episode_files import natural_order
-from .columns import TEXT, TableColumn, TableFile, inexact_note
+from .columns import TEXT, TableColumn, TableFile, inexact_note, leading_zeros_note
 from .parquet import ParquetFile
 from .text import CsvFile
 
@@ -98,15 +98,21 @@ class TableFiles(TableFile):
             dtype = np.result_type(*dtypes).name
             if dtypes.keys() == {"int64", "uint64"} and not any(part.has_negative(name) for part in self._parts):
                 dtype = "uint64"
-            note = self._inexact(name) if np.dtype(dtype).kind == "f" else ""
+            note = "; ".join(self._column_notes(name, dtype))
         return TableColumn(name, dtype, first.shape, self._rows, why, note=note)
 
-    def _inexact(self, name: str) -> str:
-        for number, part in enumerate(self._parts):
-            row = part.first_inexact(name)
-            if row is not None:
-                return inexact_note(name, self._place(number, row))
-        return ""
+    def _column_notes(self, name: str, dtype: str) -> Iterator[str]:
+        if np.dtype(dtype).kind == "f":
+            inexact = ((number, part.first_inexact(name)) for number, part in enumerate(self._parts))
+            yield from [inexact_note(name, self._place(at, row)) for at, row in inexact if row is not None][:1]
+        zeros = ((number, part.first_zeros(name)) for number, part in enumerate(self._parts))
+        yield from [leading_zeros_note(name, dtype, self._place(at, row)) for at, row in zeros if row is not None][:1]
+
+    def keep_text(self, name: str) -> None:
+        for part in self._parts:
+            if name in part.columns:
+                part.keep_text(name)
+        self.columns = {**self.columns, name: self._column(name)}
 
     def _part(self, number: int) -> CsvFile | ParquetFile:
         part = self._parts[number]

@@ -31,6 +31,8 @@ from .keys import require_ted_key
 
 STATES = frozenset({"observation", "state", "pixels"})
 """Keys, with all that is nested in them, that are known before and after each step."""
+TEXTS = frozenset({"language_instruction", "instruction", "language", "prompt"})
+"""Last parts of keys that are text, whatever a column of CSV looks like."""
 PLACEHOLDERS = frozenset({"COLUMN", "TERMINATED", "TRUNCATED"})
 """What proposals and hints have in place of names that are to be filled in."""
 _MOST_SHOWN = 40
@@ -82,6 +84,9 @@ class TableMapping:
                 f"{file.path}: which columns are the observation and the action is not stated",
                 hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file, quoted=True)}",
             )
+        for key, names in given.items():
+            if key[-1] in TEXTS and len(names) == 1 and (column := lookup(names[0], file.columns)) is not None:
+                file.keep_text(column)
         found: dict[Key, tuple[TableColumn, ...]] = {}
         for key, names in given.items():
             require_ted_key(key, tuple(names))

@@ -79,6 +79,9 @@ class ParquetFile(TableFile):
                 return start + int(odd.argmax())
         return None
 
+    def first_zeros(self, name: str) -> None:
+        """Return None: numbers are stored, not how they are written."""
+
     def has_negative(self, name: str) -> bool:
         """Return True: whether a column of whole numbers has one below 0 is not known."""
         return True

@@ -22,7 +22,7 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array
 from ...core.format.digest import open_regular
 from ...core.ted.schema import inexact_as_float
-from .columns import TEXT, TableColumn, TableFile, inexact_note, require_rows
+from .columns import TEXT, TableColumn, TableFile, inexact_note, leading_zeros_note, require_rows
 
 _BLOCK_BYTES = 4 << 20
 _LONGEST_ROW = 64 << 20
@@ -31,6 +31,8 @@ _DELIMITERS = (",", "\t", ";")
 _ARROW = {"bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64(), TEXT: pa.string()}
 _NUMBER = r"^[ \t]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*$"
 _WHOLE = re.compile(r"[ \t]*([+-]?)[0-9]{1,400}[ \t]*")
+_ZEROS = re.compile(r"[ \t]*[+-]?0[0-9]+[ \t]*")
+_MAYBE_ZEROS = re.compile(rb"(?:\A|[,;\t\n\"])[ \t]*[+-]?0[0-9]")
 _EXACT = 1 << 53
 """Whole numbers up to this one are exact as float64."""
 _WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")
@@ -53,12 +55,14 @@ class _Block:
 class _FoundKinds:
     """What a column has: kinds of values by the first row with one.
 
-    `inexact` is the first row with a whole number that has no equal float64, None where there is none.
+    `inexact` is the first row with a whole number that has no equal float64, `zeros` the first with a whole number that
+    has zeros in front; None where there is none.
     """
 
     kinds: dict[str, int] = field(default_factory=dict)
     negative: bool = False
     inexact: int | None = None
+    zeros: int | None = None
 
     def add(self, kind: str, row: int) -> None:
         self.kinds.setdefault(kind, row)
@@ -127,10 +131,15 @@ class CsvFile(TableFile):
             line += content.count(b"\n")
             if len(self._names) > 1 and not content.strip():
                 continue
-            table = self._parse(content, None, None, first_line)
+            table, padded = self._parse(content, None, None, first_line), _MAYBE_ZEROS.search(content) is not None
             for name in self._names:
                 cells = partial(self._cells_of, content, name, first_line)
-                _look_at(table.column(name).combine_chunks(), cells, row, found[name])
+                values = table.column(name).combine_chunks()
+                _look_at(values, cells, row, found[name])
+                is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+                if padded and is_number and found[name].zeros is None:
+                    at = (at for at, cell in enumerate(cells()) if cell and _ZEROS.fullmatch(cell))
+                    found[name].zeros = next((row + one for one in at), None)
             if table.num_rows:
                 yield _Block(offset, len(content), row, table.num_rows, first_line)
             row += table.num_rows
@@ -143,13 +152,25 @@ class CsvFile(TableFile):
         self._rows = row
 
     def _column(self, name: str) -> TableColumn:
-        row = self._odd[name].inexact if self._kinds[name] == "float64" else None
-        note = "" if row is None else inexact_note(name, self.place(row))
-        return TableColumn(name, self._kinds[name], (), self._rows, note=note)
+        kind, notes = self._kinds[name], []
+        if kind == "float64" and (row := self._odd[name].inexact) is not None:
+            notes.append(inexact_note(name, self.place(row)))
+        if kind != TEXT and (row := self._odd[name].zeros) is not None:
+            notes.append(leading_zeros_note(name, kind, self.place(row)))
+        return TableColumn(name, kind, (), self._rows, note="; ".join(notes))
+
+    def keep_text(self, name: str) -> None:
+        self._kinds[name] = TEXT
+        self._odd[name] = _FoundKinds({TEXT: 0})
+        self.columns = {**self.columns, name: self._column(name)}
 
     def first_inexact(self, name: str) -> int | None:
         """The first row of a column with a whole number that has no equal float64; None where there is none."""
         return self._odd[name].inexact
+
+    def first_zeros(self, name: str) -> int | None:
+        """The first row of a column with a whole number that has zeros in front; None where there is none."""
+        return self._odd[name].zeros
 
     def has_negative(self, name: str) -> bool:
         """Whether a column of whole numbers has one below 0."""

@@ -333,6 +333,25 @@ def test_columns_of_text_are_texts_of_the_steps(kind: str, tmp_path: Path) -> No
     assert buffer[:]["language_instruction"] == tasks
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_cells_of_csv_stay_text_under_keys_of_text(folder: bool, tmp_path: Path) -> None:
+    lines = ["1,007,12,01", "2,12,open,2", "3,0,nan,3", "4,true,,4"]
+    path = tmp_path / "a.csv"
+    if folder:
+        path = tmp_path / "runs"
+        path.mkdir()
+        (path / "b.csv").write_text("x,task,mix,id\n" + "\n".join(lines[2:]) + "\n")
+    ((path / "a.csv") if folder else path).write_text("x,task,mix,id\n" + "\n".join(lines[: 2 if folder else 4]) + "\n")
+    pairs = ["observation=x language_instruction=task info.instruction=mix info.id=id"]
+    with converted(path, tmp_path / "out", map=pairs, ends="-", final_step="repeat") as reader:
+        notes = [one for one in reader.manifest.notes if "loses the zeros" in one]
+        assert reader.read(("info", "id"), 0, 4).tolist() == [1, 2, 3, 4]
+    assert [one.startswith("id is int64") and "line 2" in one for one in notes] == [True]
+    rows = rbtool.load_dataset(tmp_path / "out", batch_size=4, transform=rbtool.DecodeText())[:]
+    assert list(rows["language_instruction"]) == ["007", "12", "0", "true"]
+    assert list(rows["info", "instruction"]) == ["12", "open", "nan", ""]
+
+
 def split_files(kind: str, folder: Path, episodes: list[Any], **more: Any) -> dict[str, Any]:
     """Write episodes to a file each, `run_1`, `run_2`, …, `run_10`; return the columns of all."""
     folder.mkdir()
