@@ -153,7 +153,11 @@ READER_OPTIONS = (
         "Columns of a table by TED key, like observation=obs.* or action=a_0,a_1, or a TOML file of them. Several may "
         "follow one --map.",
     ),
-    ReaderOption("episode-key", str, "COLUMN", "The column of a table that numbers episodes."),
+    ReaderOption(
+        "episode-key", str, "COLUMN",
+        "The column of a table that numbers episodes. In a folder file,COLUMN if each file counts its own, -,COLUMN if "
+        "they go on over files.",
+    ),
     ReaderOption(
         "files", str, "PATTERN",
         "The CSV or Parquet files of a folder that are one table, like '*.csv' or 'runs/**/*.parquet'. Default: all.",

@@ -15,6 +15,7 @@ from .mapping import columns_text, lookup, parts, unknown_column
 
 _BLOCK_ROWS = 1 << 18
 _NONE = "-"
+_FILE = "file"
 _MOST_NAMED = 5
 DONE_NAMES = ("done", "dones", "is_done")
 """Names of a flag that often marks every end, whether by termination or by time limit."""
@@ -24,20 +25,22 @@ DONE_NAMES = ("done", "dones", "is_done")
 class EndColumns:
     """The columns that `--ends` and `--episode-key` name; None where there is none.
 
-    `at_files` states that episodes end where files do, of a table in several.
+    `at_files` is True where episodes end with each file of a table in several, False where they may go on in the next
+    one, and None where the key decides and nothing is stated of files.
     """
 
     terminated: TableColumn | None
     truncated: TableColumn | None
     key: TableColumn | None
-    at_files: bool = False
+    at_files: bool | None = False
 
     @classmethod
     def of(cls, file: TableFile, ends: str | None, key: str | None) -> EndColumns:
         """Look the columns up. `ends` is `TERMINATED,TRUNCATED`, with `-` for one that there is not.
 
         Of a table in several files each is an episode, or several with flags, unless the key, or `-` alone, says what
-        the episodes are.
+        the episodes are. The key is `file,COLUMN` where each file counts its own episodes, and `-,COLUMN` where they
+        may go on in the next file.
 
         UsageError for a column that is not there, and where nothing states the ends; FormatError for one that cannot
         be a flag or a key.
@@ -57,8 +60,18 @@ class EndColumns:
         terminated, truncated = (_flag(file, name) for name in (*names, _NONE)[:2])
         if terminated is not None and terminated == truncated:
             raise UsageError(f"--ends has {terminated.name!r} twice")
-        at_files = bool(file.starts) and key is None and (ends is None or set(names) != {_NONE})
-        return cls(terminated, truncated, None if key is None else _key(file, key), at_files)
+        if key is None:
+            at_files = bool(file.starts) and (ends is None or set(names) != {_NONE})
+            return cls(terminated, truncated, None, at_files)
+        stated, comma, rest = key.partition(",")
+        if not file.starts or not comma or lookup(key, file.columns) is not None:
+            return cls(terminated, truncated, _key(file, key), None if file.starts else False)
+        if stated.strip() not in (_FILE, _NONE):
+            raise UsageError(
+                f"--episode-key is {key!r}, expected a column, {_FILE},COLUMN or {_NONE},COLUMN",
+                hint=columns_text(file),
+            )
+        return cls(terminated, truncated, _key(file, rest.strip()), stated.strip() == _FILE)
 
     @property
     def flags(self) -> list[TableColumn]:
@@ -97,20 +110,18 @@ def _key(file: TableFile, name: str) -> TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableBoundaries:
-    """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `names` their text.
+    """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `texts` their texts.
 
-    `names` is None where the key is the number, and where there is no key; `named_by` is what the text is: the key, or
-    `file`. `marks_all` is the flag that marks the ends of the other flag too, as `done` does in Gym: such a row has the
-    other flag alone.
+    `texts` is None where the key is the number, and where there is no key. `marks_all` is the flag that marks the ends
+    of the other flag too, as `done` does in Gym: such a row has the other flag alone.
     """
 
     stops: Array
     numbers: Sequence[int]
     last_terminated: Array
-    names: Sequence[str] | None
+    texts: Sequence[dict[str, str]] | None
     marks_all: TableColumn | None
     notes: tuple[str, ...]
-    named_by: str = "file"
 
     @property
     def starts(self) -> Array:
@@ -121,7 +132,8 @@ class TableBoundaries:
 def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Callable[[int], None]) -> TableBoundaries:
     """Read the flags and the key, and find the episodes of a table with so many rows.
 
-    FormatError for a flag that is neither 0 nor 1, and for an episode key that comes again after another.
+    FormatError for a flag that is neither 0 nor 1, for a `done` of which it is open whether it marks every end, for an
+    episode key that comes again after another, and for one that goes on over files where that is not stated.
     """
     terminated: list[Array] = []
     truncated: list[Array] = []
@@ -140,60 +152,88 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
             changes.append(start + np.flatnonzero(differs))
             values += keys[differs].tolist()
             last = keys[-1]
-    begins = _joined(changes)
+    begins, files = _joined(changes), np.asarray(file.starts[1:], np.int64)
+    if ends.key is not None and ends.at_files:
+        changes_at, begins = begins, np.union1d(begins, files)
+        values = [values[at] for at in (np.searchsorted(changes_at, begins, side="right") - 1).tolist()]
     dead, late = _joined(terminated), _joined(truncated)
-    marks_all = _marks_all(ends, dead, late)
+    marks_all = _marks_all(file, ends, dead, late)
     flagged = np.union1d(dead, late)
-    files = np.asarray(file.starts[1:], np.int64)
     stops = np.union1d(np.union1d(flagged + 1, begins[1:]), [*(files if ends.at_files else ()), rows]).astype(np.int64)
     progress(len(stops))
     last_terminated = np.isin(stops - 1, np.setdiff1d(dead, late) if marks_all == ends.terminated else dead)
     numbers: Sequence[int] = range(len(stops))
-    names: list[str] | None = None
-    if ends.at_files and not ends.flags:
-        names = list(file.file_names)
+    texts: list[dict[str, str]] | None = None
+    if ends.at_files and ends.key is None and not ends.flags:
+        texts = [{_FILE: name} for name in file.file_names]
     notes = list(_flag_notes(ends, flagged, stops, rows))
     if both := len(np.intersect1d(dead, late)):
         notes.append(_note_on_both(ends, marks_all, both))
     if ends.key is not None:
-        _require_once(file, ends.key, values, begins)
-        notes += _over_files(file, ends.key, values, np.setdiff1d(files, stops))
-        owner = np.searchsorted(begins, np.concatenate(([0], stops[:-1])), side="right") - 1
-        if len(stops) == len(values) and all(type(value) is int and 0 <= value < 1 << 63 for value in values):
+        in_file = np.searchsorted(files, begins, side="right") if ends.at_files else np.zeros(len(begins), np.int64)
+        _require_once(file, ends.key, values, begins, in_file)
+        if len(within := np.setdiff1d(files, stops)):
+            notes.append(_over_files(file, ends, values, begins, within))
+        owner = (np.searchsorted(begins, np.concatenate(([0], stops[:-1])), side="right") - 1).tolist()
+        whole = all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+        if len(stops) == len(values) == len(set(values)) and whole:
             numbers = values
         else:
-            names = [str(values[at]) for at in owner]
+            texts = [{ends.key.name: str(values[at])} for at in owner]
+        if texts is not None and ends.at_files:
+            texts = [{_FILE: file.file_names[in_file[at]], **text} for at, text in zip(owner, texts, strict=True)]
         if len(stops) > len(values):
             more = len(stops) - len(values)
             notes.append(
                 f"flags end {more:,} more episodes than {ends.key.name} has values: episodes are numbered from 0, and "
                 f"{ends.key.name} is kept as text of each"
             )
-    named_by = "file" if ends.key is None else ends.key.name
-    return TableBoundaries(stops, numbers, last_terminated, names, marks_all, tuple(notes), named_by)
+    return TableBoundaries(stops, numbers, last_terminated, texts, marks_all, tuple(notes))
 
 
-def _over_files(file: TableFile, key: TableColumn, values: Sequence[Any], within: Array) -> Iterator[str]:
-    """Count the files that begin in the middle of an episode; FormatError where all rows of several are one."""
-    if len(within) and len(values) == 1:
+def _over_files(file: TableFile, ends: EndColumns, values: Sequence[Any], begins: Array, within: Array) -> str:
+    """Count the files that begin in the middle of an episode; FormatError unless it is stated that there are such."""
+    assert ends.key is not None
+    key, begin = ends.key.name, "1 file begins" if len(within) == 1 else f"{len(within):,} files begin"
+    found = f"{begin} with the {key} that the file before ends with"
+    if ends.at_files is None:
+        first = int(within[0])
+        value = values[int(np.searchsorted(begins, first, side="right")) - 1]
         raise FormatError(
-            f"{file.path}: {key.name} is {values[0]!r} in all rows of {len(file.starts):,} files",
-            hint=f"leave out --episode-key {key.name}: each file is an episode; or, with --ends -, all are one",
+            f"{file.path}: {found}, the first with {value!r} in {file.place(first)}: one episode, or two",
+            hint=f"write --episode-key {_NONE},{key} where such an episode goes on in the next file, "
+            f"--episode-key {_FILE},{key} where each file counts its own",
         )
-    if len(within):
-        begins = "file begins" if len(within) == 1 else "files begin"
-        yield f"{len(within):,} {begins} with the {key.name} that the file before ends with: the episode goes on there"
+    return f"{found}: the episode goes on there"
 
 
-def _marks_all(ends: EndColumns, terminated: Array, truncated: Array) -> TableColumn | None:
-    """The flag called `done` that is set in all rows in which the other flag is; None where there is none."""
+def _marks_all(file: TableFile, ends: EndColumns, terminated: Array, truncated: Array) -> TableColumn | None:
+    """The flag called `done` that is set in all rows in which the other flag is; None where there is none.
+
+    FormatError where it is set in some of them: then it marks every end and lacks some, or is an end of its own that
+    comes together with the other at times, and the rows with both mean something else in each case.
+    """
     if ends.terminated is None or ends.truncated is None:
         return None
     if _is_done(ends.terminated.name) == _is_done(ends.truncated.name):
         return None
-    if _is_done(ends.terminated.name):
-        return ends.terminated if np.isin(truncated, terminated).all() else None
-    return ends.truncated if np.isin(terminated, truncated).all() else None
+    done, at, other, others, own = (
+        (ends.terminated, terminated, ends.truncated, truncated, "terminated")
+        if _is_done(ends.terminated.name)
+        else (ends.truncated, truncated, ends.terminated, terminated, "truncated")
+    )
+    marked = np.isin(others, at)
+    if marked.all():
+        return done
+    if not marked.any():
+        return None
+    with_both, without = int(others[marked][0]), int(others[~marked][0])
+    raise FormatError(
+        f"{file.path}: {done.name} is set in {int(marked.sum()):,} of {len(others):,} rows with {other.name} (in "
+        f"{file.place(with_both)}, not in {file.place(without)}): whether it marks every end, or is an end of its own, "
+        "is open",
+        hint=f"set {done.name} in all rows with {other.name} if it marks every end, or else call it {own}",
+    )
 
 
 def _is_done(name: str) -> bool:
@@ -235,7 +275,7 @@ def _flag_notes(ends: EndColumns, flagged: Array, stops: Array, rows: int) -> It
         yield f"the last {left:,} {'row ends' if left == 1 else 'rows end'} without a flag: an unfinished episode"
     unflagged = len(stops) - len(flagged)
     if names and unflagged and (ends.key is not None or ends.at_files):
-        where = "a file does" if ends.key is None else f"{ends.key.name} changes"
+        where = " or ".join(["a file does"] * bool(ends.at_files) + ([f"{ends.key.name} changes"] if ends.key else []))
         yield f"{unflagged:,} of {len(stops):,} episodes end where {where}, without a flag"
 
 
@@ -265,22 +305,27 @@ def _as_keys(file: TableFile, column: TableColumn, rows: Array, start: int) -> A
     return values
 
 
-def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begins: Array) -> None:
-    """Raise FormatError for an episode key that comes again after another: its rows may or may not be one episode."""
+def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begins: Array, in_file: Array) -> None:
+    """Raise FormatError for an episode key that comes again after another: its rows may or may not be one episode.
+
+    `in_file` numbers the file of each, where each counts its own episodes.
+    """
     seen: dict[Any, int] = {}
-    again = [(value, seen[value], at) for at, value in enumerate(values) if seen.setdefault(value, at) != at]
+    pairs = zip(in_file.tolist(), values, strict=True)
+    again = [(seen[pair] + 1, at) for at, pair in enumerate(pairs) if seen.setdefault(pair, at) != at]
     if not again:
         return
     shown = "; ".join(
-        f"{value!r} ends before {file.place(int(begins[first + 1]))}, and {file.place(int(begins[at]))} has it again"
-        for value, first, at in again[:_MOST_NAMED]
+        f"{values[at]!r} ends before {file.place(int(begins[after]))}, and {file.place(int(begins[at]))} has it again"
+        for after, at in again[:_MOST_NAMED]
     )
     more = f" and {len(again) - _MOST_NAMED:,} more" if len(again) > _MOST_NAMED else ""
+    hint = f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED"
+    if file.starts and not in_file.any():
+        hint = f"write --episode-key {_FILE},{key.name} if each file counts its own episodes, or sort the table by it"
     raise FormatError(
         f"{file.path}: {len(again):,} of the values of {key.name} come again after another one: {shown}{more}",
-        hint=f"let {key.name} have other values in each file, or leave it out: each file is an episode"
-        if file.starts
-        else f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED",
+        hint=hint,
     )
 
 

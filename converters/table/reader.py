@@ -32,9 +32,10 @@ class TableReader(Reader):
     """A table with a row a step, in which options state what each column is. Never detected: choose it by name.
 
     Options: `map` has pairs of a TED key and columns, `ends` the columns of termination and time limit, `episode_key`
-    the column that states the episode of a row. `files` is a pattern of the files of a folder that are the table; each
-    is an episode where neither of the two says otherwise. `trust_pickle` allows arrays of Python objects in npz and npy
-    files to be read. The rule is in docs/reference/table.md.
+    the column that states the episode of a row, after `file,` where each file counts its own episodes, after `-,` where
+    they may go on in the next file. `files` is a pattern of the files of a folder that are the table; each is an
+    episode where neither of the two says otherwise. `trust_pickle` allows arrays of Python objects in npz and npy files
+    to be read. The rule is in docs/reference/table.md.
 
     Raises UsageError for options that name what is not there, FormatError for columns that cannot be mapped and for an
     episode key that comes again, CorruptDataError for damaged files.
@@ -127,7 +128,7 @@ class TableReader(Reader):
         ends = self._ends
         named = {
             "next.terminated": ends.terminated, "next.truncated": ends.truncated,
-            "episode": ends.key if found.names is None else None,
+            "episode": ends.key if found.texts is None else None,
         }  # fmt: skip
         return {column.name: name for name, column in named.items() if column is not None and column.name != name}
 
@@ -200,7 +201,7 @@ class TableReader(Reader):
                 (terminated & ~both, truncated) if found.marks_all == self._ends.terminated
                 else (terminated, truncated & ~both)
             )  # fmt: skip
-        text = {} if found.names is None else {found.named_by: found.names[self._by_number[number]]}
+        text = {} if found.texts is None else found.texts[self._by_number[number]]
         return Piece(
             number, columns, terminated, truncated, first=start == begin, last=stop == end, text=text, next=following,
             final=Final.OBSERVED if self._has_all_next else Final.MISSING,

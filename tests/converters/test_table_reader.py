@@ -219,15 +219,14 @@ def test_the_first_of_the_ends_is_termination(
     [
         ("all", "done,late", [1, 0, 1], [0, 1, 0], "done is set wherever late is"),
         ("all", "dead,done", [1, 0, 1], [0, 1, 0], "done is set wherever dead is"),
-        ("dead", "done,late", [1, 0, 1], [0, 1, 1], "done and late are both set in 1 row"),
+        ("dead", "done,late", [1, 0, 1], [0, 1, 0], "episodes end at done and late"),
     ],
 )
 def test_done_may_mark_every_end(
     done: str, ends: str, terminated: list[int], truncated: list[int], note: str, tmp_path: Path
 ) -> None:
     """`done` of the first two has the time limits, too; that of the third is termination."""
-    last = "both" if done == "dead" else "terminal"
-    columns = named(flat(random_episodes((3, 2, 4), ends=("terminal", "timeout", last)), following=True))
+    columns = named(flat(random_episodes((3, 2, 4), ends=("terminal", "timeout", "terminal")), following=True))
     columns["done"] = columns["dead"] | (columns["late"] if done == "all" else False)
     path = write_h5(tmp_path / "a", columns)
     with converted(path, tmp_path / "out", map=column_map("hdf5", following=True), ends=ends) as reader:
@@ -237,6 +236,18 @@ def test_done_may_mark_every_end(
         assert flags["terminated"].astype(int).tolist() == terminated
         assert flags["truncated"].astype(int).tolist() == truncated
         assert any(note in one for one in reader.manifest.notes)
+
+
+@pytest.mark.parametrize(("ends", "own"), [("done,late", "terminated"), ("late,is_done", "truncated")])
+def test_done_that_marks_some_of_the_other_ends_is_refused(ends: str, own: str, tmp_path: Path) -> None:
+    columns = named(flat(random_episodes((3, 2, 4, 2), ends=("timeout", "timeout", "terminal", "timeout"))))
+    done = (columns["dead"] | columns["late"]).astype(bool)
+    done[4] = False  # the second of three time limits
+    path = write_h5(tmp_path / "a", columns | {"done": done, "is_done": done})
+    with pytest.raises(FormatError, match=r"done is set in 2 of 3 rows with late \(in row 2, not in row 4\)") as raised:
+        converted(path, tmp_path / "out", map=column_map("hdf5"), ends=ends)
+    assert f"or else call it {own}" in str(raised.value.hint)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", BINARY[:3])
@@ -398,8 +409,10 @@ def test_files_of_a_folder_are_one_dataset_with_an_episode_each(kind: str, given
     [
         ({"ends": "-"}, [9], "all rows are one episode"),
         ({"ends": "dead"}, [2, 2, 1, 4], "2 of 4 episodes end where a file does, without a flag"),
-        ({"episode_key": "key"}, [2, 3, 4], "1 file begins with the key that the file before ends with"),
-        ({"episode_key": "key", "ends": "dead"}, [2, 3, 4], "episodes end where key changes"),
+        ({"episode_key": "-,key"}, [2, 3, 4], "1 file begins with the key that the file before ends with"),
+        ({"episode_key": "-,key", "ends": "dead"}, [2, 3, 4], "episodes end where key changes"),
+        ({"episode_key": "file,key"}, [2, 2, 1, 4], "episodes end where key changes, and episodes end where files do"),
+        ({"episode_key": "file,key", "ends": "dead"}, [2, 2, 1, 4], "2 of 4 episodes end where a file does or key"),
     ],
 )
 def test_ends_and_keys_go_over_files(
@@ -410,6 +423,20 @@ def test_ends_and_keys_go_over_files(
     with converted(tmp_path / "runs", tmp_path / "out", map=column_map(kind), final_step="repeat", **options) as reader:
         assert reader.episodes.length.tolist() == lengths
         assert any(note in one for one in reader.manifest.notes)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("keys", "numbers"), [([0, 0, 1, 0, 0, 0, 1], [0, 1, 2, 3]), ([5, 5, 6, 7, 7, 7, 8], [5, 6, 7, 8])]
+)
+def test_each_file_may_count_its_own_episodes(kind: str, keys: list[int], numbers: list[int], tmp_path: Path) -> None:
+    split_files(kind, tmp_path / "runs", random_episodes([3, 4]), key=keys)
+    options = {"map": column_map(kind), "final_step": "repeat", "episode_key": "file,key"}
+    with converted(tmp_path / "runs", tmp_path / "out", **options) as reader:
+        assert reader.episodes.length.tolist() == [2, 1, 3, 1]
+        assert reader.episodes.episode.tolist() == numbers
+        texts = [{"file": f"run_{file}.{kind}", "key": key} for file, key in ((1, "0"), (1, "1"), (2, "0"), (2, "1"))]
+        assert reader.episode_text == (texts if numbers[0] == 0 else None)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -447,9 +474,22 @@ def test_types_are_those_of_all_files(kind: str, tmp_path: Path) -> None:
             {"a.csv": "x,y\n1,1\n", "b.csv": "x,y\n2,1\n"},
             {"episode_key": "y"},
             FormatError,
-            "is 1 in all rows of 2 files",
+            "1 file begins with the y that the file before ends with",
         ),
         ({"a.csv": "x,y\n1,1\n2,2\n", "b.csv": "x,y\n2,1\n"}, {"episode_key": "y"}, FormatError, "come again after"),
+        (
+            {"a.csv": "x,y\n1,1\n2,2\n3,1\n", "b.csv": "x,y\n2,1\n"},
+            {"episode_key": "file,y"},
+            FormatError,
+            "'?1'? ends before a.csv, line 3, and a.csv, line 4 has it again",
+        ),
+        (
+            {"a.csv": "x,y\n1,0\n", "b.csv": "x,y\n2,0\n3,1\n"},
+            {"episode_key": "y"},
+            FormatError,
+            "the first with 0 in b.csv",
+        ),
+        ({"a.csv": "x,y\n1,1\n"}, {"episode_key": "each,y"}, UsageError, "expected a column, file,COLUMN or -,COLUMN"),
         (
             {"a.csv": "x,y\n1,1\n", "b.parquet": "PAR1"},
             {},
