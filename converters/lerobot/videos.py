@@ -13,12 +13,13 @@ from ...core.encodings.video import VideoFile, VideoIndex
 from ...core.errors import FormatError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import digest_file
+from ...core.format.read_errors import LEAVES_OUT
 from ...core.format.videos import index_name, video_id, video_name
 from .fields import FeatureColumn, as_stated
 from .info import DatasetInfo, require_content
 from .metadata import FrameEpisode
 
-WITHOUT_IMAGES = "--images skip takes the steps without images, --skip-bad leaves out such episodes"
+WITHOUT_IMAGES = f"--images skip takes the steps without images{LEAVES_OUT}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array
 from ...core.format.manifest import Dropped
+from ...core.format.read_errors import LEAVES_OUT
 from ...core.ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, key_name
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, LastSteps, fillers, step_meaning
 from .columns import EpisodeRecord, StepColumn, without_clashes
@@ -124,9 +125,7 @@ class _Looking:
         try:
             if not shard.path.is_file():
                 stated = "" if shard.stated is None else f", which has {shard.stated:,} episodes"
-                raise CorruptDataError(
-                    f"{shard.path} is missing{stated}", hint="fetch it, or leave out its episodes: --skip-bad"
-                )
+                raise CorruptDataError(f"{shard.path} is missing{stated}", hint=f"fetch it{LEAVES_OUT}")
             with shard.open() as opened:
                 for place, data in opened.records():
                     if shard.stated is not None and count == shard.stated:

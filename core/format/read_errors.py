@@ -23,6 +23,8 @@ _FAILED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, err
 
 FETCH_AGAIN = "copy or fetch the dataset again, whole"
 """The hint for a file that is damaged in itself."""
+LEAVES_OUT = ", --skip-bad leaves out such episodes"
+"""The end of a hint on an error of some episodes; `convert` drops it where it was given --skip-bad."""
 
 
 def disk_failed(error: BaseException) -> bool:

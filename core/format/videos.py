@@ -25,6 +25,8 @@ from .syncing import NewFile
 VIDEO = "video"
 VideoContents: TypeAlias = Mapping[str, Path | bytes]
 """Files of videos and their indexes by name: where their bytes are, or the bytes."""
+UNDECODED = "frames of kept videos were not decoded: rbtool check decodes some of them, --full all"
+"""What is noted of videos that were copied as they are."""
 _PIECE = 1 << 20
 _ID_DIGITS = 15
 """Hexadecimal digits of the digest in an id: 60 bits, which int64 holds."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import CorruptDataError, FormatError
 from ..format.contracts import Array, Piece
+from ..format.read_errors import LEAVES_OUT
 from ..format.reader import Reader
 from ..format.returns import Ingest
 from ..progress import Progress
@@ -69,14 +70,15 @@ def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -
     CorruptDataError where no episode is sound.
     """
     run = _Pass(reader, numbers, progress)
-    why = {number: _said(*error) for number, error in run.unread.items()}
+    unread = {number: (text, hint.removesuffix(LEAVES_OUT)) for number, (text, hint) in run.unread.items()}
+    why = {number: _said(*error) for number, error in unread.items()}
     for finding in (finding for rule in run.rules for finding in rule.findings()):
         for first, after in finding.steps if finding.severity == "error" else ():
             for number in run.feeder.numbers_at(first, after):
                 why.setdefault(number, finding.message)
     sound = [number for number in numbers if number not in why]
     if not sound:
-        errors = {number: (text, "") for number, text in why.items()} | run.unread
+        errors = {number: (text, "") for number, text in why.items()} | unread
         hinted = [number for number, (_, hint) in errors.items() if hint]
         named, hint = "", ""
         for number in [*hinted, *errors][:1]:  # an episode for which there is something to do, if there is one

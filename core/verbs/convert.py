@@ -26,6 +26,7 @@ from ..format.packed.schema import PackedSchema
 from ..format.read_errors import reading_from
 from ..format.reader import require_final_step
 from ..format.staging import Staging, mend, share_files
+from ..format.videos import UNDECODED
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
 from .results import (
@@ -172,7 +173,10 @@ class Rewriting:
             if isinstance(manifest, dict):
                 return manifest
             there, changes = manifest
-            return published_entries(there, self.destination, started, reader) | changes
+            entries = published_entries(there, self.destination, started, reader) | changes
+            if self.skip_bad and reader.videos() and UNDECODED not in entries["notes"]:
+                entries["notes"] = (*entries["notes"], UNDECODED)
+            return entries
 
     def _rewritten(self, reader: StepReader, started: float) -> dict[str, Any] | tuple[Manifest, dict[str, Any]]:
         """Return the manifest at the destination and how it came there; with `dry_run`, the planned entries."""

@@ -26,11 +26,12 @@ from ..format.memmap.builder import Origin, OverlappedBuilder, env_metadata_byte
 from ..format.packed.builder import row_builder
 from ..format.packed.row_files import parse_codecs
 from ..format.packed.schema import PackedSchema
+from ..format.read_errors import LEAVES_OUT
 from ..format.reader import PartsReader, Reader
 from ..format.returns import Ingest
 from ..format.sources import RemoteDataset
 from ..format.staging import Staging, mend
-from ..format.videos import size_of_videos
+from ..format.videos import UNDECODED, size_of_videos
 from ..progress import Progress
 from ..remote.checksums import matches
 from ..ted.schema import Field, row_bytes, ted_fields
@@ -60,23 +61,29 @@ def facts_of(
     """Return the facts of the episodes chosen; with `skip_bad`, of those among them that are sound."""
     reader.survey_workers = num_workers
     if not skip_bad:
-        return _stated_facts(reader, selection, progress)
+        return _with_notes(_stated_facts(reader, selection, progress))
     numbers = reader.stated().episode_numbers
     chosen = select_episodes(parse_episodes(selection), numbers) if selection else numbers
     sound, notes = sound_episodes(reader, chosen, progress)
     facts = reader.facts([(number, number + 1) for number in sound])
-    return replace(facts, notes=(*facts.notes, *notes))
+    return _with_notes(facts, notes)
+
+
+def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:
+    return replace(facts, notes=(*facts.notes, *more, *([UNDECODED] if facts.videos else ())))
 
 
 @contextlib.contextmanager
 def hinting_at_skip_bad(reader: Reader, *, possible: bool) -> Iterator[None]:
-    """Name --skip-bad in the hint of an error about the data, where other episodes may be sound."""
+    """Name --skip-bad in the hint of an error about the data where it is possible, and nowhere else."""
     try:
         yield
     except FormatError as error:
         with contextlib.suppress(RbtoolError, OSError):
             if possible and not error.hint and len(reader.stated().episode_numbers) > 1:
                 error.hint = "add --skip-bad to convert the episodes that are sound"
+        if not possible:
+            error.hint = error.hint.removesuffix(LEAVES_OUT)
         raise
 
 

@@ -114,6 +114,7 @@ def assert_two_are_left(path: Path, said: str, *, video: bool = False) -> None:
     result = rbtool.convert(path, path.parent / "sound", skip_bad=True, final_step="repeat")
     assert (result.episodes, result.steps) == (2, 9)
     assert any("episode 1 is left out" in note and said in note for note in result.notes)
+    assert not any("--skip-bad" in note for note in result.notes)
     chosen = rbtool.convert(path, path.parent / "chosen", episodes="0,2", final_step="repeat")
     assert chosen.steps == 9
     if video:
@@ -208,6 +209,7 @@ def test_of_a_subset_without_videos_the_episodes_asked_for_are_named_and_their_r
         assert f"{video.format(2)} is missing" in error.message
         assert "episode 2 needs it" in error.message
         assert "--images skip" in error.hint
+        assert ("--skip-bad" in error.hint) == ("skip_bad" not in options)
     assert "episode 0" in raised(path).message
     assert "episode 1" in raised(path, episodes="1").message
     for number, options in enumerate(chosen):
@@ -255,6 +257,10 @@ def test_episodes_that_share_a_frame_are_left_out(images: str, tmp_path: Path) -
     assert "frame 3 would be of a row of episode 0 and of one of episode 1" in raised(folder, images=images).message
     result = rbtool.convert(folder, tmp_path / "sound", images=images, skip_bad=True, final_step="repeat")
     assert (result.episodes, result.steps) == (1, 5)
+    again = rbtool.convert(result.path, tmp_path / "again", skip_bad=True)
+    for one in (result, again):
+        undecoded = [note for note in one.notes if note.startswith("frames of kept videos were not decoded")]
+        assert len(undecoded) == (images == "keep")
 
 
 def test_what_comes_after_an_episode_inside_another_one_is_compared_with_both(tmp_path: Path) -> None:
