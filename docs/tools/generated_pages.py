@@ -20,7 +20,7 @@ from typing import Any
 
 import rbtool
 
-__all__ = ["PAGES", "filled", "floors", "floors_table", "result_classes", "rules_table"]
+__all__ = ["PAGES", "filled", "floors", "floors_table", "leaves_table", "result_classes", "rules_table"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = re.compile(r'(?<=^```python title=")([^"\n]+)"\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
@@ -153,6 +153,20 @@ def floors_table() -> str:
     return chr(10).join(text)
 
 
+def leaves_table() -> str:
+    """The leaves, from the tool that removes them: the size of each, what it needs, and what falls with it."""
+    tools = str(ROOT / "tests/tools")
+    if tools not in sys.path:
+        sys.path.append(tools)
+    import leaves
+
+    text = ["| leaf | tokens | needs | a user loses |", "|---|---|---|---|"]
+    for name, leaf in leaves.leaves().items():
+        needed = ", ".join(sorted(leaves.needs()[name]))
+        text.append(f"| {name} | {leaves.rounded(leaves.tokens(name))} | {needed} | {_cell(leaf.loses)} |")
+    return chr(10).join(text)
+
+
 def rules_table() -> str:
     """The rules of `check`, from their table."""
     from rbtool.core.ted.rules import RULES
@@ -185,7 +199,7 @@ def formats_page() -> str:
 
 def filled(page: str) -> str:
     """Return a written page with its tables, and the examples in docs/examples, as they are now."""
-    for name, table in (("floors", floors_table), ("rules", rules_table)):
+    for name, table in (("floors", floors_table), ("leaves", leaves_table), ("rules", rules_table)):
         head, tail = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         if head in page:
             before, _, rest = page.partition(head)

@@ -19,7 +19,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import tokenize
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,13 +121,6 @@ def leaves() -> dict[str, Leaf]:
     return found
 
 
-class Module(NamedTuple):
-    """A Python file: its path from the root, and the files of the tree that it imports or names in strings."""
-
-    path: str
-    imports: frozenset[str]
-
-
 @functools.cache
 def leaf_of(path: str) -> str | None:
     """Return the leaf to which a file belongs, also a test that mirrors one of its modules; None for the trunk.
@@ -157,27 +151,40 @@ def is_of_trunk(path: str) -> bool:
 
 
 @functools.cache
-def modules() -> Mapping[str, Module]:
-    """Return every Python file of the tree by its path from the root, parsed once."""
-    files = [file.relative_to(ROOT).as_posix() for file in (*source_tree.package_files(), *source_tree.other_files())]
-    names = {_dotted(path): path for path in files if not path.startswith(_ASIDE)}
-    beside = {Path(path).stem: path for path in files if str(Path(path).parent) in _PATHS}
-    public = _public_homes(names)
-    return {path: Module(path, frozenset(_imports(path, names, beside, public) - {path})) for path in files}
+def _product_files() -> tuple[str, ...]:
+    return tuple(file.relative_to(ROOT).as_posix() for file in source_tree.package_files())
+
+
+@functools.cache
+def _files() -> tuple[str, ...]:
+    return (*_product_files(), *(file.relative_to(ROOT).as_posix() for file in source_tree.other_files()))
 
 
 def _dotted(path: str) -> str:
     return ".".join(("rbtool", *path.removesuffix(".py").split("/"))).removesuffix(".__init__")
 
 
-def _public_homes(names: Mapping[str, str]) -> dict[str, str]:
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Return the file of each module of the package."""
+    return {_dotted(path): path for path in _product_files()}
+
+
+@functools.cache
+def _beside() -> dict[str, str]:
+    """Return the file of each module that tests and tools import by its bare name."""
+    return {Path(path).stem: path for path in _files() if str(Path(path).parent) in _PATHS}
+
+
+@functools.cache
+def _public() -> dict[str, str]:
     """Return the file of each public name, from the list of them."""
-    homes = {}
-    for line in (ROOT / "__init__.pyi").read_text(encoding="utf-8").splitlines():
+    homes: dict[str, str] = {}
+    for line in _lines("__init__.pyi"):
         words = line.split()
         if words[:1] == ["from"]:
             home = f"rbtool{words[1]}"
-            homes[words[-1]] = names.get(f"{home}.{words[-1]}") or names[home]
+            homes[words[-1]] = _modules().get(f"{home}.{words[-1]}") or _modules()[home]
         elif words[1:2] == ["="]:
             homes[words[0]] = homes[words[2]]
     return homes
@@ -188,24 +195,22 @@ _FROM = re.compile(r"\bfrom rbtool((?:\.\w+)*) import \(?([\w, ]+)")
 _DECLARED = re.compile(r' {4}"\w+": "rbtool\.([\w.]+):\w+",\n')
 
 
-def _imports(path: str, names: Mapping[str, str], beside: Mapping[str, str], public: Mapping[str, str]) -> set[str]:
-    """Return the files that a file imports, uses as `rbtool.NAME`, or names in a string."""
+@functools.cache
+def imports(path: str) -> frozenset[str]:
+    """Return the files of the tree that a file imports, uses as `rbtool.NAME`, or names in a string of a test."""
     found = {one for above in Path(path).parents if (ROOT / (one := f"{above.as_posix()}/conftest.py")).is_file()}
     package = _dotted(path) if path.endswith("__init__.py") else _dotted(path).rpartition(".")[0]
 
     def use(dotted: str) -> None:
         parts = dotted.split(".")
         if parts[0] != "rbtool":
-            if parts[0] in beside and path.startswith(_ASIDE):
-                found.add(beside[parts[0]])
-            return
-        if len(parts) > 1 and parts[1] in public:
-            found.add(public[parts[1]])
-            return
-        for end in range(len(parts), 1, -1):
-            if (name := ".".join(parts[:end])) in names:
-                found.add(names[name])
-                return
+            if parts[0] in _beside() and path.startswith(_ASIDE):
+                found.add(_beside()[parts[0]])
+        elif len(parts) > 1 and parts[1] in _public():
+            found.add(_public()[parts[1]])
+        else:
+            names = (".".join(parts[:end]) for end in range(len(parts), 1, -1))
+            found.update([_modules()[name] for name in names if name in _modules()][:1])
 
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -224,17 +229,42 @@ def _imports(path: str, names: Mapping[str, str], beside: Mapping[str, str], pub
                     use(f"rbtool{match[1]}.{word}")
             for match in _NAMED.finditer(node.value):
                 use(f"rbtool{match[1]}")
-    return found
+    return frozenset(found - {path})
 
 
 @functools.cache
 def needs() -> dict[str, frozenset[str]]:
     """Return the other leaves that each leaf imports."""
     found: dict[str, set[str]] = {name: set() for name in leaves()}
-    for module in modules().values():
-        if not module.path.startswith(_ASIDE) and (own := leaf_of(module.path)) is not None:
-            found[own] |= {other for one in module.imports if (other := leaf_of(one)) not in (None, own)}  # type: ignore[misc]
+    for path in _product_files():
+        if (own := leaf_of(path)) is not None:
+            found[own] |= {other for one in imports(path) if (other := leaf_of(one)) not in (None, own)}  # type: ignore[misc]
     return {name: frozenset(others) for name, others in found.items()}
+
+
+def tokens(name: str) -> int:
+    """Return how many tokens the modules of a leaf have, without comments and docstrings."""
+    return sum(_count(path) for path in _product_files() if leaf_of(path) == name)
+
+
+def rounded(count: int) -> str:
+    """Round to a series of about equal steps, so that small changes of the code leave the table as it is."""
+    steps = [step * 10**power for power in range(2, 6) for step in (10, 15, 20, 30, 40, 50, 70)]
+    return f"{min(steps, key=lambda step: abs(step - count)):,}"
+
+
+_LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def _count(path: str) -> int:
+    with (ROOT / path).open(encoding="utf-8") as file:
+        return sum(
+            one.type not in _LAYOUT and not (one.type == tokenize.STRING and one.string.startswith(('"""', 'r"""')))
+            for one in tokenize.generate_tokens(file.readline)
+        )
 
 
 def falling(names: Collection[str]) -> frozenset[str]:
@@ -248,8 +278,8 @@ def falling(names: Collection[str]) -> frozenset[str]:
 def removed_files(names: Collection[str]) -> frozenset[str]:
     """Return the files that fall with these leaves: theirs, and those outside of the trunk that use them."""
     fallen = falling(names)
-    gone = {path for path in modules() if leaf_of(path) in fallen}
-    while more := {path for path, module in modules().items() if module.imports & gone and not _stays(path)} - gone:
+    gone = {path for path in _files() if leaf_of(path) in fallen}
+    while more := {path for path in _files() if imports(path) & gone and not _stays(path)} - gone:
         gone |= more
     return frozenset(gone)
 
@@ -272,9 +302,9 @@ def edges() -> list[Edge]:
     found = []
     for name in leaves():
         gone = removed_files([name])
-        for path, module in modules().items():
+        for path in _files():
             if path not in gone and leaf_of(path) != name:
-                found += [Edge(path, one, name) for one in module.imports & gone if leaf_of(one) in (name, None)]
+                found += [Edge(path, one, name) for one in imports(path) & gone if leaf_of(one) in (name, None)]
     return sorted(set(found))
 
 
