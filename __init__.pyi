@@ -40,7 +40,6 @@ from .core.checkpointers.references import PackedStorageCheckpointer as PackedSt
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
 from .core.datasets.buffer import load_dataset as load_dataset
 from .core.datasets.clips import VideoClipRef as VideoClipRef
-from .core.datasets.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
 from .core.datasets.lerobot_columns import lerobot_columns_to_tensordict as lerobot_columns_to_tensordict
 from .core.datasets.offline_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
 from .core.datasets.offline_online import prefill_replay_buffer as prefill_replay_buffer
@@ -58,6 +57,7 @@ from .core.errors import OutOfSpaceError as OutOfSpaceError
 from .core.errors import RbtoolError as RbtoolError
 from .core.errors import SchemaError as SchemaError
 from .core.errors import UsageError as UsageError
+from .core.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
 from .core.loading.datasets import TorchDataset as TorchDataset
 from .core.loading.datasets import TorchMapDataset as TorchMapDataset
 from .core.loading.datasets import torch_dataset as torch_dataset
@@ -70,6 +70,7 @@ from .core.maps.hashing import SipHash as SipHash
 from .core.maps.tensordict_map import QueryModule as QueryModule
 from .core.maps.tensordict_map import TensorDictMap as TensorDictMap
 from .core.maps.tensordict_map import TensorMap as TensorMap
+from .core.preprocess.preprocess import preprocess as preprocess
 from .core.recording.environments import RecordEpisodes as RecordEpisodes
 from .core.recording.rollouts import record_rollout as record_rollout
 from .core.recording.vector import RecordVectorEpisodes as RecordVectorEpisodes
@@ -199,7 +200,6 @@ from .core.verbs.listing import list_remote as list_remote
 from .core.verbs.merge import merge as merge
 from .core.verbs.mix import mix as mix
 from .core.verbs.plot import plot as plot
-from .core.verbs.preprocess import preprocess as preprocess
 from .core.verbs.record import record as record
 from .core.verbs.report import report as report
 from .core.verbs.sample import sample as sample

@@ -121,7 +121,7 @@ def download(
     fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that was uploaded
     to the Hugging Face hub, which comes as it is.
     """
-    from ..core.remote.catalogue import substitution_text
+    from ..core.format.locate import substitution_text
     from ..core.verbs.download import download as run
 
     with out.progress() as progress:

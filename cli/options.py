@@ -30,7 +30,7 @@ from .text import Line, Styled, clean_lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..core.verbs.results import Published
+    from ..core.results import Published
 
 _Function: TypeAlias = Callable[..., int | None]
 

@@ -87,7 +87,7 @@ class Output:
         self.end_progress()
         self.shown = True
         if self.as_json:
-            from ..core.verbs.results import entries_of
+            from ..core.results import entries_of
 
             self.document(entries_of(result))
         elif self.quiet:

@@ -212,7 +212,7 @@ def preprocess(
     """
     if show_pipeline:
         return _show_pipeline(out, fn, operations, pipeline, replay, replay_filters)
-    from ..core.verbs.preprocess import preprocess as run
+    from ..core.preprocess.preprocess import preprocess as run
 
     with stdout_to_stderr(), out.progress() as progress:
         result = run(
@@ -250,7 +250,7 @@ def _show_pipeline(
     replay_filters: bool,
 ) -> None:
     from ..core.errors import UsageError
-    from ..core.verbs.preprocess import show_pipeline
+    from ..core.preprocess.preprocess import show_pipeline
 
     if fn is not None:
         raise UsageError("--show-pipeline needs operations, not --fn")

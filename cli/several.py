@@ -50,7 +50,7 @@ def of_each(
             codes[name] = report(_with_name(error, name), part)
         shown = shown or part.shown
     if out.as_json:
-        from ..core.verbs.results import DatasetsResult, entries_of
+        from ..core.results import DatasetsResult, entries_of
 
         out.document(entries_of(DatasetsResult(verb=verb, datasets=documents)))
     elif (failed := [name for name, code in codes.items() if code]) and len(codes) > 1:

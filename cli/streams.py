@@ -44,12 +44,12 @@ def stream_opener(
     dataset: str, root: str | None, cache_size: str | None, options: Mapping[str, Any]
 ) -> Callable[[], StreamStorage]:
     """Return a function that opens a dataset as a stream, with options of its reader."""
-    from ..core.verbs.results import given_options
+    from ..core.results import given_options
 
     given = given_options(options)  # type: ignore[arg-type]
 
     def opened() -> StreamStorage:
-        from ..core.datasets.streams.opening import open_stream  # lazy: loads torch, which takes seconds
+        from ..core.streams.open_stream import open_stream  # lazy: loads torch, which takes seconds
 
         return open_stream(dataset, root, cache_size, given)
 

@@ -16,7 +16,12 @@ from typing import Any, Literal, TypedDict
 _CONVERTERS = "rbtool.converters"
 
 LEAVES = {
+    "dataset_specs": "rbtool.core.specs.datasets:dataset_specs",
+    "download": "rbtool.core.verbs.download:download",
     "foreign_form": "rbtool.core.torchrl.form:TorchrlForm",
+    "list_remote": "rbtool.core.verbs.listing:list_remote",
+    "open_stream": "rbtool.core.streams.open_stream:open_stream",
+    "spec_of_space": "rbtool.core.specs.datasets:spec_of_space",
 }
 """What the trunk of rbtool calls of its leaves: a part that is not installed has no line here."""
 

@@ -15,15 +15,14 @@ import source_tree
 
 # Parts of core, top floor first. A part may import itself and the floors below its own, not its neighbours.
 FLOORS = (
-    {"loading", "text"},
-    {"datasets"},
+    {"experience_replay", "loading", "streams", "text"},
     {"verbs"},
-    {"report"},
+    {"datasets", "report"},
     {"preprocess"},
-    {"buffers", "torchrl", "trees"},
+    {"buffers", "saved_steps", "torchrl", "trees"},
     {"transforms", "checkpointers", "maps", "recording", "samplers", "vla", "writers"},
     {"storages", "specs", "trajectories"},
-    {"kernels"},
+    {"kernels", "results"},
     {"open_steps", "state_folder"},
     {"encodings"},
     {"engine", "remote", "stats"},

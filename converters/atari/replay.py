@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
 from ...core.errors import UsageError
+from ...core.experience_replay import SourceExperienceReplay, SourceFolder, episode_of_steps
 from ...core.format.locate import reader_class, source_class
 from ...core.format.sources import safe_id
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

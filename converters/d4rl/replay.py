@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 from ...core.errors import UsageError
+from ...core.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 
 
 class D4RLExperienceReplay(SourceExperienceReplay):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
+from ...core.experience_replay import SourceExperienceReplay
 
 
 class GenDGRLExperienceReplay(SourceExperienceReplay):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...core.datasets.buffer import DatasetReplayBuffer
-from ...core.datasets.experience_replay import SourceExperienceReplay
 from ...core.datasets.lerobot_columns import (
     LANGUAGE,
     RestoredColumns,
@@ -20,6 +19,7 @@ from ...core.datasets.lerobot_columns import (
 )
 from ...core.datasets.videos import with_frames
 from ...core.errors import UsageError
+from ...core.experience_replay import SourceExperienceReplay
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
 from ...core.samplers.slices import SliceSampler

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ...core.datasets.experience_replay import SourceExperienceReplay
 from ...core.datasets.storage import SelectedEntries
+from ...core.experience_replay import SourceExperienceReplay
 from ...core.samplers.uniform import SamplerWithoutReplacement
 from ...core.ted.schema import Key
 from .datasets import dataset_named

@@ -11,16 +11,16 @@ from typing import Any
 
 from ...core.buffers.processes import generator_of
 from ...core.datasets.buffer import DatasetReplayBuffer
-from ...core.datasets.experience_replay import SourceExperienceReplay
-from ...core.datasets.streams.opening import cached
-from ...core.datasets.streams.source_shards import SourceShards
 from ...core.errors import RbtoolError, SchemaError, UsageError
+from ...core.experience_replay import SourceExperienceReplay
 from ...core.format import fs
 from ...core.format.locate import streams_folder
 from ...core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ...core.samplers.stream import StreamEpisodeSampler, StreamSampler, StreamSliceSampler
 from ...core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from ...core.storages.stream import StreamStorage
+from ...core.streams.open_stream import cached
+from ...core.streams.source_shards import SourceShards
 from ...core.transforms.base import Compose
 from ...core.transforms.values import DecodeText, channels_first
 from ..files.rlds_steps import require_rlds_last

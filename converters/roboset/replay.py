@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Unpack
 
-from ...core.datasets.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
+from ...core.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 
 
 class RobosetExperienceReplay(SourceExperienceReplay):

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Unpack
 
-from ...core.datasets.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 from ...core.errors import UsageError
+from ...core.experience_replay import BufferArguments, SourceExperienceReplay, refuse_env_kwargs
 from ...core.transforms.base import Compose
 from ...core.transforms.values import Resize, ToTensorImage
 

@@ -24,34 +24,31 @@ from tqdm import tqdm
 from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.processes import generator_of
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..declarations import ReaderOptions
+from ..declarations import ReaderOptions, from_leaf
 from ..encodings.compact import BUFFER
 from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
-from ..format.locate import find_dataset, storage_root
+from ..format.locate import KnownNames, find_dataset, storage_root
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging
 from ..open_steps import open_episodes, open_steps
 from ..progress import Silent, clean
-from ..remote.catalogue import KnownNames
+from ..results import given_options
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
 from ..samplers.sample_units import SampleUnit
-from ..specs.composite import Composite
+from ..samplers.stream import StreamSampler
+from ..saved_steps import own_steps, require_verified
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
 from ..transforms.base import divided
-from ..verbs.mixtures import open_mixture
-from ..verbs.results import given_options
-from ..verbs.saved_steps import own_steps, require_verified
 from ..writers.base import ImmutableDatasetWriter, Writer
+from .mixtures import open_mixture
 from .registered import or_registered
-from .specs import dataset_specs
 from .storage import DatasetStorage, Mode
-from .streams.opening import open_stream, stream_sampler
 from .videos import with_frames
 
 if TYPE_CHECKING:
@@ -84,13 +81,13 @@ class DatasetReplayBuffer(TensorDictReplayBuffer):
         return folder
 
     @cached_property
-    def specs(self) -> Composite:
-        """The spec of one row, with the values of the spaces that the source records.
+    def specs(self) -> Any:
+        """The spec of one row, a `Composite` with the values of the spaces that the source records.
 
-        See `dataset_specs`; transforms of the buffer are not looked at. SchemaError as `__fspath__` raises it.
+        Transforms of the buffer are not looked at. SchemaError as `__fspath__` raises it.
         """
         with open_steps(os.fspath(self)) as reader:
-            return dataset_specs(reader)
+            return from_leaf("dataset_specs")(reader)
 
     def preprocess(
         self,
@@ -199,7 +196,7 @@ def _preprocess_storage(
     arguments: _MapArguments,
 ) -> DatasetStorage:
     """Take the rows of a storage through `fn` into a dataset at `dest`, and open that."""
-    from ..verbs.preprocess import preprocess
+    from ..preprocess.preprocess import preprocess
 
     _require_number("num_frames", num_frames, 1)
     steps = min(len(storage), num_frames or len(storage))
@@ -347,9 +344,10 @@ def load_dataset(
     parts: dict[str, Any] = {"sampler": sampler, "sample_unit": sample_unit, "collate_fn": collate_fn}
     buffer: DatasetReplayBuffer | ReplayBufferEnsemble
     if streaming:
-        parts["sampler"] = stream_sampler(
+        parts["sampler"] = _stream_sampler(
             sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
         )
+        open_stream = from_leaf("open_stream")
         storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
         buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
     elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
@@ -398,6 +396,19 @@ def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
             f"the sampler is a SamplerEnsemble, expected another: {path} has weights of its own",
             hint="give a sampler, of which each dataset gets a copy, and assign weights: buffer.p = [1, 3]",
         )
+
+
+def _stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
+    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
+    if refused := [name for name, value in others.items() if value not in (False, "c")]:
+        raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
+    if sampler is not None and not isinstance(sampler, StreamSampler):
+        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
+        raise UsageError(
+            f"the sampler is a {kind}, expected a StreamSampler with streaming=True: it follows the order of shards",
+            hint="take a StreamSampler or a StreamSliceSampler",
+        )
+    return sampler or StreamSampler()
 
 
 def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:

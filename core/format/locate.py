@@ -11,8 +11,9 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from platformdirs import user_cache_path
 
@@ -21,6 +22,7 @@ from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, Rbtool
 from . import fs
 from .contracts import FoundSteps
 from .digest import open_regular, refuse_pointer
+from .documents import decode, dump_json, load_json
 from .hub_address import HUB, HubAddress, is_hub_address
 from .manifest import HIDDEN, Manifest, Request, has_manifest
 from .overview import conversion_hint
@@ -419,3 +421,54 @@ def inside_hint(folder: Path) -> str:
                 if (name := recognised(entry)) is not None:
                     return f"{shlex.quote(str(entry))} in it is in format {name}"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Which dataset the words `asked` mean, and how that was found.
+
+    `latest`: only the version was filled in. `words`: the name is another one, with the same words in it.
+    """
+
+    asked: str
+    id: str
+    how: Literal["exact", "latest", "words"]
+
+
+def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
+    """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
+    return f"{asked} not found; {'used' if before else 'using'} {taken}"
+
+
+class _Known(NamedTuple):
+    id: str
+    how: Literal["exact", "latest", "words"]
+
+
+class KnownNames:
+    """What words were found to mean, in `<root>/<source>/.names.json`. A damaged file is taken as empty."""
+
+    def __init__(self, root: Path, source: str) -> None:
+        self._root = root
+        self.path = root / source / ".names.json"
+
+    def get(self, asked: str) -> Resolution | None:
+        """Return what `asked` was found to mean, if it was."""
+        try:
+            found = decode(_Known, self._read().get(asked), str(self.path))
+            return Resolution(asked, safe_id(found.id), found.how)
+        except (FormatError, UsageError):
+            return None
+
+    def put(self, found: Resolution) -> None:
+        """Remember what words mean."""
+        if self.get(found.asked) != found:
+            names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
+            fs.replace_file_below(self._root, self.path, (dump_json(names, indent=1) + "\n").encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = load_json(self.path)
+        except (OSError, FormatError):
+            return {}
+        return found if isinstance(found, dict) else {}

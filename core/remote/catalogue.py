@@ -1,4 +1,4 @@
-"""Finds the dataset that a user names in a catalogue, and keeps found names and catalogues on disk."""
+"""Finds the dataset that a user names in a catalogue, and keeps catalogues on disk."""
 
 from __future__ import annotations
 
@@ -8,34 +8,17 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 from ..errors import DatasetNotFoundError, FormatError, UsageError
 from ..format import fs
 from ..format.documents import decode, dump_json, load_json
-from ..format.sources import Catalogue, safe_id
+from ..format.locate import Resolution
+from ..format.sources import Catalogue
 
 _VERSION = re.compile(r"-v(\d+)$")
 _SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """Which dataset the words `asked` mean, and how that was found.
-
-    `latest`: only the version was filled in. `words`: the name is another one, with the same words in it.
-    """
-
-    asked: str
-    id: str
-    how: Literal["exact", "latest", "words"]
-
-
-def substitution_text(asked: str, taken: str, *, before: bool = False) -> str:
-    """Report that a dataset of another name is taken, or was when it was fetched, for words that name none."""
-    return f"{asked} not found; {'used' if before else 'using'} {taken}"
 
 
 def _has_version(name: str) -> bool:
@@ -133,40 +116,6 @@ def _latest(names: Iterable[str]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-class _Known(NamedTuple):
-    id: str
-    how: Literal["exact", "latest", "words"]
-
-
-class KnownNames:
-    """What words were found to mean, in `<root>/<source>/.names.json`. A damaged file is taken as empty."""
-
-    def __init__(self, root: Path, source: str) -> None:
-        self._root = root
-        self.path = root / source / ".names.json"
-
-    def get(self, asked: str) -> Resolution | None:
-        """Return what `asked` was found to mean, if it was."""
-        try:
-            found = decode(_Known, self._read().get(asked), str(self.path))
-            return Resolution(asked, safe_id(found.id), found.how)
-        except (FormatError, UsageError):
-            return None
-
-    def put(self, found: Resolution) -> None:
-        """Remember what words mean."""
-        if self.get(found.asked) != found:
-            names = dict(sorted({**self._read(), found.asked: {"id": found.id, "how": found.how}}.items()))
-            fs.replace_file_below(self._root, self.path, (dump_json(names, indent=1) + "\n").encode())
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = load_json(self.path)
-        except (OSError, FormatError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 class CatalogueFile:

@@ -47,12 +47,12 @@ from ..format.returns import Ingest
 from ..format.staging import Staging
 from ..open_steps import open_dataset
 from ..preprocess.fingerprints import fingerprint_of
+from ..results import existing_result
 from ..storages.dataset import dataset_tensors
 from ..ted.episodes import Final
 from ..ted.schema import Field, Key, Timing, dtype_name, ted_fields
 from ..transforms.keyed import require_count
 from ..verbs.download import download
-from ..verbs.results import existing_result
 from .tokenizers import VALID, Columns, TensorDictTokenizer, require_transformers
 
 _BATCH = 1000

@@ -16,9 +16,9 @@ from ..format.open_files import ListedFiles
 from ..format.staging import remove_at_once, remove_dataset, remove_leftover, require_removable
 from ..progress import Progress, Silent
 from ..remote.originals import stored_originals
+from ..results import Result, seconds_since
 from .cache_entries import CacheEntry, cache_entries, chosen_entries
 from .listing import existing_root
-from .results import Result, seconds_since
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DATASETS = frozenset({"dataset", "checkpoint"})

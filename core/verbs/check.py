@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from ..datasets.mixtures import open_mixture
 from ..declarations import ReaderOptions
 from ..encodings.compact import BUFFER, STORAGE
 from ..errors import (
@@ -37,14 +38,13 @@ from ..format.returns import return_field_of
 from ..format.staging import mend
 from ..open_steps import open_steps
 from ..progress import Progress, Silent, counted
+from ..results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
+from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 from ..ted.episodes import EndReason
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rule, data_rules
 from .check_source import check_source
 from .check_videos import VideoRule
-from .mixtures import open_mixture
-from .results import Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
-from .saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 
 _IN_ANY = (
     "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "

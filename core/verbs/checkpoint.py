@@ -27,10 +27,10 @@ from ..format.syncing import Durable
 from ..format.videos import refuse_videos
 from ..open_steps import BufferSteps, ForeignSteps, finished_manifest, open_steps
 from ..progress import Progress, Silent
+from ..results import Published, Result, published_entries, require_layout, seconds_since
+from ..saved_steps import open_saved, verified_steps
 from ..ted.schema import row_bytes
 from .convert import Rewriting
-from .results import Published, Result, published_entries, require_layout, seconds_since
-from .saved_steps import open_saved, verified_steps
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Library: TypeAlias = Literal["torchrl"]

@@ -29,7 +29,7 @@ from ..format.staging import Staging, mend, share_files
 from ..format.videos import UNDECODED
 from ..open_steps import BufferSteps, is_steps, refuse_several
 from ..progress import Progress, Silent
-from .results import (
+from ..results import (
     Published,
     existing_result,
     final_step_arguments,
@@ -44,7 +44,7 @@ from .results import (
     require_workers,
     seconds_since,
 )
-from .saved_steps import is_of_buffer, open_saved, verified_steps
+from ..saved_steps import is_of_buffer, open_saved, verified_steps
 from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad, rows_bytes
 
 

@@ -17,7 +17,7 @@ from ..encodings.compact import Form
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..progress import Progress, Silent
-from .results import Published, Result
+from ..results import Published, Result
 
 
 class DemoRecording(Protocol):
@@ -257,7 +257,7 @@ class _DemoRun:
         )
 
     def _preprocess(self, dest: Path) -> str:
-        from .preprocess import preprocess
+        from ..preprocess.preprocess import preprocess
 
         function, root = f"{self.home / 'prep.py'}:{self.recording.name}", self.root
         self._command("preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest)

@@ -18,11 +18,11 @@ from ..format.contracts import Array, StepReader
 from ..format.locate import find_dataset
 from ..format.merging import FieldDifference, field_differences
 from ..progress import Progress, Silent, counted
+from ..results import Result, seconds_since
 from ..ted.episodes import EndReason, Final, rows_equal
 from ..ted.schema import EPISODE, Field, as_numbers
 from .episode_digests import content_keys, episode_digests
 from .merge import PathLike, opened_steps
-from .results import Result, seconds_since
 
 _PIECE_BYTES = 4 << 20
 _END, _FINAL = "end reason", "final observation"

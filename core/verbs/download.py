@@ -20,9 +20,7 @@ from ..format.reader import FinalStep, require_final_step
 from ..format.sources import Source, safe_id
 from ..progress import Progress, Silent
 from ..remote.hub import Hub
-from .hub_download import HubDownload, hub_address
-from .remote_download import Fetch, RemoteDownload
-from .results import (
+from ..results import (
     Published,
     content_options,
     final_step_arguments,
@@ -31,6 +29,8 @@ from .results import (
     require_layout,
     require_workers,
 )
+from .hub_download import HubDownload, hub_address
+from .remote_download import Fetch, RemoteDownload
 from .source_conversion import SourceConversion, facts_of, hinting_at_skip_bad
 
 

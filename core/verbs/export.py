@@ -20,8 +20,8 @@ from ..format.sinks import Chosen, Sink
 from ..format.staging import Staging
 from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
-from .results import Published, published_entries, seconds_since
-from .saved_steps import has_steps, rows_of_episodes
+from ..results import Published, published_entries, seconds_since
+from ..saved_steps import has_steps, rows_of_episodes
 
 _SMALL_FILES = 64 << 10
 

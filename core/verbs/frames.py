@@ -27,10 +27,10 @@ from ..format.locate import find_dataset
 from ..format.videos import image_key, reference_keys
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
+from ..results import Result
+from ..saved_steps import has_steps, row_of_episode
 from ..ted.episodes import Final
 from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, unknown_field
-from .results import Result
-from .saved_steps import has_steps, row_of_episode
 from .written_file import FileStaging, require_suffix
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
 from ..remote.originals import Originals
 from ..remote.transport import read_small
+from ..results import occupied_error, published_entries, seconds_since
 from .remote_download import Fetch
-from .results import occupied_error, published_entries, seconds_since
 
 _MANIFEST_BYTES = 64 << 20
 _DATASET = "dataset"

@@ -25,14 +25,14 @@ from ..format.reader import Reader
 from ..format.returns import returns_are_known, table_with_returns
 from ..format.videos import VIDEO, reference_keys
 from ..open_steps import BufferSteps, is_storage, open_steps
+from ..results import Result, given_options, refuse_map_alone, refuse_raw_options
+from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved, row_of_episode
 from ..stats import mean_of
 from ..ted.episodes import BoundaryCounts, EndReason, Final
 from ..ted.schema import NEXT, NEXT_REWARD, REWARD, Field, Key, as_numbers, key_name, row_bytes, ted_fields
 from .inspect_columns import ColumnsResult
 from .inspect_parts import BufferResult, EnsembleResult, PartsResult, inspect_buffer, inspect_several
 from .mix import MixResult
-from .results import Result, given_options, refuse_map_alone, refuse_raw_options
-from .saved_steps import has_steps, is_of_buffer, is_unknown, open_saved, row_of_episode
 
 _MOST_NUMBERS = 64
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..format.overview import ColumnView, Overview, convert_command
-from .results import Result
+from ..results import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

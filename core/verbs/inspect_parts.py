@@ -21,8 +21,8 @@ from ..format.open_files import OpenFiles
 from ..format.staging import PARTS_FILE
 from ..open_steps import finished_manifest
 from ..progress import counted
+from ..results import Result
 from .mix import MixResult, inspect_mixture
-from .results import Result
 from .saved_buffers import SavedFolders, extent_of, saved_folders
 
 

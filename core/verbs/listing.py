@@ -15,7 +15,7 @@ from ..format.manifest import Manifest, has_manifest
 from ..format.sources import Catalogue, Source
 from ..progress import Progress, Silent
 from ..remote.catalogue import CatalogueFile, catalogue_age
-from .results import Result
+from ..results import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ from ..format.packed.schema import PackedSchema
 from ..format.staging import Staging, mend, share_files
 from ..open_steps import BufferSteps, finished_manifest
 from ..progress import Progress, Silent
-from .results import Published, layout_arguments, published_entries, require_layout, seconds_since
-from .saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
+from ..results import Published, layout_arguments, published_entries, require_layout, seconds_since
+from ..saved_steps import has_steps, is_of_buffer, open_saved, verified_steps
 from .source_conversion import rows_bytes
 
 PathLike: TypeAlias = str | os.PathLike[str]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from ..datasets.mixtures import Opening, OpenMixture, open_mixture
 from ..errors import RbtoolError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.digest import read_regular
@@ -21,9 +22,8 @@ from ..format.mixture import BY_SIZE, SUFFIX, Member, Mixture, is_mixture, read_
 from ..format.packed.reader import PackedReader
 from ..format.staging import Staging, sweep
 from ..open_steps import is_steps
+from ..results import Result, occupied_error, seconds_since
 from .merge import PathLike
-from .mixtures import Opening, OpenMixture, open_mixture
-from .results import Result, occupied_error, seconds_since
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)")

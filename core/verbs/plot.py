@@ -12,6 +12,7 @@ import numpy as np
 
 from ..charts.figure import SUFFIXES, file_bytes
 from ..charts.marks import Array, Bars, ChartLabels, Histogram, Lines, Series, histogram_of
+from ..datasets.mixtures import open_mixture
 from ..errors import UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
@@ -21,11 +22,10 @@ from ..format.mixture import is_mixture
 from ..format.returns import returns_are_known, table_with_returns
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
+from ..results import Result
+from ..saved_steps import has_steps, rows_of_episodes
 from ..ted.schema import NEXT_REWARD, Field
-from .mixtures import open_mixture
 from .plot_columns import PlotColumns, columns_of, find_field, trace
-from .results import Result
-from .saved_steps import has_steps, rows_of_episodes
 from .written_file import FileStaging, require_suffix
 
 _MOST_COLUMNS = 16

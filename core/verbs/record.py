@@ -31,7 +31,7 @@ from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes
 from ..recording.recorder import EnvironmentRecorder
 from ..recording.vector import RecordVectorEpisodes, WholeInfos
-from .results import Published, published_entries
+from ..results import Published, published_entries
 
 Policy: TypeAlias = Callable[[Any], Any]
 _Recording: TypeAlias = RecordEpisodes[Any, Any] | RecordVectorEpisodes

@@ -14,16 +14,16 @@ from ..encodings.pickles import require_trust
 from ..errors import DatasetNotFoundError, FormatError, NetworkError, RbtoolError, UsageError
 from ..format import fs
 from ..format.episodes import expected_episodes, normal_form, parse_episodes, select_episodes
-from ..format.locate import dataset_folder, reader_class
+from ..format.locate import KnownNames, Resolution, dataset_folder, reader_class, substitution_text
 from ..format.manifest import Layout, Manifest, Request
 from ..format.packed.row_files import parse_codecs
 from ..format.reader import FinalStep
 from ..format.sources import RemoteDataset, Source, StaleListing
 from ..format.staging import Staging, mend
 from ..progress import Progress, counted, readable_size
-from ..remote.catalogue import KnownNames, Resolution, is_complete, not_found, resolve, substitution_text
+from ..remote.catalogue import is_complete, not_found, resolve
 from ..remote.originals import Originals
-from .results import (
+from ..results import (
     PICKLED,
     content_options,
     existing_result,

@@ -20,11 +20,11 @@ from ..open_steps import open_steps, whole_episodes
 from ..progress import Progress, Silent
 from ..report.page import IMAGE_BYTES, Words, page_of
 from ..report.subject import CheckedSubject, Subject, subject_of
+from ..results import Result, seconds_since
+from ..saved_steps import has_steps
 from .check import check
 from .inspect_parts import PartsResult, inspect_several
 from .mix import MixResult
-from .results import Result, seconds_since
-from .saved_steps import has_steps
 from .written_file import FileStaging, require_suffix
 
 PathLike: TypeAlias = str | os.PathLike[str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..results import Result
 from ..ted.rules import RULES, RuleEntry
-from .results import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

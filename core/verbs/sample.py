@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..datasets.mixtures import open_mixture
 from ..errors import UsageError, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
@@ -18,12 +19,11 @@ from ..format.memmap.reader import TedReader
 from ..format.mixture import is_mixture
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_steps
+from ..saved_steps import has_steps, require_verified
 from .frame_stacks import FrameStacks
-from .mixtures import open_mixture
 from .sample_request import SampleRequest
 from .sample_result import DrawnRows, SampledDataset, SampleResult
 from .sampler_options import SamplerOptions, initial_priorities, make_sampler, priority_field
-from .saved_steps import has_steps, require_verified
 
 if TYPE_CHECKING:
     from ..buffers.replay_buffer import ReplayBuffer

@@ -15,9 +15,9 @@ from ..errors import UsageError
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
 from ..format.videos import reference_keys
+from ..results import Result
 from ..stats import mean_of
 from ..ted.schema import NEXT_TRUNCATED, Field, Key, as_numbers, key_name
-from .results import Result
 from .sampler_options import SamplerOptions
 
 if TYPE_CHECKING:

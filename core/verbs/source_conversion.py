@@ -34,9 +34,7 @@ from ..format.staging import Staging, mend
 from ..format.videos import UNDECODED, size_of_videos
 from ..progress import Progress
 from ..remote.checksums import matches
-from ..ted.schema import Field, row_bytes, ted_fields
-from .check_source import sound_episodes
-from .results import (
+from ..results import (
     existing_result,
     occupied_error,
     published_entries,
@@ -44,6 +42,8 @@ from .results import (
     require_layout,
     seconds_since,
 )
+from ..ted.schema import Field, row_bytes, ted_fields
+from .check_source import sound_episodes
 
 if TYPE_CHECKING:
     from .parallel_conversion import ConversionWorkers

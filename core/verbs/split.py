@@ -32,11 +32,11 @@ from ..format.staging import PARTS_FILE, Staging, mend
 from ..format.videos import videos_of_episodes
 from ..open_steps import finished_manifest
 from ..progress import Progress, Silent
+from ..results import Result, layout_arguments, new_notes, seconds_since
+from ..saved_steps import verified_steps
 from ..ted.schema import Key
 from .episode_digests import identical_episodes
 from .merge import SPLIT, PathLike, opened_steps, planned_manifest, result_layout
-from .results import Result, layout_arguments, new_notes, seconds_since
-from .saved_steps import verified_steps
 from .source_conversion import rows_bytes
 from .split_plan import assign, episode_returns_of, groups_by, require_shares
 

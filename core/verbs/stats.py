@@ -16,10 +16,10 @@ from ..format.locate import find_dataset, known_root
 from ..format.memmap.reader import TedReader
 from ..open_steps import open_steps
 from ..progress import Progress, Silent
+from ..results import Result, seconds_since
+from ..saved_steps import has_steps
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
 from ..ted.schema import Field, key_name, unknown_field
-from .results import Result, seconds_since
-from .saved_steps import has_steps
 
 FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 """The default quantiles."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..format.videos import VIDEO, reference_keys
+from ..results import Result
 from ..ted.schema import row_bytes
 from .frame_stacks import FrameStacks
-from .results import Result
 from .sample_request import SampleRequest
 from .sample_result import DrawnRows, SampleResult
 from .sampler_options import SamplerOptions

@@ -28,9 +28,9 @@ from ..remote.hub import HubFile, hub_endpoint
 from ..remote.hub_session import ChangedMeanwhileError
 from ..remote.hub_upload import MAIN, HubWriter, LocalFile, SentFiles, differences, require_paths
 from ..remote.transport import Transient, read_small, retrying
+from ..results import Result, seconds_since
 from .check import CheckResult, check
 from .dataset_card import CARD, CARD_BYTES, DatasetCard, license_of
-from .results import Result, seconds_since
 
 _KEPT = frozenset({CARD, ".gitattributes"})
 """What a repository may have next to a dataset: how it is described, and how the hub stores files."""

@@ -49,8 +49,10 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 def result_classes() -> list[type[Any]]:
     """The classes of all documents that `--json` prints, by kind."""
     from rbtool.core import verbs
-    from rbtool.core.verbs.results import Result
+    from rbtool.core.results import Result
 
+    for name in rbtool.__all__:
+        getattr(rbtool, name)  # imports the module that defines it
     for found in pkgutil.iter_modules(verbs.__path__):
         importlib.import_module(f"{verbs.__name__}.{found.name}")
     return sorted(_named(Result), key=lambda kind: str(kind.kind))

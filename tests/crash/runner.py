@@ -47,7 +47,7 @@ from strikes import Course, Job, course_of, filling, forked, kill, spread
 MODULES = {
     "exchange": ("rbtool.core.checkpointers", "buffers_of_episodes", "h5py"),
     "dump": ("rbtool.core.checkpointers", "buffers_of_episodes"),
-    "preprocess": ("tensordict", "rbtool.core.verbs.preprocess"),
+    "preprocess": ("tensordict", "rbtool.core.preprocess.preprocess"),
     "download": (
         "anyio", "h5py", "httpcore2", "httpx2", "tenacity", "truststore", "yaml",
         "rbtool.converters.minari.reader", "rbtool.converters.minari.source", "rbtool.core.verbs.download",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,44 +12,13 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool import MinariExperienceReplay
-from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
-from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
+from rbtool.core.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.transforms.base import Compose
-from rbtool.core.transforms.keyed import CatTensors
-
-DOOR = "D4RL/door/human-v2"
-
-
-def test_the_documented_example(home: Path) -> None:
-    data = MinariExperienceReplay(DOOR, batch_size=32)
-    cat_tensors = CatTensors(in_keys=["observation", "action"], out_key="obs")
-    cat_next_tensors = CatTensors(in_keys=[("next", "observation"), ("next", "reward")], out_key=("next", "obs"))
-    t = Compose(cat_tensors, cat_next_tensors)
-
-    def func(td: Any) -> Any:
-        td = td.select(
-            "action", "episode", ("next", "done"), ("next", "observation"), ("next", "reward"),
-            ("next", "terminated"), ("next", "truncated"), "observation",
-        )  # fmt: skip
-        return t(td)
-
-    with TemporaryDirectory() as tmpdir:
-        new_storage = data.preprocess(func, num_workers=2, pbar=True, mp_start_method="fork", dest=tmpdir)
-        rb: Any = ReplayBuffer(storage=new_storage)
-        assert "TensorStorage" in repr([*map(str, type(new_storage).__mro__)])
-        assert len(repr(rb)) > 0
-        before, after = data[:], rb[:]
-        assert torch.equal(after["obs"], torch.cat([before["action"], before["observation"]], -1))
-        assert ("observation" in set(after.keys()), after["next", "obs"].shape) == (False, (6704, 40))
-        assert torch.equal(after["episode"], before["episode"])
-        assert len(load_dataset(tmpdir)) == 6704
 
 
 @pytest.mark.parametrize("arguments", [{"num_chunks": 3}, {"chunksize": 5}, {"chunksize": 0}, {}])

@@ -17,9 +17,9 @@ import torch
 from rbtool.core.errors import RbtoolError, SchemaError
 from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.fingerprints import fingerprint_of
+from rbtool.core.preprocess.preprocess import preprocess
 from rbtool.core.preprocess.processor import Unit
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.preprocess import preprocess
 
 FACTOR = 2
 

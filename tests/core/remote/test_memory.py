@@ -6,8 +6,9 @@ import datetime
 
 import pytest
 
+from rbtool.core.format.locate import KnownNames, Resolution
 from rbtool.core.format.sources import Catalogue, CatalogueEntry
-from rbtool.core.remote.catalogue import CatalogueFile, KnownNames, Resolution, catalogue_age
+from rbtool.core.remote.catalogue import CatalogueFile, catalogue_age
 
 FOUND = Resolution("door-human-v1", "D4RL/door/human-v2", "words")
 DAMAGED = ["", "{", "[]", '{"door-human-v1": 3}', '{"door-human-v1": {"id": "../up", "how": "words"}}']

@@ -11,9 +11,10 @@ from static_server import StaticServer
 
 from rbtool import UsageError
 from rbtool.core.format import fs
+from rbtool.core.format.locate import KnownNames, Resolution
 from rbtool.core.format.sources import RemoteDataset, RemoteFile
 from rbtool.core.format.staging import Staging
-from rbtool.core.remote.catalogue import CatalogueFile, KnownNames, Resolution
+from rbtool.core.remote.catalogue import CatalogueFile
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpTransport
 from rbtool.core.remote.originals import Originals

@@ -12,8 +12,8 @@ import rbtool
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import HIDDEN, MANIFEST
 from rbtool.core.format.staging import Staging, lock_folder
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.results import to_document
 
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"
 LONG_AGO = 1_600_000_000

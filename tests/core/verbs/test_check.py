@@ -23,11 +23,11 @@ from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.format.packed.recording import PackedRecorder
+from rbtool.core.results import to_document
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.ted.rules import ContinuityRule
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import relist, write_walks
-from rbtool.core.verbs.results import to_document
 
 EPISODES_OF_TEN = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]

@@ -16,9 +16,9 @@ from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.staging import Staging
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import checkpoint
-from rbtool.core.verbs.results import to_document
 
 EPISODES = [(4, "terminated"), (1, "open"), (3, "both")]
 FORMS: list[Form] = ["ted", "flat", "nested", "h5"]

@@ -16,10 +16,10 @@ from rbtool.core.errors import DatasetNotFoundError, FormatError, OutOfSpaceErro
 from rbtool.core.format import fs
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs import checkpoint, source_conversion
 from rbtool.core.verbs.convert import convert
-from rbtool.core.verbs.results import to_document
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CARTPOLE = DATA / "cartpole" / "scripted-v0"

@@ -37,12 +37,12 @@ from rbtool.core.format.manifest import Manifest, content_digest
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.sinks import Chosen
 from rbtool.core.open_steps import open_steps
+from rbtool.core.results import to_document
 from rbtool.core.ted.episodes import Final
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
-from rbtool.core.verbs.results import to_document
 
 DATA = Path(__file__).parents[2] / "data" / "minari"
 NAMES = {"h5": "out.h5", "npz": "out.npz", "parquet": "out", "minari": "out"}

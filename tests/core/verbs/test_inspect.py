@@ -9,9 +9,9 @@ import pytest
 import rbtool
 from rbtool.cli.inspect import summary_lines
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.inspect import Spread
-from rbtool.core.verbs.results import to_document
 
 EPISODES = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
 

@@ -13,6 +13,7 @@ from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.open_steps import open_steps
+from rbtool.core.preprocess.preprocess import preprocess
 from rbtool.core.testing.datasets import relist, write_walks
 from rbtool.core.verbs import checkpoint
 from rbtool.core.verbs.check import check
@@ -20,7 +21,6 @@ from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.download import download
 from rbtool.core.verbs.inspect import inspect
 from rbtool.core.verbs.listing import list_datasets
-from rbtool.core.verbs.preprocess import preprocess
 from rbtool.core.verbs.sample import sample
 
 DATA = Path(__file__).parents[2] / "data" / "minari"

@@ -7,8 +7,8 @@ import pytest
 import rbtool
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.results import to_document
 
 
 @pytest.fixture

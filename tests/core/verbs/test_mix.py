@@ -210,7 +210,7 @@ def test_a_missing_dataset_and_a_cycle_are_named(work):
 
 
 def test_mixtures_in_mixtures_without_end_are_refused(work, monkeypatch):
-    monkeypatch.setattr("rbtool.core.verbs.mixtures._MOST", 50)
+    monkeypatch.setattr("rbtool.core.datasets.mixtures._MOST", 50)
     rbtool.mix(["data/a", "data/a"], "m0.toml")
     text = "\n".join(line for line in Path("m0.toml").read_text().split("\n") if "digest" not in line)
     for number in range(1, 20):

@@ -15,10 +15,10 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer
+from rbtool.core.saved_steps import has_steps
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.saved_steps import has_steps
 
 MINARI = Path(__file__).parents[2] / "data" / "minari" / "cartpole" / "scripted-v0"
 NEITHER = "is not a dataset or checkpoint, and its format is unknown; supported: "

@@ -25,10 +25,10 @@ from rbtool.core.progress import Silent
 from rbtool.core.report import sections
 from rbtool.core.report.figures import measure
 from rbtool.core.report.page import MOST_BYTES
+from rbtool.core.results import to_document
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
-from rbtool.core.verbs.results import to_document
 
 WALKS = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 

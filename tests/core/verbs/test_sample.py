@@ -12,9 +12,9 @@ import rbtool
 from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
+from rbtool.core.results import to_document
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.results import to_document
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 

@@ -19,8 +19,8 @@ from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.memmap.tree import leaf_path
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
+from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
-from rbtool.core.verbs.results import to_document
 
 WALKS = [(10, "terminated"), (10, "truncated"), (4, "both"), (1, "open")]
 Damage = Callable[[Path], object]

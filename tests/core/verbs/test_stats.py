@@ -13,12 +13,12 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.results import to_document
 from rbtool.core.stats import FieldStats
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.checkpoint import save
 from rbtool.core.verbs.convert import convert
-from rbtool.core.verbs.results import to_document
 from rbtool.core.verbs.stats import stats
 
 

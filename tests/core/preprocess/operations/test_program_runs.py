@@ -11,7 +11,7 @@ import rbtool
 from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.format.manifest import MANIFEST
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.verbs.preprocess import preprocess, show_pipeline
+from rbtool.core.preprocess.preprocess import preprocess, show_pipeline
 
 OPERATIONS = {
     "filter": "length > 5", "where": "not truncated and observation[0] < 10", "cast": "observation=float64",

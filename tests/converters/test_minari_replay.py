@@ -1,35 +1,66 @@
-"""`MinariExperienceReplay`: the values of Minari, from its local cache or a store, without the network."""
+"""`MinariExperienceReplay`: the values of Minari, from its local cache, a store, or a hub on loopback."""
 
 from __future__ import annotations
 
 import pickle
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from download_machine import Machine
+from forked_scripts import Interpreter
+from hub import Hub
+from minari_hub import lay_out_hub
 from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
 
 from rbtool import MinariExperienceReplay
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.datasets.buffer import load_dataset
-from rbtool.core.datasets.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
+from rbtool.core.experience_replay import BaseDatasetExperienceReplay
+from rbtool.core.format.locate import KnownNames, Resolution
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.remote.catalogue import KnownNames, Resolution
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.specs.categorical import Categorical
 from rbtool.core.specs.composite import Composite
+from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.keyed import CatTensors
+from rbtool.core.verbs.download import download
 from rbtool.core.writers.base import ImmutableDatasetWriter
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
-DATA = Path(__file__).parents[2] / "data" / "minari"
+DATA = Path(__file__).parents[1] / "data" / "minari"
 DOOR, CART, GRID = "D4RL/door/human-v2", "cartpole/scripted-v0", "griddict/random-infos-v0"
 ALL = sorted(path.parent.parent.relative_to(DATA).as_posix() for path in DATA.rglob("data/metadata.json"))
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage root with the door and the cart; tests read it."""
+    root = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(DATA))
+        for name in (DOOR, CART):
+            download("minari", name, local=True, root=root)
+    return root
+
+
+@pytest.fixture
+def home(tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it that a test may change, as the storage root; the network is forbidden."""
+    root = Path(shutil.copytree(stored, tmp_path / "home"))
+    monkeypatch.setenv("RBTOOL_HOME", str(root))
+    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no minari"))
+    return root
 
 
 @pytest.fixture
@@ -213,6 +244,31 @@ def test_delete_leaves_files_of_others_alone(home: Path) -> None:
     assert data._is_downloaded()
 
 
+def test_the_documented_example_of_preprocess(home: Path) -> None:
+    data = MinariExperienceReplay(DOOR, batch_size=32)
+    cat_tensors = CatTensors(in_keys=["observation", "action"], out_key="obs")
+    cat_next_tensors = CatTensors(in_keys=[("next", "observation"), ("next", "reward")], out_key=("next", "obs"))
+    t = Compose(cat_tensors, cat_next_tensors)
+
+    def func(td: Any) -> Any:
+        td = td.select(
+            "action", "episode", ("next", "done"), ("next", "observation"), ("next", "reward"),
+            ("next", "terminated"), ("next", "truncated"), "observation",
+        )  # fmt: skip
+        return t(td)
+
+    with TemporaryDirectory() as tmpdir:
+        new_storage = data.preprocess(func, num_workers=2, pbar=True, mp_start_method="fork", dest=tmpdir)
+        rb: Any = ReplayBuffer(storage=new_storage)
+        assert "TensorStorage" in repr([*map(str, type(new_storage).__mro__)])
+        assert len(repr(rb)) > 0
+        before, after = data[:], rb[:]
+        assert torch.equal(after["obs"], torch.cat([before["action"], before["observation"]], -1))
+        assert ("observation" in set(after.keys()), after["next", "obs"].shape) == (False, (6704, 40))
+        assert torch.equal(after["episode"], before["episode"])
+        assert len(load_dataset(tmpdir)) == 6704
+
+
 # The local cache -------------------------------------------------------------------------------------
 
 
@@ -283,3 +339,104 @@ def test_a_damaged_manifest(home: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b"6704", b"6703"))
     with pytest.raises(CorruptDataError, match="was changed after it was written"):
         MinariExperienceReplay(DOOR, 2)
+
+
+# A hub on loopback -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with Hub(lay_out_hub(DATA, tmp_path_factory.mktemp("hub"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """Runs scripts with everything imported, in the environment of a machine whose network is the hub."""
+    machine = Machine(hub, tmp_path_factory.mktemp("machine"))
+    running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def machine(hub: Hub, tmp_path: Path) -> Machine:
+    hub.forget()
+    return Machine(hub, tmp_path)
+
+
+def run(machine: Machine, python: Interpreter, script: str) -> str:
+    """Run Python on that machine, where a warning is an error unless the script says otherwise; return what it says."""
+    begin = "import warnings\nfrom rbtool import MinariExperienceReplay, load_dataset\n"
+    ran = python.run(begin + script, cwd=machine.folder, environment=machine.variables)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+EXAMPLE = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    data = MinariExperienceReplay("door-human-v1", batch_size=32, download="force")
+for sample in data:
+    break
+print([str(warning.message) for warning in caught])
+print({key if isinstance(key, str) else ".".join(key): list(sample[key].shape) for key in sorted(sample.keys(True, True), key=str)})
+print({str(sample[key].dtype) for key in ("observation", ("next", "reward"))}, sample["action"].dtype)
+"""  # noqa: E501
+
+
+def test_the_example_of_the_reference_page(machine: Machine, python: Interpreter) -> None:
+    warned, shapes, dtypes = run(machine, python, EXAMPLE).splitlines()
+    assert warned == f"['door-human-v1 not found; using {DOOR}']"
+    assert eval(shapes) == {
+        "next.done": [32, 1], "next.observation": [32, 39], "next.reward": [32, 1], "next.terminated": [32, 1],
+        "next.truncated": [32, 1], "action": [32, 28], "episode": [32], "index": [32], "observation": [32, 39],
+    }  # fmt: skip
+    assert dtypes == "{'torch.float64'} torch.float32"
+    before = len(machine.hub.paths(""))
+    script = """
+data = MinariExperienceReplay("door-human-v1", 32)
+print(len(data), len(load_dataset("minari:door-human-v1")), data.data_path)
+"""
+    assert run(machine, python, script) == f"6704 6704 {machine.store / 'minari' / DOOR}\n"
+    assert len(machine.hub.paths("")) == before
+
+
+@pytest.mark.slow
+def test_it_is_fetched_once_and_by_force_again(machine: Machine, python: Interpreter) -> None:
+    script = f"""
+for download in (True, True, False, "force", True):
+    data = MinariExperienceReplay({CART!r}, 2, root="data", download=download)
+print(data.data_path)
+"""
+    assert run(machine, python, script) == f"{machine.folder / 'data' / CART}\n"
+    assert len(machine.fetched("main_data")) == 2
+    assert {path.name for path in (machine.folder / "data").iterdir()} == {"cartpole", ".rbtool-store"}
+
+
+@pytest.mark.slow
+def test_damage_is_mended_by_force(machine: Machine, python: Interpreter) -> None:
+    script = f"""
+data = MinariExperienceReplay({CART!r}, 2)
+(data.data_path / "action.memmap").write_bytes(b"")
+print(len(MinariExperienceReplay({CART!r}, 2, download="force")[:]["action"]) == len(data))
+"""
+    assert run(machine, python, script) == "True\n"
+
+
+def test_the_list_of_what_there_is(machine: Machine, python: Interpreter) -> None:
+    ids = run(machine, python, "print(*MinariExperienceReplay.available_datasets, sep='\\n')").split()
+    assert ids == sorted(path.parent.parent.relative_to(DATA).as_posix() for path in DATA.rglob("data/metadata.json"))
+
+
+def test_what_the_hub_does_not_have(machine: Machine, python: Interpreter) -> None:
+    script = """
+try:
+    MinariExperienceReplay("D4RL/door/human-v9", 2)
+except FileNotFoundError as error:
+    print(type(error).__name__, error.hint)
+"""
+    said = run(machine, python, script)
+    assert said.startswith("DatasetNotFoundError ")
+    assert DOOR in said
+    assert not (machine.store / "minari" / "D4RL").exists()

@@ -1,19 +1,20 @@
-"""The spec of the rows of a dataset: its fields, and the spaces that its source records."""
+"""Specs of what a dataset records: of its rows, from its fields and spaces, and of a space alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from ..errors import SchemaError, UsageError
 from ..format.contracts import StepReader
-from ..specs.base import TensorSpec
-from ..specs.bounded import BoundedContinuous, Unbounded
-from ..specs.composite import Composite
-from ..specs.interop import spec_from_space
-from ..specs.non_tensor import NonTensor
 from ..ted.schema import NEXT, Field, Key, safe_part
+from .base import TensorSpec
+from .bounded import BoundedContinuous, Unbounded
+from .composite import Composite
+from .interop import spec_from_space
+from .non_tensor import NonTensor
 
 
 def dataset_specs(reader: StepReader) -> Composite:
@@ -54,15 +55,23 @@ def _spec_of(field: Field, recorded: TensorSpec | None) -> TensorSpec:
         spec = recorded.reshape(field.shape).to(dtype)
     except (SchemaError, UsageError):  # such as bounds that the type cannot hold
         return anything
-    return without_infinite_bounds(spec)
+    return _without_infinite_bounds(spec)
 
 
-def without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
+def spec_of_space(space: Mapping[str, Any]) -> TensorSpec:
+    """Return the spec of a space that a source records, with an Unbounded in place of what has no finite bound.
+
+    FormatError for a space that has no spec.
+    """
+    return _without_infinite_bounds(spec_from_space(space))
+
+
+def _without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
     """Make an Unbounded of what has no finite bound, in a nest too."""
     if isinstance(spec, Composite):
         for name, child in list(spec.items()):
             if child is not None:
-                spec.set(name, without_infinite_bounds(child))
+                spec.set(name, _without_infinite_bounds(child))
     elif isinstance(spec, BoundedContinuous) and bool((spec.space.low.isneginf() & spec.space.high.isposinf()).all()):
         return Unbounded(spec.shape, spec.device, spec.dtype)
     return spec

@@ -20,14 +20,14 @@ from ..format.memmap.builder import provenance_step
 from ..format.returns import table_with_returns
 from ..format.staging import Staging
 from ..open_steps import finished_manifest, open_steps, whole_episodes
-from ..preprocess.functions import find_function
-from ..preprocess.preprocessing import Preprocessing, Settings
-from ..preprocess.processor import Processor, Unit
-from ..preprocess.selection import Plan, StepSelection
 from ..progress import Progress, Silent
+from ..results import Published, Result, published_entries, require_engine
+from ..saved_steps import has_steps
 from ..ted.schema import row_bytes
-from .results import Published, Result, published_entries, require_engine
-from .saved_steps import has_steps
+from .functions import find_function
+from .preprocessing import Preprocessing, Settings
+from .processor import Processor, Unit
+from .selection import Plan, StepSelection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +156,7 @@ def _processor(
     replay: str | os.PathLike[str] | None,
     replay_filters: bool,
 ) -> Processor:
-    from ..preprocess.operations.program import (
-        ProgramProcessor,
-        different_past,
-        filters_left_out,
-        given_operations,
-        program_of,
-    )
+    from .operations.program import ProgramProcessor, different_past, filters_left_out, given_operations, program_of
 
     ways = {"operations": given_operations(operations) or None, "a pipeline": pipeline, "a replay": replay}
     given = [name for name, value in ways.items() if value is not None]
@@ -171,7 +165,7 @@ def _processor(
             raise UsageError(f"hindsight and {given[0]} are both set, expected one: relabel first, then preprocess")
         if unit != "step" or vmap is not None:
             raise UsageError("hindsight works on whole episodes: unit and vmap are for functions without it")
-        from ..preprocess.hindsight import HindsightProcessor
+        from .hindsight import HindsightProcessor
 
         return HindsightProcessor.of(fn, hindsight, reader.fields)
     if (fn is None) != bool(given):
@@ -181,7 +175,7 @@ def _processor(
             hint="add --fn FILE.py:NAME, operations like --select, --pipeline FILE or --replay MANIFEST",
         )
     if fn is not None:
-        from ..preprocess.functions import FunctionProcessor
+        from .functions import FunctionProcessor
 
         return FunctionProcessor(find_function(fn), unit, vmap)
     if unit != "step" or vmap is not None or seed:
@@ -195,7 +189,7 @@ def _processor(
 
 def _frames(replay: str | os.PathLike[str] | None, given: int | None, replay_filters: bool) -> int | None:
     """Return how many steps to take: those given, else those of the replayed run if its choices are repeated."""
-    from ..preprocess.operations.program import replayed_frames
+    from .operations.program import replayed_frames
 
     return replayed_frames(replay) if given is None and replay is not None and replay_filters else given
 
@@ -298,7 +292,7 @@ def show_pipeline(
 
     Raises UsageError for operations that are invalid for every dataset.
     """
-    from ..preprocess.operations.program import filters_left_out, pipeline_text, program_of, replayed_frames
+    from .operations.program import filters_left_out, pipeline_text, program_of, replayed_frames
 
     program = program_of(operations, pipeline, replay, replay_filters=replay_filters)
     notes = filters_left_out(replay) if replay is not None and not replay_filters else ()

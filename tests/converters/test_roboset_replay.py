@@ -16,7 +16,7 @@ from hub_folders import DOOR, ROBOSET_IDS, lay_out_folders
 from rbtool import RobosetExperienceReplay
 from rbtool.core.errors import UsageError
 
-FILES = Path(__file__).parents[2] / "data" / "roboset" / DOOR
+FILES = Path(__file__).parents[1] / "data" / "roboset" / DOOR
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import queue
 import sys
 import threading
 import time
@@ -16,14 +17,60 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...encodings.video import close_videos_below
-from ...errors import FormatError, UsageError
-from ...format import fs
-from ...format.contracts import Closing
-from ...format.digest import read_regular
-from ...progress import readable_size
-from ...storages.stream import OpenShard, ShardedData, StreamShards
-from .fetchers import Fetchers
+from ..encodings.video import close_videos_below
+from ..errors import FormatError, UsageError
+from ..format import fs
+from ..format.contracts import Closing
+from ..format.digest import read_regular
+from ..progress import readable_size
+from ..storages.stream import OpenShard, ShardedData, StreamShards
+
+
+class Fetchers:
+    """Up to `limit` threads that run what is submitted. They are daemons: a process that ends does not wait for them.
+
+    What a thread leaves half done then is what a killed process leaves.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        self._jobs.put((future, job))
+        if len(self._threads) < self._limit:
+            thread = threading.Thread(target=_work, args=(self._jobs,), name="rbtool-stream", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return future
+
+    def end(self, *, wait: bool) -> None:
+        """Cancel what did not start, and end the threads; `wait` for what they do."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                left = self._jobs.get_nowait()
+                if left is not None:
+                    left[0].cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+
+def _work(jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None]) -> None:
+    while (taken := jobs.get()) is not None:
+        future, job = taken
+        if future.set_running_or_notify_cancel():
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+        del future, job, taken  # the stream, which they belong to, can end meanwhile
+
 
 _LOCK = ".lock"
 _PART = ".part"

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declarations import title_of
-from ..encodings.compact import BUFFER, ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
-from ..encodings.flat import STORAGE_METADATA
-from ..encodings.foreign import foreign_form
-from ..encodings.h5_layout import read_block
-from ..encodings.save import VerifyingReader
-from ..errors import FormatError, RbtoolError, UsageError
-from ..format.contracts import StepReader
-from ..format.documents import load_json
-from ..format.episodes import EpisodeTable, parse_episodes, select_episodes
-from ..format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
-from ..format.manifest import HIDDEN, has_manifest
-from ..format.memmap.reader import TedReader
-from ..format.open_files import one_generation
-from ..format.overview import conversion_hint
-from ..format.staging import is_ours, mend
-from ..open_steps import (
+from .declarations import title_of
+from .encodings.compact import BUFFER, ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE_FOLDER
+from .encodings.flat import STORAGE_METADATA
+from .encodings.foreign import foreign_form
+from .encodings.h5_layout import read_block
+from .encodings.save import VerifyingReader
+from .errors import FormatError, RbtoolError, UsageError
+from .format.contracts import StepReader
+from .format.documents import load_json
+from .format.episodes import EpisodeTable, parse_episodes, select_episodes
+from .format.locate import dataset_around, inside_hint, reader_names, recognised, refuse_empty
+from .format.manifest import HIDDEN, has_manifest
+from .format.memmap.reader import TedReader
+from .format.open_files import one_generation
+from .format.overview import conversion_hint
+from .format.staging import is_ours, mend
+from .open_steps import (
     BufferSteps,
     is_steps,
     is_storage,
@@ -188,7 +188,7 @@ def _open(path: Path, damaged: bool) -> StepReader:
     _refuse_ensemble(path)
     tensors, own = _tensors(path), own_steps(path)
     if tensors is not None:
-        from ..checkpointers.tensor import SavedTensorRows  # lazy: imports torch
+        from .checkpointers.tensor import SavedTensorRows  # lazy: imports torch
 
         writer = _writer_of(tensors)
         _refuse_ranked(tensors, writer)

@@ -13,29 +13,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...declarations import default_layout
-from ...encodings.pickles import require_trust
-from ...errors import FormatError
-from ...format import fs
-from ...format.contracts import SourceFacts
-from ...format.digest import digest_text
-from ...format.documents import decode, dump_json, load_json
-from ...format.episodes import parse_episodes, select_episodes
-from ...format.locate import reader_class, source_class
-from ...format.manifest import Request
-from ...format.memmap.reader import TedReader
-from ...format.packed.reader import PackedReader
-from ...format.reader import PartsReader, Reader
-from ...format.sources import RemoteFile, RemoteShard, Source, safe_id
-from ...open_steps import open_dataset
-from ...progress import Silent
-from ...storages.stream import OpenShard
-from ...verbs.check_source import sound_episodes
-from ...verbs.results import PICKLED
-from ...verbs.source_conversion import SourceConversion, facts_of
-from ..videos import with_frames
+from ..datasets.videos import with_frames
+from ..declarations import default_layout
+from ..encodings.pickles import require_trust
+from ..errors import FormatError
+from ..format import fs
+from ..format.contracts import SourceFacts
+from ..format.digest import digest_text
+from ..format.documents import decode, dump_json, load_json
+from ..format.episodes import parse_episodes, select_episodes
+from ..format.locate import reader_class, source_class
+from ..format.manifest import Request
+from ..format.memmap.reader import TedReader
+from ..format.packed.reader import PackedReader
+from ..format.reader import PartsReader, Reader
+from ..format.sources import RemoteFile, RemoteShard, Source, safe_id
+from ..open_steps import open_dataset
+from ..progress import Silent
+from ..results import PICKLED
+from ..storages.stream import OpenShard
+from ..verbs.check_source import sound_episodes
+from ..verbs.source_conversion import SourceConversion, facts_of
 from .cache import ShardFiles
-from .ted_shards import storage_of
+from .local_shards import storage_of
 
 _METADATA, _SETTLED, _FILES, _DATASET, _LEFT_OUT = "metadata", "settled", "files", "dataset", "left_out.json"
 _MOST_ASKED = 16

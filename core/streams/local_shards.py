@@ -10,17 +10,17 @@ from typing import TypeAlias
 import numpy as np
 from tensordict import TensorDictBase
 
-from ...format.memmap.reader import TedReader
-from ...format.packed.reader import PackedReader
-from ...format.returns import return_field_of, sum_rewards
-from ...format.shards import EpisodeShards
-from ...open_steps import open_dataset
-from ...storages.base import Storage
-from ...storages.packed import PackedStorage
-from ...storages.stream import OpenShard, StreamShards
-from ...ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
-from ..storage import DatasetStorage
-from ..videos import with_frames
+from ..datasets.storage import DatasetStorage
+from ..datasets.videos import with_frames
+from ..format.memmap.reader import TedReader
+from ..format.packed.reader import PackedReader
+from ..format.returns import return_field_of, sum_rewards
+from ..format.shards import EpisodeShards
+from ..open_steps import open_dataset
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
+from ..storages.stream import OpenShard, StreamShards
+from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
 
 Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 

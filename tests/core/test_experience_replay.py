@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rbtool.core.datasets.experience_replay import SourceFolder
 from rbtool.core.errors import UsageError
+from rbtool.core.experience_replay import SourceFolder
 from rbtool.core.format.manifest import Manifest, has_manifest
 from rbtool.core.testing.datasets import write_walks
 

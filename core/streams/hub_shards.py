@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptDataError, DatasetNotFoundError, UsageError
-from ...format import fs
-from ...format.digest import digest_file, digest_text, open_regular, read_regular
-from ...format.manifest import MANIFEST, VIDEOS, Manifest
-from ...format.memmap.reader import TedReader
-from ...format.open_files import ListedFiles
-from ...format.packed.reader import PackedReader
-from ...format.packed.schema import SCHEMA
-from ...format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
-from ...format.sources import RemoteFile
-from ...format.videos import ids_of_episodes, index_name, video_name
-from ...remote.fetch import fetch_files
-from ...remote.hub import Hub, HubFile, hub_endpoint
-from ...remote.transport import read_range
-from ...storages.stream import OpenShard
-from ..videos import frames_below
+from ..datasets.videos import frames_below
+from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
+from ..format import fs
+from ..format.digest import digest_file, digest_text, open_regular, read_regular
+from ..format.manifest import MANIFEST, VIDEOS, Manifest
+from ..format.memmap.reader import TedReader
+from ..format.open_files import ListedFiles
+from ..format.packed.reader import PackedReader
+from ..format.packed.schema import SCHEMA
+from ..format.shards import SHARD_DIGESTS, EpisodeShards, Range, ShardDigests, row_files, row_ranges
+from ..format.sources import RemoteFile
+from ..format.videos import ids_of_episodes, index_name, video_name
+from ..remote.fetch import fetch_files
+from ..remote.hub import Hub, HubFile, hub_endpoint
+from ..remote.transport import read_range
+from ..storages.stream import OpenShard
 from .cache import ShardFiles
-from .ted_shards import disagreement, open_shard, storage_of
+from .local_shards import disagreement, open_shard, storage_of
 
 _LOG = logging.getLogger("rbtool.remote")
 _BASE = "base"

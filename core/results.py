@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..declarations import ReaderOptions
-from ..errors import CorruptDataError, RbtoolError, UsageError
-from ..format.checks import SoundSteps
-from ..format.column_map import normal_map
-from ..format.contracts import StepReader
-from ..format.documents import plain
-from ..format.manifest import Layout, Manifest, Request, has_manifest
-from ..format.open_files import ListedFiles
-from ..format.sources import Source
-from ..open_steps import BufferSteps, is_steps
+from .declarations import ReaderOptions
+from .errors import CorruptDataError, RbtoolError, UsageError
+from .format.checks import SoundSteps
+from .format.column_map import normal_map
+from .format.contracts import StepReader
+from .format.documents import plain
+from .format.manifest import Layout, Manifest, Request, has_manifest
+from .format.open_files import ListedFiles
+from .format.sources import Source
+from .open_steps import BufferSteps, is_steps
 
 
 class Result:

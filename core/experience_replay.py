@@ -14,35 +14,23 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 import torch
 
-from ..buffers.replay_buffer import arguments_of
-from ..errors import (
-    CorruptDataError,
-    DatasetNotFoundError,
-    UsageError,
-    did_you_mean,
-    keywords_of,
-    require_keywords,
-)
-from ..format import fs
-from ..format.contracts import StepReader
-from ..format.documents import decode, parse_json
-from ..format.locate import find_dataset, storage_root
-from ..format.manifest import ENV_METADATA, Manifest, has_manifest
-from ..format.sources import safe_id
-from ..format.staging import Staging, mend, remove_dataset
-from ..open_steps import open_steps
-from ..remote.catalogue import KnownNames, substitution_text
-from ..samplers.sample_units import SampleUnit
-from ..specs.base import TensorSpec
-from ..specs.interop import spec_from_space
-from ..storages.base import Storage
-from ..storages.packed import PackedStorage
-from ..verbs.download import DownloadResult, download
-from ..verbs.listing import list_remote
-from .buffer import DatasetReplayBuffer
-from .specs import without_infinite_bounds
-from .storage import DatasetStorage
-from .videos import with_frames
+from .buffers.replay_buffer import arguments_of
+from .datasets.buffer import DatasetReplayBuffer
+from .datasets.storage import DatasetStorage
+from .datasets.videos import with_frames
+from .declarations import from_leaf
+from .errors import CorruptDataError, DatasetNotFoundError, UsageError, did_you_mean, keywords_of, require_keywords
+from .format import fs
+from .format.contracts import StepReader
+from .format.documents import decode, parse_json
+from .format.locate import KnownNames, find_dataset, storage_root, substitution_text
+from .format.manifest import ENV_METADATA, Manifest, has_manifest
+from .format.sources import safe_id
+from .format.staging import Staging, mend, remove_dataset
+from .open_steps import open_steps
+from .samplers.sample_units import SampleUnit
+from .storages.base import Storage
+from .storages.packed import PackedStorage
 
 _STORE = ".rbtool-store"
 
@@ -91,14 +79,14 @@ class SourceFolder:
 
         `force` replaces what is there. Raises what `download` does.
         """
-        result = download(self.source, asked, root=self._store, force=force, trust_pickle=self.trusted)
+        result = from_leaf("download")(self.source, asked, root=self._store, force=force, trust_pickle=self.trusted)
         if result.resolved == "words":
             warnings.warn(substitution_text(asked, result.id), stacklevel=5)  # the caller of the constructor
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:
         """Make the dataset again from the source's own local cache, unless it is what that holds already."""
-        there = self._store / self.source / safe_id(asked)
+        there, download = self._store / self.source / safe_id(asked), from_leaf("download")
         try:
             result = download(self.source, asked, local=True, root=self._store, trust_pickle=self.trusted)
         except UsageError:
@@ -108,8 +96,8 @@ class SourceFolder:
             result = download(self.source, asked, trust_pickle=self.trusted, **options)
         return self._placed(result, replace=True)
 
-    def _placed(self, result: DownloadResult, *, replace: bool) -> Path:
-        """Move what was downloaded to its place, where it is not there yet."""
+    def _placed(self, result: Any, *, replace: bool) -> Path:
+        """Move the dataset of a `DownloadResult` to its place, where it is not there yet."""
         place = self.folder / result.id
         if result.path == place:
             return place
@@ -177,7 +165,7 @@ class _AvailableDatasets:
     """An attribute of the class that requests the ids from the remote when it is read, and not before."""
 
     def __get__(self, instance: object, owner: type[SourceExperienceReplay]) -> list[str]:
-        listed = list_remote(owner.source)
+        listed = from_leaf("list_remote")(owner.source)
         for problem in listed.problems:
             warnings.warn(f"passed over: {problem}", stacklevel=2)
         return [entry.name.removeprefix(f"{owner.source}:") for entry in listed.datasets]
@@ -325,10 +313,8 @@ def environment_metadata(path: Path) -> dict[str, Any]:
         manifest, documents = reader.manifest, reader.documents()
     document = _read(documents)
     document.setdefault("dataset_id", manifest.request.id)
-    spaces: dict[str, TensorSpec | None] = {
-        f"{name}_space": without_infinite_bounds(spec_from_space(manifest.spaces[name]))
-        if manifest.spaces.get(name)
-        else None
+    spaces = {
+        f"{name}_space": from_leaf("spec_of_space")(manifest.spaces[name]) if manifest.spaces.get(name) else None
         for name in ("observation", "action")
     }
     return {**document, "total_episodes": manifest.episodes, "total_steps": manifest.steps, **spaces}

@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import DatasetNotFoundError, UsageError
-from ...format.locate import find_dataset, source_names, streams_folder
-from ...samplers.stream import StreamSampler
-from ...storages.stream import StreamStorage
+from ..errors import DatasetNotFoundError, UsageError
+from ..format.locate import find_dataset, source_names, streams_folder
+from ..storages.stream import StreamStorage
 from .cache import CachedShards
 from .hub_shards import HubShards
+from .local_shards import LocalShards
 from .source_shards import SourceShards
-from .ted_shards import LocalShards
 
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
 _NAMED = re.compile(r"(?P<source>[a-z][a-z0-9_-]*):(?P<id>[^@]+)(?:@(?P<revision>.+))?")
@@ -58,19 +57,6 @@ def _limit(given: int | str | None) -> int:
         return bytes_of_size(stated) if stated else _CACHE_SIZE
     except UsageError as error:
         raise UsageError(f"{_VARIABLE} is {stated!r}, which is no size", hint=error.hint) from error
-
-
-def stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
-    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
-    if refused := [name for name, value in others.items() if value not in (False, "c")]:
-        raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
-    if sampler is not None and not isinstance(sampler, StreamSampler):
-        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
-        raise UsageError(
-            f"the sampler is a {kind}, expected a StreamSampler with streaming=True: it follows the order of shards",
-            hint="take a StreamSampler or a StreamSliceSampler",
-        )
-    return sampler or StreamSampler()
 
 
 def _opened(

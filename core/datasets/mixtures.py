@@ -19,11 +19,11 @@ from ..format.mixture import Member, Mixture, is_mixture, read_mixture
 from ..format.packed.reader import PackedReader
 from ..open_steps import open_dataset
 from ..ted.schema import Field
-from .merge import PathLike
 
 if TYPE_CHECKING:
     from ..buffers.ensemble import ReplayBufferEnsemble
     from ..buffers.replay_buffer import ReplayBuffer
+
 
 T = TypeVar("T")
 Use: TypeAlias = Callable[[TedReader | PackedReader], T]
@@ -185,7 +185,7 @@ def _clashes(difference: FieldDifference) -> bool:
     return len({found for found in difference.found if found != "nothing"}) > 1
 
 
-def open_mixture(path: Path, use: Use[T], root: PathLike | None = None) -> OpenMixture[T]:
+def open_mixture(path: Path, use: Use[T], root: str | os.PathLike[str] | None = None) -> OpenMixture[T]:
     """Open all datasets of a mixture file, one after the other; `use` makes of each what is needed of it.
 
     Raises FormatError for a file that is no mixture or contains itself, DatasetNotFoundError for a dataset that is
@@ -200,7 +200,7 @@ class Opening(Generic[T]):
     """Opens a mixture and the mixtures in it."""
 
     use: Use[T]
-    root: PathLike | None
+    root: str | os.PathLike[str] | None
     opened: int = 0
 
     def mixture(self, path: Path, mixture: Mixture, member: Member, above: Sequence[Path]) -> OpenMixture[T]:
