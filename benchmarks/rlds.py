@@ -44,10 +44,8 @@ import numpy as np
 from PIL import Image
 
 import rbtool
-from rbtool.converters.rlds.encode import example_bytes, framed
-from rbtool.converters.rlds.example import ExampleParser
-from rbtool.converters.rlds.records import TfRecordShard, masked_crc
-from rbtool.converters.rlds.values import Strings
+from rbtool.converters.rlds.example import ExampleParser, Strings, example_bytes, framed
+from rbtool.converters.rlds.shards import TfRecordShard, masked_crc
 
 DRAW = np.random.default_rng(0)
 FLOAT, WHOLE = np.dtype(np.float32), np.dtype(np.int64)

@@ -15,17 +15,19 @@ from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
 from ...core.ted.schema import Field, Key, Timing, dtype_name, row_bytes, ted_fields
-from ..files.column_reader import BLOCK_BYTES
-from .checkpoints import (
+from ..files.columns import BLOCK_BYTES
+from .run import (
     ACTION,
     LOGS,
     OBSERVATION,
     REWARD,
     CheckpointRows,
+    RunEpisode,
+    RunSurvey,
     checkpoints_at,
+    look_over,
     looks_like_run,
 )
-from .run import RunEpisode, RunSurvey, look_over
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""

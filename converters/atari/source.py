@@ -1,6 +1,7 @@
 """Downloads runs from mirrors of the DQN Replay dataset, or takes them from a folder of copies.
 
-The bucket that Google published is closed: it answers 403.
+The dataset (Agarwal et al. 2020) has 60 games with five runs each. The bucket that Google published is closed: it
+answers 403.
 """
 
 from __future__ import annotations
@@ -15,8 +16,19 @@ from typing import Any
 from ...core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, UsageError
 from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile
 from ...core.remote.catalogue import not_found
-from ...core.remote.mirrors import MirrorSource
-from .games import GAMES, RUNS
+from ...core.remote.http import MirrorSource
+
+RUNS = (1, 2, 3, 4, 5)
+GAMES = (
+    "AirRaid", "Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone", "BeamRider",
+    "Berzerk", "Bowling", "Boxing", "Breakout", "Carnival", "Centipede", "ChopperCommand", "CrazyClimber",
+    "DemonAttack", "DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher",
+    "Gravitar", "Hero", "IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull", "KungFuMaster",
+    "MontezumaRevenge", "MsPacman", "NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan", "PrivateEye", "Qbert",
+    "Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Tennis",
+    "TimePilot", "Tutankham", "UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon",
+)  # fmt: skip
+
 
 _CHECKPOINTS = 50
 _LOGS = "replay_logs"

@@ -26,7 +26,7 @@ from ...core.format.sources import (
     RemoteFile,
     safe_id,
 )
-from ...core.remote.mirrors import MirrorSource
+from ...core.remote.http import MirrorSource
 from .datasets import D4rlDataset, dataset_named, not_in_cache, published
 
 _SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"

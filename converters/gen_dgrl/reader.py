@@ -1,8 +1,16 @@
-"""Reads episodes of Gen-DGRL, a pickled dictionary of arrays each, in an archive or a folder. Never imports Procgen."""
+"""Reads Gen-DGRL's episodes of Procgen, a pickled dictionary of arrays each, from an archive or a folder.
+
+The 128 published datasets (Mediratta et al. 2023) are archives, one for each of 16 games in eight categories. Procgen
+is never imported.
+"""
 
 from __future__ import annotations
 
+import bisect
+import functools
 import io
+import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +21,120 @@ import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledList, PickleReader, require_trust
 from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
-from ...core.format.contracts import Array, Piece, SourceFacts
+from ...core.format.contracts import Array, Closing, Piece, SourceFacts
+from ...core.format.digest import open_regular
 from ...core.format.manifest import Dropped
 from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader, refuse_damaged
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, row_bytes, ted_fields
 from ..files.archives import Archive, ArchiveMember, CutError, MemberFile, begins_as_archive
-from ..files.column_reader import BLOCK_BYTES
+from ..files.columns import BLOCK_BYTES
+from ..files.episode_files import natural_order
 from ..files.npy import MAGIC, ByteRange, read_header
-from .datasets import id_of
-from .folder import SUFFIX, EpisodeFolder
+
+GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot", "heist", "jumper",
+    "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+CATEGORIES = {
+    "1M_E": "1M/level_200/expert",
+    "1M_S": "1M/level_200/suboptimal",
+    "10M": "10M/level_200/expert",
+    "25M": "25M/level_200/expert",
+    "level_1_E": "100k/level_1/expert",
+    "level_1_S": "100k/level_1/suboptimal",
+    "level_40_E": "100k/level_40/expert",
+    "level_40_S": "100k/level_40/suboptimal",
+}
+"""The folder of each category below the base URL."""
+ARCHIVE_SUFFIX = ".tar.xz"
+
+
+@functools.cache
+def published() -> dict[str, str]:
+    """The path of each archive below the base URL, by id, in the order of the ids."""
+    found = {
+        f"{game}-{category}": f"{folder}/{game}{ARCHIVE_SUFFIX}"
+        for game in GAMES
+        for category, folder in CATEGORIES.items()
+    }  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def id_of(path: Path) -> str:
+    """The id of a published archive, unpacked or not, by the folders that it is in; else the name of the file."""
+    parts = path.absolute().as_posix()
+    plain = (parts.removesuffix(ending) for ending in (ARCHIVE_SUFFIX, ".tar", "") if parts.endswith(ending))
+    end = f"{next(plain)}{ARCHIVE_SUFFIX}"
+    known = next((name for name, file in published().items() if end.endswith(f"/{file}")), None)
+    return known or path.name.partition(".")[0]
+
+
+_EPISODE_SUFFIX = ".npy"
+
+
+def episode_files(path: Path) -> list[Path]:
+    """List the files of episodes in a folder, or in the one folder that it holds, by the numbers in their names."""
+    for folder in (path, *_only_folder(path)):
+        files = [
+            file for file in folder.iterdir() if file.name.endswith(_EPISODE_SUFFIX) and not file.name.startswith(".")
+        ]
+        if files:
+            return sorted(files, key=lambda file: natural_order(file.name))
+    return []
+
+
+def _only_folder(path: Path) -> list[Path]:
+    folders = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    return folders if len(folders) == 1 else []
+
+
+class EpisodeFolder(Closing):
+    """The files of episodes, one after the other, as `Archive` has its members. Not for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = episode_files(path)
+        sizes = (file.stat().st_size if file.is_file() else 0 for file in self.files)
+        self._stops = list(itertools.accumulate(sizes))
+        self._number, self._descriptor = -1, -1
+
+    def members(self) -> Iterator[ArchiveMember]:
+        """Yield the files in their order; FormatError for one that is no regular file."""
+        start = 0
+        for number, (file, stop) in enumerate(zip(self.files, self._stops, strict=True)):
+            self._opened(number)
+            yield ArchiveMember(file.relative_to(self.path).as_posix(), start, stop - start)
+            start = stop
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes of a member; CorruptDataError for a file that was cut since this was made."""
+        if not count:
+            return b""
+        number = bisect.bisect_right(self._stops, position)
+        descriptor = self._opened(number)
+        at = position - (self._stops[number - 1] if number else 0)
+        parts = []
+        while count:
+            part = os.pread(descriptor, count, at)
+            if not part:
+                raise CorruptDataError(f"{self.files[number]} became shorter while it was read")
+            parts.append(part)
+            at, count = at + len(part), count - len(part)
+        return b"".join(parts)
+
+    def _opened(self, number: int) -> int:
+        if number != self._number:
+            self.close()
+            self._descriptor, self._number = open_regular(self.files[number]), number
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self._number = -1, -1
+
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""
@@ -324,12 +436,12 @@ def _opened(path: Path) -> Archive | EpisodeFolder:
 
 def _is_episode(member: ArchiveMember) -> bool:
     name = Path(member.name).name
-    return name.endswith(SUFFIX) and not name.startswith(".")
+    return name.endswith(_EPISODE_SUFFIX) and not name.startswith(".")
 
 
 def _seed_of(name: str) -> int | None:
     """The seed of the level that the name of an episode states: `TIME_NUMBER_LENGTH_SEED_RETURN`."""
-    found = _NAMED.fullmatch(Path(name).name.removesuffix(SUFFIX))
+    found = _NAMED.fullmatch(Path(name).name.removesuffix(_EPISODE_SUFFIX))
     return int(found[1]) if found is not None and int(found[1]) >= 0 else None
 
 

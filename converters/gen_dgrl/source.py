@@ -12,8 +12,8 @@ from ...core.errors import AuthorisationError, DatasetNotFoundError, FormatError
 from ...core.format.reader import Reader
 from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
 from ...core.remote.catalogue import not_found
-from ...core.remote.mirrors import MirrorSource
-from .datasets import SUFFIX, published
+from ...core.remote.http import MirrorSource
+from .reader import ARCHIVE_SUFFIX, published
 
 _VARIABLE = "GEN_DGRL_URL"
 
@@ -39,7 +39,7 @@ class GenDgrlCache(LocalCache):
 
     def _copy(self, path: str) -> Path | None:
         packed = self.folder / path
-        plain = packed.with_name(packed.name.removesuffix(SUFFIX))
+        plain = packed.with_name(packed.name.removesuffix(ARCHIVE_SUFFIX))
         if packed.is_file():
             return packed
         archive = plain.with_name(f"{plain.name}.tar")

@@ -1,24 +1,190 @@
-"""Reads datasets of text: every row is an episode of one step. Never imports the datasets library."""
+"""Reads datasets of text, Parquet files or Arrow streams: every row is an episode of one step.
+
+The datasets library is never imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Array, EpisodeBlock, Piece, SourceFacts
-from ...core.format.digest import read_regular
+from ...core.format.digest import open_regular, read_regular, refuse_pointer
 from ...core.format.documents import dump_json
+from ...core.format.manifest import Dropped
 from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader
 from ...core.ted.episodes import Final
-from ...core.ted.schema import Field, Key, encode_text, length_key, text_fields
-from .columns import SPLIT, TextColumns, columns_of
-from .parts import TextPart
+from ...core.ted.schema import (
+    FLAGS,
+    LONGEST_ROW,
+    NEXT,
+    REWARD,
+    Field,
+    Key,
+    dtype_name,
+    encode_text,
+    length_key,
+    safe_part,
+    text_fields,
+)
+from ..files.arrow import require_bounded_parquet
 from .splits import saved_splits, splits_among
+
+_ROWS = 4096
+_TEXT = (pa.types.is_string, pa.types.is_large_string)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of this type are text; it may be stored by dictionary."""
+    return any(test(kind.value_type if pa.types.is_dictionary(kind) else kind) for test in _TEXT)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether values of this type are numbers or flags."""
+    return any(test(kind) for test in _NUMBERS)
+
+
+class TextPart:
+    """One file, which is of `split`."""
+
+    def __init__(self, split: str, path: Path) -> None:
+        self.split, self.path = split, path
+        with os.fdopen(open_regular(path), "rb") as file:
+            self._is_parquet = file.read(4) == b"PAR1"
+        refuse_pointer(path)
+        if self._is_parquet:
+            require_bounded_parquet(path)
+            schema = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False).schema_arrow
+        else:
+            with pa.memory_map(str(path)) as mapped:
+                schema = pa.ipc.open_stream(mapped).schema
+        self.schema = schema.remove_metadata()
+        self.names = set(self.schema.names)
+
+    def has_text(self) -> bool:
+        """Return whether a column has text."""
+        return any(is_text(field.type) for field in self.schema)
+
+    def batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these columns."""
+        if self._is_parquet:
+            file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
+            yield from file.iter_batches(batch_size=_ROWS, columns=names, use_threads=False)
+            return
+        with pa.memory_map(str(self.path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            for batch in stream:
+                batch.validate(full=True)
+                yield batch.select(names)
+
+    def text_of(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
+        """Return the UTF-8 bytes of a column of text."""
+        values = self._present(batch, name)
+        found: list[bytes] = values.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+        return found
+
+    def numbers_of(self, batch: pa.RecordBatch, name: str) -> Array:
+        """Return a column of numbers."""
+        found: Array = self._present(batch, name).to_numpy(zero_copy_only=False)
+        return found
+
+    def _present(self, batch: pa.RecordBatch, name: str) -> Any:
+        values = batch.column(name)
+        if values.null_count:
+            raise FormatError(f"{self.path} has {values.null_count:,} rows without a value in {name!r} (null)")
+        return values
+
+
+SPLIT: Key = ("split",)
+_TAKEN = {NEXT, "episode", *SPLIT, *REWARD, *(key[0] for key in FLAGS)}
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumns:
+    """The columns by their keys: `text` with the bytes of the longest, `numbers` with their element type.
+
+    `names` are the columns' own names, `rows` the number of rows of every file.
+    """
+
+    text: Mapping[Key, int]
+    numbers: Mapping[Key, str]
+    names: Mapping[Key, str]
+    rows: Sequence[int]
+    dropped: tuple[Dropped, ...]
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Names of columns that are called something else here."""
+        return {name: key[0] for key, name in self.names.items() if key[0] != name}
+
+    def rows_of(self, parts: Sequence[TextPart], split: str) -> list[int]:
+        """The number of rows of the files of one split."""
+        return [rows for part, rows in zip(parts, self.rows, strict=True) if part.split == split]
+
+
+def columns_of(parts: Sequence[TextPart], progress: Callable[[int], None]) -> TextColumns:
+    """Read all text once. FormatError without a column of text or without rows, for a missing value and long text."""
+    schema = parts[0].schema
+    text = [field.name for field in schema if is_text(field.type)]
+    numbers = [field.name for field in schema if is_number(field.type)]
+    if len(set(schema.names)) < len(schema.names):
+        raise FormatError(f"{parts[0].path} has two columns of one name")
+    if not text:
+        raise FormatError(f"{parts[0].path} has no column of text; it has {', '.join(schema.names) or 'no columns'}")
+    longest, rows = dict.fromkeys(text, 1), []
+    for part in parts:
+        rows.append(0)
+        for batch in part.batches([*text, *numbers]):
+            for name in text:
+                longest[name] = max(longest[name], *map(len, part.text_of(batch, name)), 0)
+                _require_room(part, name, longest[name])
+            for name in numbers:
+                part.numbers_of(batch, name)
+            rows[-1] += batch.num_rows
+            progress(batch.num_rows)
+    if not sum(rows):
+        raise FormatError(f"{parts[0].path} has no rows")
+    keys = _keys(text, numbers)
+    types = {name: dtype_name(np.dtype(schema.field(name).type.to_pandas_dtype())) for name in numbers}
+    others = [field for field in schema if field.name not in keys]
+    return TextColumns(
+        text={keys[name]: longest[name] for name in text},
+        numbers={keys[name]: types[name] for name in numbers},
+        names={key: name for name, key in keys.items()},
+        rows=rows,
+        dropped=tuple(Dropped(one.name, f"its values are {one.type}, neither text nor numbers") for one in others),
+    )
+
+
+def _require_room(part: TextPart, name: str, longest: int) -> None:
+    if longest > LONGEST_ROW:
+        raise FormatError(
+            f"{part.path} has a text of {longest:,} bytes in {name!r}; at most {LONGEST_ROW:,} are read, for every row "
+            "takes the space of the longest"
+        )
+
+
+def _keys(text: Sequence[str], numbers: Sequence[str]) -> dict[str, Key]:
+    """Give every column its key: its name, with a `_` behind one that is taken."""
+    taken: set[Key] = {(name,) for name in _TAKEN}
+    keys: dict[str, Key] = {}
+    for name in (*text, *numbers):
+        key = (safe_part(name),)
+        while key in taken or (name in text and length_key(key) in taken):
+            key = (key[0] + "_",)
+        keys[name] = key
+        taken |= {key, length_key(key)} if name in text else {key}
+    return keys
+
 
 _DOCUMENTS = ("README.md", "dataset_info.json", "dataset_dict.json")
 _TRAJECTORIES = frozenset({"obs", "acts", "terminal"})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...core.errors import DatasetNotFoundError, UsageError
 from ...core.format.sources import RemoteDataset, safe_id
-from ...core.remote.hub_source import HubRepositorySource
+from ...core.remote.hub import HubRepositorySource
 from .splits import Split, chosen, splits_among
 
 CARD = "README.md"

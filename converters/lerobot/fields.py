@@ -14,7 +14,7 @@ from ...core.format.manifest import Dropped
 from ...core.format.videos import reference_field
 from ...core.ted.schema import DTYPES, FLAGS, NEXT, REWARD, Field, Key, Role, Timing, key_name, role_of, safe_part
 from ..files.images import Images
-from .info import INFO, VIDEO, DatasetInfo, Feature
+from .metadata import INFO, VIDEO, DatasetInfo, Feature
 
 EPISODE_INDEX, FRAME_INDEX, TASK_INDEX, TIMESTAMP, INDEX = (
     "episode_index", "frame_index", "task_index", "timestamp", "index",

@@ -26,8 +26,7 @@ from ...core.samplers.slices import SliceSampler
 from ...core.storages.tensor import TensorStorage
 from ...core.transforms.base import Compose
 from ...core.transforms.keyed import RenameTransform
-from .info import DatasetInfo, read_info
-from .metadata import read_tasks
+from .metadata import DatasetInfo, read_info, read_tasks
 
 
 class LeRobotExperienceReplay(SourceExperienceReplay):

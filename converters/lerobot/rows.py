@@ -1,4 +1,4 @@
-"""The Parquet files of rows: a row a frame."""
+"""The Parquet files of a LeRobot dataset: a row for each frame, with columns of numbers, text and encoded images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ...core.errors import CorruptDataError, FormatError
 from ...core.format.contracts import Array, Closing
 from ...core.format.digest import open_regular
 from ..files.arrow import require_bounded_parquet
-from .info import require_content
+from ..files.images import ImageForm, decode_image
+from .fields import FeatureColumn, as_stated
+from .metadata import require_content
 
 _BATCH_BYTES = 4 << 20
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -179,3 +181,18 @@ def column_of(table: Any, name: str) -> Any:
 def _require_values(values: Any, name: str, path: Path) -> None:
     if values.null_count:
         raise FormatError(f"{path}: {name!r} has missing values (null)")
+
+
+def column_images(table: Any, column: FeatureColumn, path: Path, start: int) -> Array:
+    """Decode a column of structs with the bytes of images into uint8 `[rows, *shape]`; `start` is the first row."""
+    shape = column.field.shape
+    height, width, channels = (*shape[1:], shape[0]) if column.channels_first else shape
+    form = ImageForm("uint8", (height, width, channels))
+    images = np.empty((table.num_rows, *shape), np.uint8)
+    for row, value in enumerate(column_of(table, column.name).to_pylist()):
+        what = f"{path}: {column.name!r}, row {start + row:,}"
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes) or not data:
+            raise FormatError(f"{what} has no bytes of an image")
+        images[row] = as_stated(decode_image(data, form, what), column, what)
+    return images

@@ -10,10 +10,8 @@ from typing import Any
 from ...core.errors import DatasetNotFoundError, UsageError
 from ...core.format.episodes import EpisodeRanges, select_episodes
 from ...core.format.sources import RemoteDataset, RemoteFile, RemoteShard, safe_id
-from ...core.remote.hub_source import HubRepositorySource
-from .info import INFO, read_info
-from .metadata import read_episodes
-from .runs import paths_of, runs_of
+from ...core.remote.hub import HubRepositorySource
+from .metadata import INFO, paths_of, read_episodes, read_info, runs_of
 
 _METADATA, _VIDEO = "meta/", ".mp4"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)

@@ -16,8 +16,7 @@ from ...core.format.digest import digest_file
 from ...core.format.read_errors import LEAVES_OUT
 from ...core.format.videos import index_name, video_id, video_name
 from .fields import FeatureColumn, as_stated
-from .info import DatasetInfo, require_content
-from .metadata import FrameEpisode
+from .metadata import DatasetInfo, FrameEpisode, require_content
 
 WITHOUT_IMAGES = f"--images skip takes the steps without images{LEAVES_OUT}"
 

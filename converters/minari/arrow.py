@@ -24,8 +24,7 @@ from ...core.format.contracts import Array
 from ...core.format.documents import load_json
 from ..files.arrow import require_bounded_ipc, require_bounded_parquet
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name, reading
-from .metadata import METADATA_FILE
-from .spaces import SpacePath
+from .metadata import METADATA_FILE, SpacePath
 from .store import EpisodeStore, StoredEpisode
 
 _EPISODE = re.compile(r"0|[1-9]\d{0,17}")

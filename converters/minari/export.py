@@ -50,8 +50,7 @@ from ...core.ted.schema import (
     state_keys,
 )
 from ..export.columns import ExportColumn, columns_of, decoded
-from .metadata import HDF5_FILE, METADATA_FILE
-from .spaces import parse_space, space_of_fields, space_of_json
+from .metadata import HDF5_FILE, METADATA_FILE, parse_space, space_of_fields, space_of_json
 
 _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",

@@ -10,8 +10,7 @@ from typing import Any
 from ...core.errors import FormatError
 from ..files.columns import ColumnPath, reading
 from ..files.hdf5 import GroupFile, StoredGroup, text_of_name
-from .metadata import HDF5_FILE
-from .spaces import SpacePath
+from .metadata import HDF5_FILE, SpacePath
 from .store import DERIVED, EpisodeStore, StoredEpisode
 
 _EPISODE = re.compile(rb"episode_(0|[1-9]\d{0,17})")

@@ -34,11 +34,21 @@ from ...core.ted.schema import (
     text_fields,
 )
 from ..files.columns import ColumnForm, ColumnPath, column_name
-from .extras import EpisodeTexts, Extra, ExtraRows, extra_keys, free_keys, renamed, seed_of
-from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari
-from .spaces import strict_space
+from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_minari, strict_space
 from .store import EpisodeStore, StoredEpisode
-from .survey import FLAGS, REWARDS, Survey, survey
+from .survey import (
+    FLAGS,
+    REWARDS,
+    EpisodeTexts,
+    Extra,
+    ExtraRows,
+    Survey,
+    extra_keys,
+    free_keys,
+    renamed,
+    seed_of,
+    survey,
+)
 
 
 @dataclass(frozen=True, slots=True)

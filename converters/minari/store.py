@@ -11,7 +11,7 @@ from ...core.errors import FormatError
 from ...core.format.contracts import Array
 from ...core.ted.schema import LONGEST_ROW
 from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
-from .spaces import SpacePath
+from .metadata import SpacePath
 
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})
 """Attributes of an episode that follow from its rows."""

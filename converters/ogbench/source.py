@@ -12,8 +12,8 @@ from ...core.errors import AuthorisationError, DatasetNotFoundError, NetworkErro
 from ...core.format.reader import Reader
 from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
 from ...core.remote.catalogue import not_found
-from ...core.remote.mirrors import MirrorSource
-from .datasets import VALIDATION, file_name, is_id, is_large, published
+from ...core.remote.http import MirrorSource
+from .file import VALIDATION, file_name, is_id, is_large, published
 
 _SUFFIX = ".npz"
 

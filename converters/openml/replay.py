@@ -10,8 +10,7 @@ from ...core.datasets.storage import SelectedEntries
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.samplers.uniform import SamplerWithoutReplacement
 from ...core.ted.schema import Key
-from .datasets import dataset_named
-from .reader import LABEL, OBSERVATION
+from .reader import LABEL, OBSERVATION, dataset_named
 
 
 class _TableRows(SelectedEntries):

@@ -22,8 +22,7 @@ from ...core.format.sources import Advance, Ids, Note, RemoteDataset, RemoteFile
 from ...core.remote.checksums import matches
 from ...core.remote.http import HttpSource
 from ...core.remote.transport import read_small, require_network
-from .datasets import DATASETS, OpenmlDataset, dataset_named
-from .reader import DESCRIPTION, description_in
+from .reader import DATASETS, DESCRIPTION, OpenmlDataset, dataset_named, description_in
 
 _URL = "OPENML_URL"
 _DEFAULT = "https://api.openml.org"

@@ -17,24 +17,71 @@ from ...core.format.read_errors import no_match
 from ...core.format.reader import PartsReader, refuse_damaged
 from ...core.progress import counted
 from ...core.ted.episodes import Final
-from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
+from ...core.ted.schema import REWARD, Field, Key, Timing, encode_text, key_name, row_bytes, ted_fields
 from ..files.archives import ArchiveMember, CutError
-from ..files.column_reader import BLOCK_BYTES
-from ..files.images import require_images
+from ..files.columns import BLOCK_BYTES
+from ..files.images import decode_image, require_images
 from ..files.rlds_steps import IS_INIT, LastStep, LastSteps, require_rlds_last
-from .lookers import EpisodeLookers
-from .pieces import pieces_of
-from .rows import EpisodeUnpickler, load_episode, read_rows
+from .episodes import Episode, EpisodeUnpickler, Step, load_episode, numbers
 from .shards import (
     EpisodeArchives,
     dataset_name,
     has_episodes,
     missing_shards,
+    pieces_of,
     require_one_dataset,
     shards_at,
 )
-from .steps import Episode
-from .survey import Column, EpisodeSurvey, FoundEpisode, keys_of
+from .survey import Column, EpisodeLookers, EpisodeSurvey, FoundEpisode, keys_of
+
+
+def read_rows(
+    episode: Episode,
+    columns: Sequence[Column],
+    fields: Mapping[Key, Field],
+    span: tuple[int, int],
+    carried: Mapping[Key, Array] | None = None,
+) -> dict[Key, Array]:
+    """Read the rows of `span` of these columns, by the keys of their fields; those in `carried` are the first of them.
+
+    Raises FormatError for values that a field does not hold, CorruptDataError for images that are damaged.
+    """
+    start, stop = span
+    keys = [key for column in columns for key in keys_of(column)]
+    held = {key: np.empty((stop - start, *fields[key].shape), fields[key].numpy) for key in keys}
+    at = 0
+    for key, array in (carried or {}).items():
+        at = len(array)
+        held[key][:at] = array
+    for steps in episode.steps(start + at, stop):
+        _fill(episode, steps, columns, held, at)
+        at += len(steps)
+    return held
+
+
+def _fill(
+    episode: Episode, steps: Sequence[Step], columns: Sequence[Column], held: Mapping[Key, Array], at: int
+) -> None:
+    """Put the values of some steps into the rows from `at` on."""
+    forms = {column.path: column.form for column in columns}
+    for path in forms:
+        if any(path not in step for step in steps):
+            raise FormatError(f"{episode.what}: {key_name(path)} is not in every step")
+    values = episode.columns(steps, forms)
+    rows = slice(at, at + len(steps))
+    for column in columns:
+        found, keys, what = values[column.path], keys_of(column), f"{episode.what}: {column.name}"
+        target = held[keys[0]][rows]
+        if column.image is not None:
+            for number, data in enumerate(found):
+                target[number] = decode_image(data, column.image, what)
+        elif column.form.kind == "text":
+            if max(map(len, found)) > column.width:
+                raise FormatError(f"{what} is longer than any text before")
+            target[...], held[keys[1]][rows] = encode_text(found, column.width)
+        else:
+            target[...] = numbers(found, column.dtype, column.shape, what).reshape(target.shape)
+
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""

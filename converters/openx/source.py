@@ -15,10 +15,18 @@ from ...core.errors import DatasetNotFoundError, RbtoolError
 from ...core.format import fs
 from ...core.format.digest import open_regular
 from ...core.format.sources import Advance, Ids, LocalCache, Note, RemoteDataset, RemoteFile, RemoteShard, Source
-from ...core.remote.hub_source import HubFolderSource
+from ...core.remote.hub import HubFolderSource
 from ...core.remote.transport import read_range
-from .pieces import Fetch, fetch_piece, pieces_of
-from .shards import is_empty_archive, lacking_shards, ordered_shards, require_one_dataset, shards_at
+from .shards import (
+    Fetch,
+    fetch_piece,
+    is_empty_archive,
+    lacking_shards,
+    ordered_shards,
+    pieces_of,
+    require_one_dataset,
+    shards_at,
+)
 
 REPOSITORY = "jxu124/OpenX-Embodiment"
 """The repository on the hub."""

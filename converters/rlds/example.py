@@ -1,4 +1,4 @@
-"""The lists of a `tf.train.Example`, taken out of its bytes: the wire format of protobuf, without protobuf.
+"""The wire format of `tf.train.Example`, read and written without protobuf.
 
 An Example is a map from names to lists of floats, of integers or of byte strings. Which bytes a list has is found at
 once; its values are decoded where they are asked for, so that a look at the flags of an episode costs little.
@@ -6,19 +6,190 @@ once; its values are decoded where they are asked for, so that a look at the fla
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ...core.errors import CorruptDataError
 from ...core.format.contracts import Array
-from .values import Floats, Ints, Strings, Values, damaged, warm
+from .shards import masked_crc
+
+_BLOCK = 1 << 16
+_AT_ONCE = 1 << 18
+_LONGEST_VARINT = 10
+_INT64 = np.dtype(np.int64)
+_NOT_COUNTED: Array = np.zeros(0, np.int64)
+
+_loops: ModuleType | None = None
+
+
+def warm() -> ModuleType | None:
+    """Import the compiled loops, and use them from now on; None without numba. It takes 0.4 s, the first time 2 s."""
+    global _loops
+    if _loops is None:
+        with contextlib.suppress(ImportError):
+            from . import compiled
+
+            _loops = compiled
+    return _loops
+
+
+class Floats:
+    """A list of floats: `values`, float32 `[n]`, a view of the bytes of the record."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+        """Return values as an element type; CorruptDataError where that changes one."""
+        found = self.values[start:stop]
+        if dtype.kind == "f" and dtype.itemsize >= found.itemsize:
+            return found.astype(dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = found.astype(dtype)
+        _require_same(made, found, dtype)
+        return made
+
+
+class Ints:
+    """A list of integers: varints, of which the number in each block of bytes is found when it is needed."""
+
+    __slots__ = ("_before", "_bits", "_count", "_packed")
+
+    def __init__(self, packed: Array, count: int | None = None, bits: int | None = None) -> None:
+        """`packed` are whole varints, uint8 `[bytes]`; how many, and the bits that any has, are found if None."""
+        self._packed, self._before = packed, _NOT_COUNTED
+        if count is not None and bits is not None:
+            self._count, self._bits = count, bits
+            return
+        self._bits = int(np.bitwise_or.reduce(packed))
+        if len(packed) and packed[-1] >= 0x80:
+            raise damaged("a number in it has no end")
+        self._count = len(packed) if self._bits < 0x80 else int(self._counts()[-1])
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def values(self) -> Array:
+        """All values, int64 `[n]`."""
+        if self._bits < 0x80:  # a byte each: flags, and other small numbers
+            return self._packed.astype(_INT64)
+        return self.read(0, self._count, _INT64)
+
+    def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+        """Return values as an element type; CorruptDataError for one that it cannot hold."""
+        if self._bits < (2 if dtype.kind == "b" else 0x80):
+            return self._packed[start:stop].astype(dtype)
+        if dtype == np.int64 and stop - start == self._count:
+            return _varints(self._packed, self._count)
+        made = np.empty(stop - start, dtype)
+        for first in range(start, stop, _AT_ONCE):
+            last = min(first + _AT_ONCE, stop)
+            values = self._decoded(first, last)
+            part = values.view(np.uint64) if dtype == np.uint64 else values
+            made[first - start : last - start] = part
+            if dtype.itemsize < 8 or dtype.kind == "f":
+                _require_same(made[first - start : last - start], part, dtype)
+        return made
+
+    def _decoded(self, start: int, stop: int) -> Array:
+        if self._count == len(self._packed):
+            return self._packed[start:stop].astype(np.int64)
+        return _varints(self._packed[self._place(start) : self._place(stop)], stop - start)
+
+    def _place(self, number: int) -> int:
+        """The byte after the first `number` values."""
+        if not number:
+            return 0
+        if number == self._count:
+            return len(self._packed)
+        before = self._counts()
+        block = int(np.searchsorted(before, number, side="left")) - 1
+        ends = np.flatnonzero(self._packed[block * _BLOCK : (block + 1) * _BLOCK] < 0x80)
+        return block * _BLOCK + int(ends[number - int(before[block]) - 1]) + 1
+
+    def _counts(self) -> Array:
+        """How many values end before each block of bytes, and in all."""
+        if self._before is _NOT_COUNTED:
+            starts = range(0, len(self._packed), _BLOCK)
+            counts = [np.count_nonzero(self._packed[start : start + _BLOCK] < 0x80) for start in starts]
+            self._before = np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
+        return self._before
+
+
+class Strings:
+    """A list of byte strings in `data`; `spans`, int64 `[n, 2]`, are where each begins and ends."""
+
+    __slots__ = ("data", "spans")
+
+    def __init__(self, data: bytes, spans: Array) -> None:
+        self.data, self.spans = data, spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def read(self, start: int, stop: int) -> list[bytes]:
+        """Return some of the strings."""
+        data = self.data
+        return [data[first:last] for first, last in self.spans[start:stop].tolist()]
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest string."""
+        return int((self.spans[:, 1] - self.spans[:, 0]).max(initial=0))
+
+
+Values: TypeAlias = Floats | Ints | Strings
+
+
+def _varints(packed: Array, count: int) -> Array:
+    """Decode whole varints, `count` of them: compiled, or all at once, one pass for each byte of the longest."""
+    if _loops is not None:
+        decoded = np.empty(count, np.int64)
+        if not _loops.decode_varints(packed, decoded):
+            raise damaged(f"a number has more than {_LONGEST_VARINT} bytes")
+        return decoded
+    ends = np.flatnonzero(packed < 0x80)
+    starts = np.concatenate(([0], ends[:-1] + 1))[: len(ends)]
+    lengths = ends - starts + 1
+    longest = int(lengths.max(initial=0))
+    if longest > _LONGEST_VARINT:
+        raise damaged(f"a number has more than {_LONGEST_VARINT} bytes")
+    values = (packed[starts] & 0x7F).astype(np.uint64)
+    for byte in range(1, longest):
+        which = np.flatnonzero(lengths > byte)
+        values[which] |= (packed[starts[which] + byte] & 0x7F).astype(np.uint64) << np.uint64(7 * byte)
+    return values.view(np.int64)
+
+
+def _require_same(made: Array, found: Array, dtype: np.dtype[Any]) -> None:
+    differs = made != found
+    if found.dtype.kind == "f":
+        differs &= ~(np.isnan(found) & np.isnan(made)) if made.dtype.kind == "f" else True
+    if differs.any():
+        value = found[int(differs.argmax())]
+        raise CorruptDataError(f"the value {value} does not fit {dtype}, the type that features.json states")
+
+
+def damaged(why: str) -> CorruptDataError:
+    """Make the error for bytes that are no Example."""
+    return CorruptDataError(f"no sound Example: {why}")
+
 
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 _ENTRY, _FEATURE = 1 << 3 | _LENGTH, 2 << 3 | _LENGTH
 _KINDS = frozenset(kind << 3 | _LENGTH for kind in (_BYTES, _FLOATS, _INTS))
-_LONGEST_VARINT = 10
 _FLOAT, _BYTE = np.dtype("<f4"), np.dtype(np.uint8)
 _MOST_NAMES = 1 << 10
 _NO_SPANS: Array = np.empty((0, 2), np.int64)
@@ -69,7 +240,7 @@ class EpisodeExample:
         taken at once, and any other way one field after the other.
         """
         data = self._data
-        size, begin = (data[at + 1], at + 2) if data[at + 1] < 0x80 else _varint(data, at + 1)
+        size, begin = (data[at + 1], at + 2) if data[at + 1] < 0x80 else _read_varint(data, at + 1)
         end = begin + size
         if data[at] != _ENTRY or end > stop:
             return self._take_field(at, stop)
@@ -77,10 +248,12 @@ class EpisodeExample:
             place = begin + 2 + data[begin + 1]
             name = data[begin + 2 : place]
             if place < end and data[place] == _FEATURE:
-                size, place = (data[place + 1], place + 2) if data[place + 1] < 0x80 else _varint(data, place + 1)
+                size, place = (data[place + 1], place + 2) if data[place + 1] < 0x80 else _read_varint(data, place + 1)
                 if place < end and place + size == end and data[place] in _KINDS:
                     kind = data[place] >> 3
-                    size, place = (data[place + 1], place + 2) if data[place + 1] < 0x80 else _varint(data, place + 1)
+                    size, place = (
+                        (data[place + 1], place + 2) if data[place + 1] < 0x80 else _read_varint(data, place + 1)
+                    )
                     if place + size == end:
                         self._lists[name.decode()] = kind, place, end
                         return end
@@ -115,7 +288,7 @@ class EpisodeExample:
         """The places of the packed values of a list; of one that is not packed, of each value."""
         data = self._data
         if start < stop and data[start] == _ENTRY:
-            size, place = (data[start + 1], start + 2) if data[start + 1] < 0x80 else _varint(data, start + 1)
+            size, place = (data[start + 1], start + 2) if data[start + 1] < 0x80 else _read_varint(data, start + 1)
             if place + size == stop:
                 return ((place, stop),)
         fields = _fields(data, start, stop)
@@ -150,7 +323,7 @@ class EpisodeExample:
                 if data[at] < 0x80:  # the size of a small image: a call would take as long as the rest
                     size, at = size & 0x7F | data[at] << 7, at + 1
                 else:
-                    size, at = _varint(data, at - 1)
+                    size, at = _read_varint(data, at - 1)
             if at + size > stop:
                 raise IndexError
             spans.append((at, at + size))
@@ -233,16 +406,16 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, in
         tag = data[at]
         at += 1
         if tag >= 0x80:
-            tag, at = _varint(data, at - 1)
+            tag, at = _read_varint(data, at - 1)
         wire, start = tag & 7, at
         if wire == _LENGTH:
             size = data[at]
             start = at + 1
             if size >= 0x80:
-                size, start = _varint(data, at)
+                size, start = _read_varint(data, at)
             at = start + size
         elif wire == _VARINT:
-            _, at = _varint(data, at)
+            _, at = _read_varint(data, at)
         elif wire in (_FOUR, _EIGHT):
             at += 4 if wire == _FOUR else 8
         else:
@@ -252,7 +425,7 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, in
         yield tag >> 3, wire, start, at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a number and the place after it."""
     value = 0
     for shift in range(0, 7 * _LONGEST_VARINT, 7):
@@ -262,3 +435,62 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
     raise damaged(f"a number has more than {_LONGEST_VARINT} bytes")
+
+
+Listed: TypeAlias = Array | Sequence[bytes]
+"""The values of a list: an array of floats or of whole numbers, or byte strings."""
+
+
+def framed(data: bytes) -> list[memoryview]:
+    """Return the parts of a TFRecord."""
+    length = struct.pack("<Q", len(data))
+    head = length + struct.pack("<I", masked_crc(length))
+    return [memoryview(part) for part in (head, data, struct.pack("<I", masked_crc(data)))]
+
+
+def example_bytes(lists: Mapping[str, Listed]) -> bytes:
+    """Write an Example with these lists, in the order of their names: equal data have equal bytes."""
+    entries = [
+        _field(1, [*_field(1, [name.encode()]), *_field(2, _feature(lists[name]))]) for name in sorted(lists)
+    ]  # fmt: skip
+    return b"".join(_field(1, [part for entry in entries for part in entry]))
+
+
+def _field(number: int, parts: Sequence[bytes]) -> list[bytes]:
+    """The parts of a field with a length."""
+    return [bytes([number << 3 | 2]), _packed_varint(sum(map(len, parts))), *parts]
+
+
+def _feature(values: Listed) -> list[bytes]:
+    if not isinstance(values, np.ndarray):
+        return _field(1, [part for value in values for part in _field(1, [value])])
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if flat.dtype.kind == "f":
+        return _field(2, _field(1, [flat.astype("<f4").tobytes()]))
+    return _field(3, _field(1, [packed_varints(flat.astype(np.int64))]))
+
+
+def _packed_varint(number: int) -> bytes:
+    made = bytearray()
+    while number >= 0x80:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*made, number])
+
+
+def packed_varints(values: Array) -> bytes:
+    """Write int64 numbers as varints, all at once: one pass for each byte of the longest; negative ones have ten."""
+    bits = values.view(np.uint64)
+    lengths = np.ones(len(bits), np.int64)
+    for byte in range(1, 10):
+        longer = bits >= np.uint64(1 << 7 * byte)
+        if not longer.any():
+            break
+        lengths += longer
+    starts = np.cumsum(lengths) - lengths
+    made = np.empty(int(lengths.sum()), np.uint8)
+    for byte in range(int(lengths.max(initial=0))):
+        which = np.flatnonzero(lengths > byte)
+        group = (bits[which] >> np.uint64(7 * byte)).astype(np.uint8) & 0x7F
+        made[starts[which] + byte] = group | ((lengths[which] > byte + 1).astype(np.uint8) << 7)
+    return made.tobytes()

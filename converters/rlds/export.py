@@ -50,12 +50,10 @@ from ...core.ted.schema import (
 )
 from ..export.columns import ExportColumn, columns_of, decoded
 from ..files.rlds_steps import IS_FIRST, IS_INIT, IS_LAST, IS_TERMINAL, STEP_FLAGS
-from .columns import RAGGED, ROW_LENGTHS
-from .encode import Listed, example_bytes, framed
+from .columns import METADATA, NUMBER, RAGGED, ROW_LENGTHS, SEED, columns_of_steps
+from .example import Listed, example_bytes, framed
 from .features import FEATURES, STEPS, parse_features
-from .layout import INFO, TRUNCATED, WRITTEN_HERE
-from .metadata import METADATA, NUMBER, SEED
-from .survey import columns_of_steps
+from .shards import INFO, TRUNCATED, WRITTEN_HERE
 
 _SPLIT, _VERSION = "train", "1.0.0"
 _SHARD_BYTES = 256 << 20

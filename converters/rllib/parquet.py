@@ -1,12 +1,19 @@
-"""RLlib's Parquet files: a transition a row, or an episode in msgpack a row.
+"""RLlib's Parquet files: a transition in each row, or an episode in msgpack.
 
 Ray keeps tensors in lists, with the shape of a row in the metadata of the field, and what Arrow has no type for, such
-as the dictionaries of an observation, as a pickle a row.
+as the dictionaries of an observation, as a pickle in each row.
+
+In msgpack, the default form of RLlib's `output` option, a value is an episode or a piece of one, and each is a map.
+`observations`, `actions`, `rewards`, `infos` and the outputs of the model are maps, too: their `data` has a value for
+each step, and one more of observations and infos, the first of which is from the reset. A piece that goes on with an
+episode repeats the last `lookback` entries of the one before it at the start of each. Arrays are written as
+msgpack-numpy does: maps with their element type, shape and bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -14,20 +21,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...core.errors import CorruptDataError, RbtoolError
+from ...core.errors import CorruptDataError, FormatError, RbtoolError
 from ...core.format.contracts import Closing
 from ...core.format.digest import open_regular
+from ...core.ted.schema import odd_truths
 from ..files.arrow import require_bounded_parquet
 from .blocks import (
+    ACTIONS,
+    EPS_ID,
     INFOS,
     MARKS,
+    NEXT_OBS,
+    OBS,
     REQUIRED,
+    REWARDS,
+    STEP,
+    TERMINATEDS,
     TIME_LIMIT,
+    TRUNCATEDS,
     ColumnPath,
     RowBlock,
     Unpacker,
@@ -35,8 +52,157 @@ from .blocks import (
     add_empty,
     add_values,
     joined,
+    objects,
 )
-from .packed_episodes import ITEM, episode_block, looks_like_episode
+
+ITEM = "item"
+"""The one column of a table of such episodes."""
+_MARKS = (b"\xa3id_", b"\xacobservations", b"\xa9t_started")
+"""Keys of an episode as msgpack writes them."""
+_RESET_INFOS = "infos of the reset"
+
+
+def looks_like_episode(data: bytes) -> bool:
+    """Return whether bytes have the keys of an episode in msgpack; nothing is unpacked."""
+    return all(mark in data for mark in _MARKS)
+
+
+def episode_block(data: bytes, unpack: Unpacker, what: str) -> RowBlock:
+    """Make the block of the steps of one episode, without those that it repeats of the piece before it.
+
+    `what` names it in errors: FormatError for an episode of several agents and for pickles in it, CorruptDataError
+    for damage. `infos` are those after each step; the infos of the reset are left out, and named where there are any.
+    """
+    found = _unpacked(data, what)
+    if "agent_episodes" in found:
+        raise FormatError(f"{what} is an episode of several agents, those of a single one can be read")
+    start, stop = found.get("t_started"), found.get("t")
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < 1 << 62:
+        raise CorruptDataError(f"{what} does not state the times at which it starts and ends")
+    block = RowBlock(steps := stop - start)
+    states = _entries(found, "observations", steps + 1, what)
+    for name, rows in (
+        (OBS, _part(states, 0, steps)), (NEXT_OBS, _part(states, 1, steps + 1)),
+        (ACTIONS, _entries(found, "actions", steps, what)), (REWARDS, _entries(found, "rewards", steps, what)),
+    ):  # fmt: skip
+        _add_decoded((name,), rows, block, unpack)
+    if found.get("infos") is not None:
+        infos = _entries(found, "infos", steps + 1, what)
+        _add_decoded((INFOS,), _part(infos, 1, steps + 1), block, unpack)
+        if not start and any(_part(infos, 0, 1)):
+            block.odd[(_RESET_INFOS,)] = "they belong to no step"
+    outputs = found.get("extra_model_outputs") or {}
+    for name in outputs:
+        _add_decoded((str(name),), _entries(outputs, name, steps, what), block, unpack)
+    if found.get("custom_data"):
+        block.odd[("custom_data",)] = "it belongs to episodes, and to no step"
+    for name in ("agent_id", "module_id"):
+        if found.get(name) is not None:
+            block.text[(name,)] = objects([str(found[name])] * steps)
+    block.text[(EPS_ID,)] = objects([str(found.get("id_"))] * steps)
+    block.columns[(STEP,)] = np.arange(start, stop, dtype=np.int64)
+    for name, flag in ((TERMINATEDS, "is_terminated"), (TRUNCATEDS, "is_truncated")):
+        block.columns[(name,)] = np.arange(steps) == (steps - 1 if _is_set(found, flag, what) else -1)
+    return block
+
+
+def _unpacked(data: bytes, what: str) -> dict[Any, Any]:
+    try:
+        found = msgpack.unpackb(data, strict_map_key=False, object_hook=lambda value: _decoded(value, what))
+    except RbtoolError:
+        raise
+    except (msgpack.UnpackException, ValueError, TypeError, LookupError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise CorruptDataError(f"{what} cannot be unpacked ({reason}): it was cut, or is damaged") from error
+    if not isinstance(found, dict):
+        raise CorruptDataError(f"{what} is no map of msgpack")
+    return found
+
+
+def _decoded(value: dict[Any, Any], what: str) -> Any:
+    """Return the array or the number that a map of msgpack-numpy stands for; any other map itself."""
+    if b"nd" not in value:
+        return value
+    if value.get(b"kind") == b"O":
+        raise FormatError(f"{what} has an array of Python objects, which is a pickle: it is not unpacked")
+    dtype = _number_type(value[b"type"])
+    if dtype is None:
+        raise FormatError(f"{what} has an array of type {str(value[b'type'])[:40]}, expected numbers")
+    array = np.frombuffer(value[b"data"], dtype)
+    if dtype.kind == "b" and odd_truths(array).any():
+        raise CorruptDataError(f"{what} is damaged: a truth value in it is neither 0 nor 1")
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+    return array.reshape(value[b"shape"]) if value[b"nd"] else array.reshape(())[()]
+
+
+@functools.lru_cache(maxsize=64)
+def _number_type(text: str) -> np.dtype[Any] | None:
+    """The element type that a text names; None for one whose elements are no real numbers."""
+    dtype = np.dtype(text)
+    return dtype if dtype.kind in "biuf" else None
+
+
+def _is_set(found: dict[Any, Any], name: str, what: str) -> bool:
+    value = found.get(name)
+    if not isinstance(value, bool | np.bool_):
+        raise CorruptDataError(f"{what} does not state {name}")
+    return bool(value)
+
+
+def _entries(found: dict[Any, Any], name: Any, count: int, what: str) -> Any:
+    """Return the entries of a part after those that it repeats: a list, or arrays with a row each."""
+    part = found.get(name)
+    if not isinstance(part, dict) or "data" not in part:
+        raise CorruptDataError(f"{what} has no {name}")
+    lookback, data = part.get("lookback", 0), part["data"]
+    if part.get("finalized"):
+        data = _by_index(data)
+    lengths = set(_lengths(data))
+    if type(lookback) is not int or lookback < 0 or lengths != {lookback + count}:
+        stated = ", ".join(map(str, sorted(lengths))) or "no"
+        raise CorruptDataError(
+            f"{what} has {stated} {name}, of which {lookback} are repeated, and its times state {count}"
+        )
+    return _part(data, lookback, lookback + count)
+
+
+def _by_index(data: Any) -> Any:
+    """Return finalized data, whose arrays hold all entries, with the parts of tuples by their indices."""
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    return {name: _by_index(part) for name, part in data.items()} if isinstance(data, dict) else data
+
+
+def _lengths(data: Any) -> list[int]:
+    if isinstance(data, dict):
+        return [length for part in data.values() for length in _lengths(part)]
+    return [len(data)] if isinstance(data, list) or (isinstance(data, np.ndarray) and data.ndim) else []
+
+
+def _part(data: Any, start: int, stop: int) -> Any:
+    if isinstance(data, dict):
+        return {name: _part(part, start, stop) for name, part in data.items()}
+    return data[start:stop]
+
+
+def _add_decoded(path: ColumnPath, rows: Any, block: RowBlock, unpack: Unpacker) -> None:
+    if isinstance(rows, dict):
+        for name, part in rows.items():
+            _add_decoded((*path, str(name)), part, block, unpack)
+    elif isinstance(rows, np.ndarray):
+        add_array(path, rows.copy(), block)
+    else:
+        plain = rows if not rows or not isinstance(rows[0], dict | list) else [_named(row) for row in rows]
+        add_values(path, plain, block, unpack)
+
+
+def _named(value: Any) -> Any:
+    """Return a value with the parts of tuples, which msgpack keeps as lists, by their indices."""
+    if isinstance(value, list) and any(isinstance(part, np.ndarray | np.generic | dict) for part in value):
+        value = dict(enumerate(value))
+    return {str(name): _named(part) for name, part in value.items()} if isinstance(value, dict) else value
+
 
 _MOST_ROWS = 4096
 _BLOCK_BYTES = 4 << 20
@@ -180,7 +346,7 @@ def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) 
         values = values.storage
     if name in _TENSORS and not values.null_count:
         before = len(block.columns)
-        _add(path, values, block, unpacker)
+        _add_arrow(path, values, block, unpacker)
         if len(block.columns) > before:
             _shape(path, _stated_shape(about, unpacker), block)
     elif name == _RAGGED:
@@ -188,7 +354,7 @@ def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) 
     elif name == _OBJECTS and not values.null_count:
         add_values(path, [unpacker.unpickled(one.as_py()) for one in values], block, unpacker)
     else:
-        _add(path, values, block, unpacker)
+        _add_arrow(path, values, block, unpacker)
 
 
 def _stated_shape(stated: bytes, unpacker: Unpacker) -> Any:
@@ -212,7 +378,7 @@ def _shape(path: ColumnPath, shape: Any, block: RowBlock) -> None:
         block.columns[path] = rows.reshape(block.rows, *shape)
 
 
-def _add(path: ColumnPath, values: Any, block: RowBlock, unpacker: Unpacker) -> None:
+def _add_arrow(path: ColumnPath, values: Any, block: RowBlock, unpacker: Unpacker) -> None:
     """Add one column; fields of structs are columns of their own, and rows of lists have one shape."""
     values.validate()
     kind = values.type
@@ -225,7 +391,7 @@ def _add(path: ColumnPath, values: Any, block: RowBlock, unpacker: Unpacker) -> 
     elif pa.types.is_struct(kind):
         parts = values.flatten()
         for number, field in enumerate(kind):
-            _add((*path, field.name), parts[number], block, unpacker)
+            _add_arrow((*path, field.name), parts[number], block, unpacker)
         if not kind.num_fields:
             block.odd[path] = "it is empty"
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):

@@ -1,23 +1,30 @@
 """Reads robomimic's HDF5 files: a group `data/demo_N` for each episode, in the variants of several tools.
 
-Imports h5py; never robomimic, robosuite or torch.
+Attributes, models of the simulator and splits are read next to the rows. Imports h5py; never robomimic, robosuite or
+torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...core.errors import FormatError, RbtoolError, UsageError
+from ...core.errors import FormatError, RbtoolError, UsageError, did_you_mean
 from ...core.format.contracts import SourceFacts
+from ...core.format.documents import dump_json, parse_json
 from ...core.format.manifest import Dropped
-from ..files.columns import ColumnForm, ColumnPath, StoredColumn
+from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, key_name, safe_part
+from ..files.columns import ColumnForm, ColumnPath, StoredColumn, column_name
 from ..files.episode_groups import (
+    GroupColumn,
     GroupEpisode,
     GroupFiles,
     GroupReader,
@@ -25,12 +32,317 @@ from ..files.episode_groups import (
     GroupSurvey,
     Paths,
     Places,
+    SurveyedColumns,
     places_of,
     zero_or_one,
 )
-from ..files.hdf5 import GroupFile, h5_file_at, names_in, other_files_note, require_whole_h5, text_of_name
-from .columns import ACTIONS, DONES, INITIAL, REWARDS, is_required, keys_of, most_more_rows
-from .contents import DATA, DEMO, MASK, DemoAttributes, FileAttributes, Splits, listed
+from ..files.hdf5 import (
+    GroupFile,
+    StoredGroup,
+    h5_file_at,
+    names_in,
+    other_files_note,
+    plain_value,
+    require_whole_h5,
+    text_of_name,
+)
+
+ACTIONS: ColumnPath = ("actions",)
+REWARDS: ColumnPath = ("rewards",)
+DONES: ColumnPath = ("dones",)
+INITIAL = "initial_state"
+_OBS, _NEXT_OBS, _STATES = "obs", "next_obs", "states"
+_SINGLE = frozenset({ACTIONS, REWARDS, DONES})
+_NESTED = frozenset({_OBS, _NEXT_OBS, _STATES, INITIAL})
+
+
+def is_required(path: ColumnPath) -> bool:
+    """Whether episodes must agree on a column."""
+    return path in _SINGLE or path[0] in _NESTED
+
+
+def most_more_rows(path: ColumnPath) -> int | None:
+    """How many rows more than steps a column may have; None where it may have any number of rows."""
+    return {_OBS: 1, _NEXT_OBS: 0}.get(path[0])
+
+
+@dataclass(slots=True)
+class MappedColumns:
+    """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
+
+    columns: list[GroupColumn] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedColumns:
+    """Give every column its key; `zero_reward` makes rewards where the file has none.
+
+    FormatError where there is neither an observation nor a state, UsageError for `zero_reward` where there are rewards.
+    """
+    mapped, required = MappedColumns(), found.required
+    if not required:  # every episode has a problem
+        return mapped
+    observations = [path for path in required if path[0] == _OBS]
+    states = [path for path in required if path[0] == _STATES]
+    _require_all_longer(found.longer, observations, file)
+    mapped.columns += _observed(required, observations, mapped, longer=bool(found.longer))
+    if not observations:
+        if not states:
+            raise FormatError(f"{file} has neither obs nor states with a row a step: there is nothing to observe")
+        mapped.notes.append("there is no obs: the states are the observations")
+    mapped.columns += _states(required, states, mapped, as_observation=not observations)
+    mapped.columns.append(GroupColumn(ACTIONS, ACTION, "action", "step", required[ACTIONS]))
+    if REWARDS in required and zero_reward:
+        raise UsageError(f"{file} has rewards of its own", hint="leave out --reward")
+    if REWARDS in required:
+        mapped.columns.append(GroupColumn(REWARDS, REWARD, "reward", "result", required[REWARDS]))
+    elif zero_reward:
+        mapped.columns.append(GroupColumn((), REWARD, "reward", "result", ColumnForm("array", "float32")))
+        mapped.notes.append("there are no rewards: all are 0, as --reward states")
+    else:
+        mapped.notes.append("there are no rewards in the file, and no next.reward (--reward zero adds rewards of 0)")
+    if DONES in required:
+        mapped.columns.append(GroupColumn(DONES, ("info", "dones"), "info", "result", required[DONES]))
+    for path, form in found.others.items():
+        key = ("info", *map(safe_part, path))
+        mapped.columns.append(GroupColumn(path, key, "info", "step", form))
+        mapped.renamed[column_name(path)] = key_name(key)
+    return mapped
+
+
+def _require_all_longer(longer: Collection[ColumnPath], observations: list[ColumnPath], file: Path) -> None:
+    if longer and len(longer) < len(observations):
+        one, other = (
+            next(column_name(path) for path in observations if (path in longer) is kind) for kind in (True, False)
+        )
+        raise FormatError(
+            f"{file}: {one!r} has a row more than steps in every episode, and {other!r} has one a step: which rows "
+            "belong together cannot be determined"
+        )
+
+
+def _observed(
+    required: Mapping[ColumnPath, ColumnForm], observations: list[ColumnPath], mapped: MappedColumns, *, longer: bool
+) -> Iterator[GroupColumn]:
+    shifted = []
+    for path in observations:
+        after: ColumnPath = (_NEXT_OBS, *path[1:])
+        if longer and after in required:
+            raise FormatError(
+                f"{column_name(path)!r} has a row more than steps, and there is {column_name(after)!r}: both state "
+                "what came after each step"
+            )
+        if after not in required:
+            shifted.append(column_name(path))
+        elif required[after] != required[path]:
+            raise FormatError(f"{column_name(path)!r} and {column_name(after)!r} have rows of different forms")
+        key: Key = ("observation", *map(safe_part, path[1:]))
+        stored = after if after in required else None
+        yield GroupColumn(path, key, "observation", "state", required[path], stored, longer=longer)
+    if shifted and len(shifted) < len(observations):
+        mapped.notes.append(f"next_obs lacks {', '.join(name.removeprefix('obs/') for name in shifted)}")
+    if longer:
+        mapped.notes.append("obs has a row more than steps: the last one is the observation after the last step")
+    for path in required:
+        if path[0] == _NEXT_OBS and (_OBS, *path[1:]) not in required:
+            mapped.dropped.append(Dropped(column_name(path), "obs has nothing of that name"))
+
+
+def _states(
+    required: Mapping[ColumnPath, ColumnForm], states: list[ColumnPath], mapped: MappedColumns, *, as_observation: bool
+) -> Iterator[GroupColumn]:
+    """States of robosuite are those before a step; a group of states, as Isaac Lab records it, has those after it."""
+    role: Role = "observation" if as_observation else "state"
+    used = set()
+    for path in states:
+        key: Key = (role, *map(safe_part, path[1:]))
+        initial: ColumnPath = (INITIAL, *path[1:])
+        if len(path) == 1:
+            timing: Timing = "state" if as_observation else "step"
+            yield GroupColumn(path, key, role, timing, required[path])
+        elif required.get(initial) == required[path]:
+            used.add(initial)
+            yield GroupColumn(path, key, role, "state", required[path], initial=initial)
+        else:
+            yield GroupColumn(path, key, role, "result", required[path])
+    if any(len(path) > 1 for path in states):
+        mapped.notes.append(
+            "states are those after each step, as Isaac Lab records them; initial_state is the one before the first"
+        )
+    for path in required:
+        if path[0] == INITIAL and path not in used:
+            mapped.dropped.append(Dropped(column_name(path), "states has nothing of that name: it is a row an episode"))
+
+
+DATA = b"data"
+MASK = b"mask"
+DEMO = re.compile(rb"demo_(0|[1-9]\d{0,17})")
+_ENVIRONMENT = "env_args"
+_MODEL = "model_file"
+_SHORT = 1 << 10
+_FEW_NUMBERS = 16
+_MOST_DOCUMENTS = 64 << 20
+_NAME = re.compile(r"[\w-]{1,100}", re.ASCII)
+_SHOWN = 10
+
+
+class FileAttributes:
+    """Attributes of the file and of `data`: `documents` has them, and the environment as the file has it.
+
+    `total` is the number of steps that the file claims, None where it claims none.
+    """
+
+    def __init__(self, file: GroupFile) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.dropped: list[Dropped] = []
+        document: dict[str, Any] = {}
+        for name in (b"/", DATA):
+            where = name.decode()
+            found = self._values(file.group(name, "the file" if where == "/" else repr(where)), where)
+            if found:
+                document["attributes" if where == "/" else where] = found
+        inside = document.get(DATA.decode(), {})
+        self.total = _count(inside.get("total"))
+        environment = inside.pop(_ENVIRONMENT, None)
+        if environment is not None:
+            self.documents[f"{_ENVIRONMENT}.json"] = str(environment).encode()
+            document[_ENVIRONMENT] = _parsed(environment)
+        if document:
+            self.documents["metadata.json"] = (dump_json(document, indent=1) + "\n").encode()
+
+    def _values(self, group: StoredGroup, where: str) -> dict[str, Any]:
+        found = {}
+        for name in group.attribute_names():
+            value = group.attribute(name)
+            if isinstance(value, np.ndarray) and value.size > _FEW_NUMBERS:
+                self.dropped.append(Dropped(f"{where}@{name}", "it is an attribute with many values"))
+            else:
+                found[name] = plain_value(value)
+        return found
+
+
+class DemoAttributes:
+    """Attributes of demonstrations: short ones are text of the episode, long ones documents that equal ones share."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.dropped: dict[str, str] = {}
+        self.seed: int | None = None
+        self._by_content: dict[tuple[str, bytes], str] = {}
+        self._taken = 0
+
+    def take(self, demo: str, group: StoredGroup) -> tuple[dict[str, str], int | None, int | None]:
+        """Return the text of a demonstration, its seed, and how many steps `num_samples` claims."""
+        text: dict[str, str] = {}
+        seed = claimed = None
+        for name in group.attribute_names():
+            value = group.attribute(name)
+            if isinstance(value, np.ndarray) and value.size > _FEW_NUMBERS:
+                self.dropped.setdefault(name, "it is an attribute with many values")
+                continue
+            plain = plain_value(value)
+            if name == "num_samples" and _count(plain) is not None:
+                claimed = _count(plain)
+            elif name == "seed" and isinstance(plain, int) and not isinstance(plain, bool):
+                seed = plain
+            else:
+                self._put(text, demo, name, plain)
+        return text, seed, claimed
+
+    def _put(self, text: dict[str, str], demo: str, name: str, value: Any) -> None:
+        written = value if isinstance(value, str) else dump_json(value)
+        if len(written) <= _SHORT and name != _MODEL:
+            text[name] = written
+            return
+        data = written.encode("utf-8", "backslashreplace")
+        known = (name, hashlib.sha256(data).digest())
+        if known not in self._by_content:
+            if not _NAME.fullmatch(name):
+                self.dropped.setdefault(name, "it is a long attribute whose name cannot be that of a file")
+                return
+            self._taken += len(data)
+            if self._taken > _MOST_DOCUMENTS:
+                self.dropped.setdefault(
+                    name, f"long attributes of some episodes: more than {_MOST_DOCUMENTS >> 20} MiB"
+                )
+                return
+            suffix = "xml" if name == _MODEL else "txt"
+            self._by_content[known] = f"{name}/{demo}.{suffix}"
+            self.documents[self._by_content[known]] = data
+        text[name] = self._by_content[known]
+
+
+class Splits:
+    """The splits of a file, below `mask`: names of demonstrations by the name of the split."""
+
+    def __init__(self, file: GroupFile) -> None:
+        self.path = file.path
+        self.demos: dict[str, list[str]] = {}
+        self.dropped: list[Dropped] = []
+        if not file.has_group(MASK):
+            return
+        group = file.group(MASK, "'mask'")
+        for path, column in sorted(group.columns().items()):
+            if column.form.kind != "text":
+                why = column.form.why or "it does not hold names of demonstrations"
+                self.dropped.append(Dropped(f"mask/{column_name(path)}", why))
+                continue
+            names = group.strings(path, 0, column.rows)
+            self.demos[column_name(path)] = [_name(name, column_name(path)) for name in names]
+
+    def document(self) -> dict[str, bytes]:
+        """The splits as a document, if there are any."""
+        return {"mask.json": (dump_json(self.demos, indent=1) + "\n").encode()} if self.demos else {}
+
+    def choose(self, key: str, known: Mapping[str, int]) -> list[int]:
+        """Return the numbers of a split; UsageError for one that is not there, FormatError for absent episodes."""
+        names = self.demos.get(key)
+        if names is None:
+            there = f"there are {', '.join(self.demos)}" if self.demos else "it has no mask"
+            raise UsageError(
+                f"{self.path} has no split {key!r}{did_you_mean(key, self.demos)}: {there}",
+                hint="leave out --filter-key",
+            )
+        absent = [name for name in names if name not in known]
+        if absent:
+            raise FormatError(
+                f"{self.path}: the split {key!r} names {listed(absent)}, which the file does not have",
+                hint="choose the episodes that are there: --episodes A:B,C",
+            )
+        return sorted({known[name] for name in names})
+
+    def notes(self, known: Mapping[str, int]) -> Iterable[str]:
+        """Sentences on splits: which there are, and those that name absent demonstrations."""
+        if self.demos:
+            counts = ", ".join(f"{key} ({len(names):,})" for key, names in self.demos.items())
+            yield f"splits are {counts}: --filter-key chooses one"
+        for key, names in self.demos.items():
+            absent = [name for name in names if name not in known]
+            if absent:
+                yield f"the split {key!r} names {listed(absent)}, which the file does not have"
+
+
+def listed(names: list[str]) -> str:
+    """Write out some names."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
+
+
+def _name(value: bytes, key: str) -> str:
+    return text_of_name(value.rstrip(b"\0"), f"the split {key!r}")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _parsed(value: Any) -> Any:
+    try:
+        return parse_json(str(value).encode(), _ENVIRONMENT)
+    except FormatError:
+        return value
+
 
 _BLOCK_ROWS = 1 << 20
 _ENDS = ("terminated", "truncated")

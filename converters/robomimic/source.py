@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...core.remote.hub import HubFile
-from ...core.remote.hub_source import HubFolderSource
+from ...core.remote.hub import HubFile, HubFolderSource
 
 _RELEASE = re.compile(r"v\d+(\.\d+)*/")
 _VERSION = re.compile(r"_v\d+$")

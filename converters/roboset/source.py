@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.remote.hub_source import HubFolderSource
+from ...core.remote.hub import HubFolderSource
 
 
 class RobosetSource(HubFolderSource):

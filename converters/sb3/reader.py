@@ -1,21 +1,331 @@
-"""Reads replay buffers of Stable-Baselines3, pickled or saved as npz. Never imports stable_baselines3."""
+"""Reads replay buffers of Stable-Baselines3, pickled or saved as npz. Never imports stable_baselines3.
+
+A buffer is a ring of rows with a column for each environment. `pos` is the row that would be written next, and `full`
+states whether the ring has come round: then that row is the oldest. A buffer that saves memory has no
+`next_observations`: the next row holds them, and the row at `pos` the next observations of the newest one.
+
+Observations of a Dict space are an array for each name: `observations.NAME`, and `next_observations.NAME`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.errors import FormatError, RbtoolError
-from ...core.format.contracts import Array, SourceFacts
+from ...core.encodings.pickles import PickledArray, PickledList, PickledObject, PickleReader, Value, require_trust
+from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaError
+from ...core.format.contracts import Array, Closing, SourceFacts
+from ...core.format.digest import open_regular
+from ...core.format.manifest import Dropped
 from ...core.format.read_errors import no_match
 from ...core.progress import counted
 from ...core.ted.schema import ACTION, REWARD, Field, Key, dtype_name, safe_part
-from ..files.column_reader import ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks
+from ..files.columns import BLOCK_BYTES, ColumnEpisode, ColumnReader, EpisodeColumn, RowBlocks, blocks
 from ..files.end_meaning import EndMeaning, meaning_of_ends, refuse_ends
-from .buffer import ACTIONS, REWARDS, Buffer, is_pickled, looks_like_buffer
+from ..files.npz import NpzFile, array_names
+
+OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
+DONES, TIMEOUTS, POSITION, FULL = "dones", "timeouts", "pos", "full"
+EPISODE_START, EPISODE_LENGTH = "ep_start", "ep_length"
+"""What the buffer of hindsight experience replay (HER) knows of each row: where its episode starts, and its length."""
+_SINGLE = (ACTIONS, REWARDS, DONES)
+_OPTIONAL = (TIMEOUTS, EPISODE_START, EPISODE_LENGTH)
+_CLASS = re.compile(rb"stable_baselines3\.(common\.buffers|her\.)")
+_HEAD = 4096
+
+
+def is_pickled(path: Path) -> bool:
+    """Return whether a file begins as the pickle of a buffer; raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return head[:1] == b"\x80" and _CLASS.search(head) is not None
+
+
+def looks_like_buffer(path: Path) -> bool:
+    """Return whether a file is an npz with the arrays of a buffer; never raises."""
+    names = set(array_names(path))
+    states = [name for name in names if _part_of(name, OBSERVATIONS) is not None]
+    if not names >= set(_SINGLE) or not states or "terminals" in names:
+        return False
+    try:
+        with NpzFile(path) as file, file.damage_first():
+            shapes = [file.form(name)[1] for name in (*states, *_SINGLE)]
+    except CorruptDataError:  # of one of its arrays, which is named once the buffer is opened
+        return True
+    except (RbtoolError, OSError) as error:
+        return no_match(error)
+    return len(shapes[-1]) == 2 and all(shape[:2] == shapes[-1] for shape in shapes)
+
+
+def _part_of(name: str, stem: str) -> str | None:
+    """The part of a Dict space that an array holds, "" for all of a space; None for an array of something else."""
+    if name == stem:
+        return ""
+    return name.removeprefix(f"{stem}.") if name.startswith(f"{stem}.") else None
+
+
+class _Arrays(Protocol):
+    """Arrays by name, of which rows are read: those of an `NpzFile`, or of a pickle."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]: ...
+
+    def read(self, name: str, start: int, stop: int) -> Array: ...
+
+    def whole(self, name: str, most_bytes: int) -> Array: ...
+
+    def damage_first(self) -> AbstractContextManager[None]: ...
+
+    def verify_read(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _PickledArrays(Closing):
+    """The arrays of a pickled buffer, by the names that they have in npz; the process that unpickled it keeps them.
+
+    `dropped` names what has a row a step and is no array. FormatError for the pickle of something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._arrays: dict[str, PickledArray | Array] = {}
+        self.dropped: list[Dropped] = []
+        size = path.stat().st_size
+        self._reader = PickleReader(str(path), size)
+        try:
+            with os.fdopen(open_regular(path), "rb") as file:
+                self._take(self._reader.load(file, size, objects=True))
+        except BaseException:
+            self.close()
+            raise
+        self.names = tuple(self._arrays)
+
+    def _take(self, found: Value) -> None:
+        if not isinstance(found, PickledObject):
+            raise FormatError(f"{self.path} is a pickle of something else than a replay buffer")
+        kind, attributes = found.name.rpartition(".")[2], found.attributes
+        if isinstance(attributes.get("_buffer"), dict):
+            raise FormatError(
+                f"{self.path} is a {kind} of Stable-Baselines3 1.x, which keeps episodes apart: it is not read",
+                hint="load it with that version, and save its arrays as npz, as docs/reference/sb3.md has it",
+            )
+        for name in (*_SINGLE, *_OPTIONAL, OBSERVATIONS, NEXT_OBSERVATIONS):
+            value = attributes.get(name)
+            parts = value if isinstance(value, dict) else {"": value}
+            for part, rows in parts.items():
+                if isinstance(rows, PickledArray):
+                    self._arrays[f"{name}.{part}" if part else name] = rows
+                elif isinstance(rows, dict):
+                    raise FormatError(f"{self.path}: {name} have a dictionary in {part!r}, expected arrays")
+        for name in (POSITION, FULL):
+            value = attributes.get(name)
+            if isinstance(value, int):
+                self._arrays[name] = np.array(value)
+        if missing := [name for name in _SINGLE if name not in self._arrays]:
+            raise FormatError(
+                f"{self.path} is a {kind}, and no replay buffer of Stable-Baselines3: it has no {missing[0]}"
+            )
+        if attributes.get("copy_info_dict") and isinstance(attributes.get("infos"), PickledList):
+            self.dropped.append(Dropped("infos", "they are dictionaries of Python objects"))
+
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        found = self._arrays[name]
+        return found.dtype.newbyteorder("="), found.shape
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        found = self._arrays[name]
+        return self._reader.rows(found, start, stop) if isinstance(found, PickledArray) else found[start:stop]
+
+    def whole(self, name: str, most_bytes: int) -> Array:
+        found = self._arrays[name]
+        return self._reader.rows(found) if isinstance(found, PickledArray) else found
+
+    def damage_first(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def verify_read(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Buffer(Closing):
+    """An open buffer. Rows are counted from the oldest; `rows` of them were written, for each of `environments`.
+
+    `observations` are the names of the arrays with observations, by the part of a Dict space, "" where it is none.
+    `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where none is set; `has_timeouts` states
+    whether they are stored. `has_next` states whether next observations are stored apart, `has_newest` whether those of
+    the newest row are known otherwise. `unwritten` counts the rows at the end that are left out: where `pos` is not
+    stored, those of zeros in every array.
+    """
+
+    def __init__(self, path: Path, piece_bytes: int, *, trusted: bool) -> None:
+        self.path = path
+        if pickled := is_pickled(path):
+            require_trust(
+                path, trusted, "it is the pickle of a replay buffer of Stable-Baselines3, and can run anything"
+            )
+        self._file: _Arrays = _PickledArrays(path) if pickled else NpzFile(path)
+        self._piece_bytes = piece_bytes
+        try:
+            with self._file.damage_first():
+                self._require_shapes()
+                self._order()
+                self.dones = self._flags(DONES)
+                found = self._flags(TIMEOUTS) if TIMEOUTS in self._file.names else None
+            self.has_timeouts = found is not None
+            self.timeouts = found if found is not None and found.any() else None
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_shapes(self) -> None:
+        self.observations, following = (
+            {part: name for name in self._file.names if (part := _part_of(name, stem)) is not None}
+            for stem in (OBSERVATIONS, NEXT_OBSERVATIONS)
+        )
+        if not self.observations or ("" in self.observations and len(self.observations) > 1):
+            named = ", ".join(self.observations.values()) or "none"
+            raise FormatError(f"{self.path} has {named} as observations, expected observations or observations.NAME")
+        self._rows = [
+            *self.observations.values(), *following.values(), *_SINGLE,
+            *(name for name in _OPTIONAL if name in self._file.names),
+        ]  # fmt: skip
+        shape = self._file.form(DONES)[1]
+        for name in self._rows:
+            dtype, found = self._file.form(name)
+            if len(shape) != 2 or found[:2] != shape:
+                raise FormatError(
+                    f"{self.path}: {name} have shape {list(found)}, and dones {list(shape)}: rows and environments "
+                    "have to come first"
+                )
+            try:
+                dtype_name(dtype)
+            except (SchemaError, TypeError) as error:
+                raise FormatError(f"{self.path}: {name} are {dtype}, which are no numbers") from error
+        if len(self._file.form(REWARDS)[1]) != 2:
+            raise FormatError(
+                f"{self.path}: rewards have shape {list(self._file.form(REWARDS)[1])}, expected one number"
+            )
+        self.next_observations = following
+        self.has_next = bool(following)
+        if self.has_next and (
+            following.keys() != self.observations.keys()
+            or any(self.form(following[part]) != self.form(name) for part, name in self.observations.items())
+        ):
+            raise FormatError(f"{self.path}: observations and next_observations have different forms")
+        self._size, self.environments = shape
+
+    def _order(self) -> None:
+        """Find the oldest row, and how many there are."""
+        position, full = self._state(POSITION), self._state(FULL)
+        self.has_state, self.is_full, self.unwritten = position is not None, bool(full), 0
+        if position is None:
+            self._first, self.rows, self.has_newest = 0, self._size, False
+            self.unwritten = self._zero_tail()
+            self.rows -= self.unwritten
+            return
+        full = full or 0
+        if not 0 <= position <= self._size or full not in (0, 1):
+            raise FormatError(f"{self.path}: pos is {position} and full {full}, in a buffer of {self._size:,} rows")
+        position %= self._size if full and self._size else self._size + 1
+        self._first, self.rows = (position, self._size) if full else (0, position)
+        self.has_newest = not self.has_next and (bool(full) or position < self._size)
+        if full and not self.has_next:  # the oldest row has been overwritten with the newest observation
+            self._first, self.rows = (position + 1) % self._size, self._size - 1
+
+    def _state(self, name: str) -> int | None:
+        if name not in self._file.names:
+            return None
+        value = self._file.whole(name, 64)
+        if value.size != 1 or value.dtype.kind not in "biu":
+            raise FormatError(f"{self.path}: {name} is {value.dtype} {list(value.shape)}, expected one number")
+        return int(value.reshape(())[()])
+
+    def _flags(self, name: str) -> Array:
+        found = np.zeros((self.rows, self.environments), bool)
+        for start, stop in blocks(self.rows, max(1, BLOCK_BYTES // max(1, 8 * self.environments))):
+            values = self.read(name, start, stop)
+            if ((values != 0) & (values != 1)).any():
+                raise FormatError(f"{self.path}: {name} have values other than 0 and 1")
+            found[start:stop] = values != 0
+        return found
+
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Element type and shape of a row of one environment."""
+        dtype, shape = self._file.form(name)
+        return dtype, shape[2:]
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Read rows `[start, stop)`, counted from the oldest; one more row is the newest observation."""
+        begin, end = self._first + start, self._first + stop
+        parts = []
+        for turn in range(begin // max(1, self._size), -(-end // max(1, self._size))):
+            offset = turn * self._size
+            parts.append(self._file.read(name, max(begin - offset, 0), min(end - offset, self._size)))
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def column(self, name: str) -> RowBlocks:
+        """Rows of a column, of which a block is kept."""
+        dtype, shape = self._file.form(name)
+        row = max(1, dtype.itemsize * int(np.prod(shape[1:])))
+        total = self.rows + (self.has_newest and name in self.observations.values())
+        return RowBlocks(lambda start, stop: self.read(name, start, stop), total, max(1, self._piece_bytes // row))
+
+    def dropped(self) -> list[Dropped]:
+        """Name the arrays that are none of a buffer's."""
+        known = {*self._rows, POSITION, FULL}
+        found = [Dropped(name, "a replay buffer has no such array") for name in self._file.names if name not in known]
+        return [*found, *(self._file.dropped if isinstance(self._file, _PickledArrays) else [])]
+
+    def place_in_ring(self, row: int) -> int:
+        """The row of the ring that is so many after the oldest."""
+        return (self._first + row) % self._size
+
+    def stated_episode(self, row: int, environment: int) -> tuple[int, int] | None:
+        """What a buffer of HER states of the episode of a row: the row of the ring at which it starts, and its length.
+
+        The length is 0 while the episode is open, and once a part of it was overwritten. None where nothing is stated.
+        """
+        if not {EPISODE_START, EPISODE_LENGTH} <= set(self._rows):
+            return None
+        start, length = (int(self.read(name, row, row + 1)[0, environment]) for name in (EPISODE_START, EPISODE_LENGTH))
+        return start, length
+
+    def _zero_tail(self) -> int:
+        """Count the rows at the end in which everything is 0, as in rows that were never written."""
+        found, size = 0, max(1, min(self.rows, 4096))
+        for stop in range(self.rows, 0, -size):
+            start = max(0, stop - size)
+            used = np.zeros(stop - start, bool)
+            for name in self._rows:
+                values = self.read(name, start, stop)
+                used |= (values.reshape(len(values), -1) != 0).any(axis=1)
+            if used.any():
+                return found + int(np.flatnonzero(used[::-1])[0])
+            found += stop - start
+        return found
+
+    def verify_read(self) -> None:
+        """Raise CorruptDataError if an array that was read has not the checksum that is stated of it."""
+        self._file.verify_read()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 _OBSERVATION: Key = ("observation",)
 

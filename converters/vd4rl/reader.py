@@ -12,12 +12,23 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.read_errors import no_match
 from ...core.format.reader import Reader, refuse_damaged
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
-from ..files.column_reader import BLOCK_BYTES
+from ..files.columns import BLOCK_BYTES
 from ..files.episode_files import notes_on_identical
 from ..files.hdf5 import names_in
 from ..files.npz import array_names, first_name_of_cut
-from .episodes import EpisodeFiles, FileEpisodes, FoundEpisodes, RowEpisode, Shards
-from .layout import HDF5_SUFFIXES, IS_INIT, NPZ_SUFFIX, PIXELS, ArrayColumn, looks_like_vd4rl
+from .episodes import (
+    HDF5_SUFFIXES,
+    IS_INIT,
+    NPZ_SUFFIX,
+    PIXELS,
+    ArrayColumn,
+    EpisodeFiles,
+    FileEpisodes,
+    FoundEpisodes,
+    RowEpisode,
+    Shards,
+    looks_like_vd4rl,
+)
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""

@@ -20,7 +20,7 @@ from ..format.manifest import is_inside
 from ..format.sources import RemoteDataset, RemoteFile
 from ..format.staging import lock_folder, remove_aside, sweep
 from .checksums import blocks_of, hasher, matches
-from .partial import RECORD
+from .fetch import RECORD
 
 _FOLDER = ".originals"
 _ATTEMPTS = 100

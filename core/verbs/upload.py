@@ -25,8 +25,7 @@ from ..format.shards import SHARD_DIGESTS, EpisodeShards, ShardDigests
 from ..open_steps import open_dataset
 from ..progress import Progress, Silent, readable_size
 from ..remote.hub import HubFile, hub_endpoint
-from ..remote.hub_session import ChangedMeanwhileError
-from ..remote.hub_upload import MAIN, HubWriter, LocalFile, SentFiles, differences, require_paths
+from ..remote.hub_upload import MAIN, ChangedMeanwhileError, HubWriter, LocalFile, SentFiles, differences, require_paths
 from ..remote.transport import Transient, read_small, retrying
 from ..results import Result, seconds_since
 from .check import CheckResult, check

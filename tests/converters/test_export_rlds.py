@@ -15,7 +15,7 @@ from PIL import Image
 from rlds_files import METADATA, PLAIN, RICH, plain_records, random_episode, record, write_dataset
 
 import rbtool
-from rbtool.converters.rlds.encode import packed_varints
+from rbtool.converters.rlds.example import packed_varints
 from rbtool.converters.rlds.export import RldsExporter
 from rbtool.core.errors import SchemaError
 from rbtool.core.format.sinks import Sink

@@ -18,8 +18,7 @@ from static_server import Fault, StaticServer, mirror
 import rbtool
 from rbtool.converters.openml import arff
 from rbtool.converters.openml.arff import ArffFile
-from rbtool.converters.openml.datasets import DATASETS
-from rbtool.converters.openml.reader import OpenmlReader
+from rbtool.converters.openml.reader import DATASETS, OpenmlReader
 from rbtool.converters.openml.source import OpenmlSource
 from rbtool.core.errors import (
     CorruptDataError,

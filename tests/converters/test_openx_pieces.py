@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbtool.converters.openx import pieces
+from rbtool.converters.openx import shards
 from rbtool.core.errors import CorruptDataError
 
 BLOCK = 512
@@ -39,7 +39,7 @@ def cut(data: bytes, folder: Path, span: tuple[int, int]) -> list[tuple[str, byt
     def fetch(start: int, stop: int, write: Callable[[memoryview, int], None]) -> None:
         write(memoryview(data)[start:stop], start)
 
-    if not pieces.fetch_piece(fetch, len(data), span, path, "the archive"):
+    if not shards.fetch_piece(fetch, len(data), span, path, "the archive"):
         assert not path.exists()
         return []
     with tarfile.open(path) as file:

@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 
 import rbtool
 from rbtool import OpenXExperienceReplay
-from rbtool.converters.openx import pieces
+from rbtool.converters.openx import shards
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.transforms.values import channels_first
 
@@ -32,7 +32,7 @@ STEP = {"rlds_last": "step"}
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams in this process share converted shards in a cache of this module; archives are cut into several parts."""
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path_factory.getbasetemp() / "streams"))
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 8 << 10)
+    monkeypatch.setattr(shards, "PIECE_BYTES", 8 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +228,8 @@ def test_last_steps_are_the_same_in_all_shards(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, sys, rbtool, rbtool.converters.openx.pieces, rbtool.core.transforms.values
-rbtool.converters.openx.pieces.PIECE_BYTES = 8 << 10
+import json, sys, rbtool, rbtool.converters.openx.shards, rbtool.core.transforms.values
+rbtool.converters.openx.shards.PIECE_BYTES = 8 << 10
 for options in json.loads(sys.argv[1]):
     if options.pop("plain", False):
         parts = [rbtool.DecodeText(), rbtool.core.transforms.values.channels_first]

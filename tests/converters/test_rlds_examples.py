@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlds_files import example, message, varint
 
-from rbtool.converters.rlds import values as decoding
-from rbtool.converters.rlds.encode import example_bytes
-from rbtool.converters.rlds.example import EpisodeExample, Example, ExampleParser, FoundExample
-from rbtool.converters.rlds.values import Floats, Ints, Strings
+from rbtool.converters.rlds import example as decoding
+from rbtool.converters.rlds.example import (
+    EpisodeExample,
+    Example,
+    ExampleParser,
+    Floats,
+    FoundExample,
+    Ints,
+    Strings,
+    example_bytes,
+)
 from rbtool.core.errors import CorruptDataError
 
 INT64 = np.dtype(np.int64)

@@ -88,7 +88,7 @@ def _make(what: str, arguments: list[str]) -> Any:
 
 def _toys() -> Any:
     """A source of folders in the repository `acme/toys`, whose ids are paths below `kinds`."""
-    from rbtool.core.remote.hub_source import HubFolderSource
+    from rbtool.core.remote.hub import HubFolderSource
 
     return type("Toys", (HubFolderSource,), {
         "name": "toys", "repository": "acme/toys", "folder": "kinds", "suffixes": (".h5", ".npz"),

@@ -21,11 +21,11 @@ from forked_commands import folder_of_commands
 from waiting import HANG
 
 import rbtool
-from rbtool.converters.lerobot import runs
-from rbtool.converters.openx import pieces
+from rbtool.converters.lerobot import metadata
+from rbtool.converters.openx import shards as archives
 from rbtool.core.format import shards
 
-shards.SHARD_BYTES, runs.SHARD_BYTES, pieces.PIECE_BYTES = 4000, 1, 4096
+shards.SHARD_BYTES, metadata.SHARD_BYTES, archives.PIECE_BYTES = 4000, 1, 4096
 SLICES = {"num_slices": 2, "strict_length": False}
 
 

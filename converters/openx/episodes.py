@@ -1,17 +1,21 @@
-"""The steps of a pickled episode: their leaves, the form of each, and columns made of them."""
+"""The pickled episodes of Open X-Embodiment: unpickled in a process of their own, and the forms of their steps."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import numpy as np
 
 from ...core.encodings.pickles import PickledArray, PickledBytes, PickledList, PickleReader, Value
-from ...core.errors import FormatError
-from ...core.format.contracts import Array
+from ...core.errors import CorruptDataError, FormatError
+from ...core.format.contracts import Array, Closing
+from ..files.archives import Archive, ArchiveMember, CutError, MemberFile
 from ..files.images import ImageForm, image_form, is_image
 
 Path: TypeAlias = tuple[str, ...]
@@ -207,3 +211,60 @@ def is_single_precision(rows: Array) -> bool:
     """Whether float32 holds every value."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.array_equal(rows.astype(np.float32).astype(rows.dtype), rows, equal_nan=True))
+
+
+_LARGEST = 512 << 20
+
+
+class EpisodeUnpickler(Closing):
+    """Loads one episode after the other, all in one process that does nothing else. Not for several threads.
+
+    The process ends with this object, or when it is closed. A fork, or a copy in another process, starts one of its
+    own.
+    """
+
+    def __init__(self) -> None:
+        self._reader: PickleReader | None = None
+        self._owner = os.getpid()
+        self._end: Callable[[], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_reader": None, "_owner": 0, "_end": None}
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the process was started by this one; what a fork inherits must not be used."""
+        return self._owner == os.getpid()
+
+    def load(self, file: BinaryIO, size: int, what: str) -> Episode:
+        """Unpickle the next `size` bytes of a file; the episode before is gone. `what` names it in errors."""
+        with self.explained(what):
+            if self._reader is None or not self.is_here:
+                self._reader = reader = PickleReader("the episode", _LARGEST)
+                self._owner, self._end = os.getpid(), weakref.finalize(self, reader.close)
+            return Episode(self._reader, self._reader.load(file, size, pack=True), what)
+
+    @contextlib.contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Name the episode in errors about it."""
+        try:
+            yield
+        except CutError:
+            raise
+        except FormatError as error:
+            if error.message.startswith(what):
+                raise
+            kind = CorruptDataError if isinstance(error, CorruptDataError) else FormatError
+            raise kind(f"{what}: {error.message}", hint=error.hint) from error
+
+    def close(self) -> None:
+        """End the process."""
+        if self._end is not None and self.is_here:
+            self._end()
+        self._reader = self._end = None
+
+
+def load_episode(unpickler: EpisodeUnpickler, archive: Archive, member: ArchiveMember) -> Episode:
+    """Unpickle the episode in a member of an archive."""
+    file = cast(BinaryIO, MemberFile(archive, member.start, member.size))
+    return unpickler.load(file, member.size, f"{archive.path}: {member.name}")
