@@ -6,15 +6,12 @@ answers 403.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ...core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, UsageError
-from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile
+from ...core.errors import DatasetNotFoundError
+from ...core.format.sources import Ids, LocalCache, RemoteFile
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
 
@@ -49,6 +46,11 @@ class AtariSource(MirrorSource):
     variable = _VARIABLE
     defaults = ("https://storage.googleapis.com/atari-replay-datasets/dqn",)
     signatures = (b"\x1f\x8b",)
+    server_hint = (
+        "the published bucket has been closed since 2025 (it answers 403). RL Unplugged (gs://rl_unplugged, "
+        "rlu_atari_checkpoints_ordered in TensorFlow Datasets) has the same frames. With files of your own: "
+        f"rbtool convert FOLDER DEST, or --local with {_FOLDER}=DIR; {_VARIABLE}=BASE names a mirror"
+    )
     local_cache = LocalCache("atari", _FOLDER, "~/dqn_replay")
 
     def list_ids(self) -> Ids:
@@ -60,16 +62,13 @@ class AtariSource(MirrorSource):
         paths = (path for number in range(_CHECKPOINTS) for path in _paths(number))
         return {path: [f"{base}/{dataset_id}/{path}" for base in self.bases] for path in paths}
 
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
         """Ask for size and version of all files of a run; DatasetNotFoundError if a checkpoint lacks one."""
-        if revision is not None:
-            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
         if dataset_id not in runs():
             raise not_found(dataset_id, list(runs()), self.name)
-        with _explained():
+        with self.explained():
             addresses = self.addresses(dataset_id)
-            files = [file for number in range(_CHECKPOINTS) for file in self._checkpoint(addresses, number)]
-        return RemoteDataset(dataset_id, files[0].addresses[0], None, tuple(files))
+            return [file for number in range(_CHECKPOINTS) for file in self._checkpoint(addresses, number)]
 
     def _checkpoint(self, addresses: Mapping[str, Sequence[str]], number: int) -> list[RemoteFile]:
         """Describe the files of a checkpoint; none where it is not the first and its frames are not there."""
@@ -82,14 +81,6 @@ class AtariSource(MirrorSource):
                     raise
                 return []
         return found
-
-    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the folder of the files does not state."""
-        return {"id": dataset_id}
-
-    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
-        """Name what can be had instead."""
-        return _explained()
 
     def require_readable(self, path: Path) -> None:
         """Unpack a file; FormatError if it is no array, or has not the checksum that it states."""
@@ -107,17 +98,3 @@ def _paths(number: int) -> list[str]:
 def runs() -> tuple[str, ...]:
     """All ids, sorted: `Pong/1` to `Pong/5`, and so on."""
     return tuple(f"{game}/{run}" for game in sorted(GAMES) for run in RUNS)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Add to an error of the network that the published bucket is closed, and what there is in its place."""
-    try:
-        yield
-    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
-        error.hint = error.hint or (
-            "the published bucket has been closed since 2025 (it answers 403). RL Unplugged (gs://rl_unplugged, "
-            "rlu_atari_checkpoints_ordered in TensorFlow Datasets) has the same frames. With files of your own: "
-            f"rbtool convert FOLDER DEST, or --local with {_FOLDER}=DIR; {_VARIABLE}=BASE names a mirror"
-        )
-        raise

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from ...core.encodings.h5_layout import HDF5_SIGNATURE
-from ...core.errors import (
-    AuthorisationError,
-    DatasetNotFoundError,
-    NetworkError,
-    UsageError,
-)
 from ...core.format.documents import written_time
 from ...core.format.reader import Reader
 from ...core.format.sources import (
@@ -22,11 +14,10 @@ from ...core.format.sources import (
     CatalogueEntry,
     Ids,
     LocalCache,
-    RemoteDataset,
     RemoteFile,
     safe_id,
 )
-from ...core.remote.http import MirrorSource
+from ...core.remote.http import MirrorSource, hint_on_failure
 from .datasets import D4rlDataset, dataset_named, not_in_cache, published
 
 _SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"
@@ -83,27 +74,21 @@ class D4rlSource(MirrorSource):
         dataset = dataset_named(dataset_id)
         return {} if dataset.sha256 is None else {dataset.file_name: f"sha256:{dataset.sha256}"}
 
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
         """Describe the file of a dataset; a server is asked only where size and sha256 are not known."""
-        if revision is not None:
-            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
         dataset = dataset_named(dataset_id)
         ((path, addresses),) = self.addresses(dataset_id).items()
         checksum = self.checksums(dataset_id).get(path)
         if dataset.size is None or checksum is None:
-            with _naming_replacement(dataset):
-                file = self.described(path, addresses)
-        else:
-            file = RemoteFile(path, dataset.size, checksum, tuple(addresses))
-        return RemoteDataset(dataset_id, addresses[0], None, (file,))
+            with hint_on_failure(_replacement_hint(dataset)):
+                return [self.described(path, addresses)]
+        return [RemoteFile(path, dataset.size, checksum, tuple(addresses))]
 
-    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which states the time limit of episodes: the names of some files do not."""
-        return {"id": dataset_id}
-
-    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
-        """Name what can be had instead of the dataset."""
-        return _naming_replacement(_dataset_at(file))
+    def explained(self, file: RemoteFile | None = None) -> AbstractContextManager[None]:
+        """Name what can be had instead of the dataset to which a file belongs, by the end of its address."""
+        address = "" if file is None else file.addresses[0]
+        dataset = next((one for one in published().values() if address.endswith(f"/{one.file}")), None)
+        return hint_on_failure("" if dataset is None else _replacement_hint(dataset))
 
     def require_readable(self, path: Path) -> None:
         """Open a file; FormatError if it is not D4RL's format."""
@@ -112,20 +97,8 @@ class D4rlSource(MirrorSource):
         D4rlFile(path).close()
 
 
-def _dataset_at(file: RemoteFile) -> D4rlDataset | None:
-    """Return the dataset whose file this is, by the end of its address."""
-    return next((one for one in published().values() if file.addresses[0].endswith(f"/{one.file}")), None)
-
-
-@contextlib.contextmanager
-def _naming_replacement(dataset: D4rlDataset | None) -> Iterator[None]:
-    """Add to an error of the network what can be had instead of the dataset."""
-    try:
-        yield
-    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
-        if dataset is not None and not error.hint:
-            error.hint = (
-                "D4RL's server is down at times: try later, or name a mirror (D4RL_URL=BASE); its successor, which was "
-                f"collected again: {dataset.replacement}"
-            )
-        raise
+def _replacement_hint(dataset: D4rlDataset) -> str:
+    return (
+        "D4RL's server is down at times: try later, or name a mirror (D4RL_URL=BASE); its successor, which was "
+        f"collected again: {dataset.replacement}"
+    )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from ...core.errors import AuthorisationError, DatasetNotFoundError, FormatError, NetworkError, UsageError
+from ...core.errors import DatasetNotFoundError, FormatError
 from ...core.format.reader import Reader
-from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
+from ...core.format.sources import Ids, LocalCache, safe_id
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
-from .reader import ARCHIVE_SUFFIX, published
+from .datasets import SUFFIX, published
 
 _VARIABLE = "GEN_DGRL_URL"
 
@@ -39,7 +36,7 @@ class GenDgrlCache(LocalCache):
 
     def _copy(self, path: str) -> Path | None:
         packed = self.folder / path
-        plain = packed.with_name(packed.name.removesuffix(ARCHIVE_SUFFIX))
+        plain = packed.with_name(packed.name.removesuffix(SUFFIX))
         if packed.is_file():
             return packed
         archive = plain.with_name(f"{plain.name}.tar")
@@ -57,6 +54,7 @@ class GenDgrlSource(MirrorSource):
     variable = _VARIABLE
     defaults = ("https://dl.fbaipublicfiles.com/DGRL/Procgen/Datasets/Compressed",)
     signatures = (b"\xfd7zXZ\x00",)
+    server_hint = f"Gen-DGRL's server may be down: try later, or name a mirror: {_VARIABLE}=BASE"
     pickled = True
     local_cache = GenDgrlCache("gen_dgrl", "GEN_DGRL_DATASET_DIR", "~/gen_dgrl")
 
@@ -68,23 +66,6 @@ class GenDgrlSource(MirrorSource):
         """Return the address of the archive on each mirror."""
         path = _path_of(dataset_id)
         return {path.rpartition("/")[2]: [f"{base}/{path}" for base in self.bases]}
-
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Ask for size and version of the archive."""
-        if revision is not None:
-            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
-        ((path, addresses),) = self.addresses(dataset_id).items()
-        with _explained():
-            file = self.described(path, addresses)
-        return RemoteDataset(dataset_id, file.addresses[0], None, (file,))
-
-    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the name of the archive does not state."""
-        return {"id": dataset_id}
-
-    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
-        """Name what to do while the server is down."""
-        return _explained()
 
     def require_readable(self, path: Path) -> None:
         """Look at the first members; FormatError if none of them is an episode."""
@@ -99,12 +80,3 @@ def _path_of(dataset_id: str) -> str:
     if path is None:
         raise not_found(dataset_id, list(published()), "gen_dgrl")
     return path
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
-        error.hint = error.hint or f"Gen-DGRL's server may be down: try later, or name a mirror: {_VARIABLE}=BASE"
-        raise

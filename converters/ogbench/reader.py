@@ -13,7 +13,8 @@ from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.reader import Reader
 from ...core.ted.schema import REWARD, Field, Key, Timing, key_name, row_bytes, ted_fields
 from ..files.columns import BLOCK_BYTES, RowBlocks
-from .file import VALIDATION, NpzColumn, OgbenchFile, file_name, looks_like_ogbench, names_task, opened
+from .datasets import VALIDATION, file_name, names_task
+from .file import NpzColumn, OgbenchFile, looks_like_ogbench, opened
 
 PIECE_BYTES = BLOCK_BYTES
 """TED bytes of the rows in memory at a time."""

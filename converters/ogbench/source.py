@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from ...core.errors import AuthorisationError, DatasetNotFoundError, NetworkError, UsageError
+from ...core.errors import DatasetNotFoundError
 from ...core.format.reader import Reader
-from ...core.format.sources import Ids, LocalCache, RemoteDataset, RemoteFile, safe_id
+from ...core.format.sources import Ids, LocalCache, RemoteFile, safe_id
 from ...core.remote.catalogue import not_found
 from ...core.remote.http import MirrorSource
-from .file import VALIDATION, file_name, is_id, is_large, published
+from .datasets import VALIDATION, file_name, is_id, is_large, published
 
 _SUFFIX = ".npz"
 
@@ -61,6 +58,7 @@ class OgbenchSource(MirrorSource):
     variable = "OGBENCH_URL"
     defaults = ("https://rail.eecs.berkeley.edu/datasets/ogbench",)
     signatures = (b"PK\x03\x04",)
+    server_hint = "OGBench's server is down at times: try later, or name a mirror: OGBENCH_URL=BASE"
     local_cache = OgbenchCache("ogbench", "OGBENCH_DATASET_DIR", "~/.ogbench/data")
 
     def list_ids(self) -> Ids:
@@ -71,10 +69,8 @@ class OgbenchSource(MirrorSource):
         """Return the addresses of both files on each mirror."""
         return {name: [f"{base}/{name}" for base in self.bases] for name in file_names(dataset_id)}
 
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
         """Ask for size and version of both files."""
-        if revision is not None:
-            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
         if not is_id(dataset_id):
             raise not_found(dataset_id, list(published()), self.name)
         if is_large(dataset_id):
@@ -85,21 +81,13 @@ class OgbenchSource(MirrorSource):
         files: list[RemoteFile] = []
         for path, addresses in self.addresses(dataset_id).items():
             try:
-                with _explained(self.variable):
+                with self.explained():
                     files.append(self.described(path, addresses))
             except DatasetNotFoundError as error:
                 if file_name(dataset_id) in published():
                     raise
                 raise not_found(dataset_id, list(published()), self.name) from error
-        return RemoteDataset(dataset_id, files[0].addresses[0], None, tuple(files))
-
-    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id: the name of the file does not state the task, and the cache has files of other datasets."""
-        return {"id": dataset_id}
-
-    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
-        """Name what to do while the server is down."""
-        return _explained(self.variable)
+        return files
 
     def require_readable(self, path: Path) -> None:
         """Read a file; FormatError if it is not in OGBench's layout, or has not the checksums that it states."""
@@ -107,12 +95,3 @@ class OgbenchSource(MirrorSource):
 
         with OgbenchFile(path) as file:
             file.verify()
-
-
-@contextlib.contextmanager
-def _explained(variable: str) -> Iterator[None]:
-    try:
-        yield
-    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
-        error.hint = error.hint or f"OGBench's server is down at times: try later, or name a mirror: {variable}=BASE"
-        raise

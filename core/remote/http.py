@@ -422,6 +422,16 @@ class HttpSource(Source):
 _ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", re.ASCII)  # no password: addresses are recorded
 
 
+@contextlib.contextmanager
+def hint_on_failure(hint: str) -> Iterator[None]:
+    """Add a hint to errors of the network that have none."""
+    try:
+        yield
+    except (NetworkError, AuthorisationError, DatasetNotFoundError) as error:
+        error.hint = error.hint or hint
+        raise
+
+
 class MirrorSource(HttpSource):
     """Files below base URLs (http or https), those that an environment variable names or the default ones.
 
@@ -438,14 +448,33 @@ class MirrorSource(HttpSource):
     """The base URLs without that variable."""
     signatures: ClassVar[tuple[bytes, ...]]
     """What files begin with: one of these, which have the same length."""
+    server_hint: ClassVar[str] = ""
+    """What a user can do where the servers fail: the hint of errors of the network that have none."""
 
     @abstractmethod
     def require_readable(self, path: Path) -> None:
         """Open a file that came; FormatError if it is not in the format."""
 
-    def explained(self, file: RemoteFile) -> AbstractContextManager[None]:
-        """Return a context that adds to errors of the network what can be done about them; nothing by default."""
-        return contextlib.nullcontext()
+    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        """Describe the files of a dataset; UsageError for a revision, which mirrors do not keep."""
+        if revision is not None:
+            raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
+        files = self.find_files(dataset_id)
+        return RemoteDataset(dataset_id, files[0].addresses[0], None, tuple(files))
+
+    def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
+        """Ask for size and version of the files of a dataset; DatasetNotFoundError for one that is not published."""
+        addresses = self.addresses(dataset_id)
+        with self.explained():
+            return [self.described(path, places) for path, places in addresses.items()]
+
+    def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
+        """Return the id, since the names of files do not state it in full."""
+        return {"id": dataset_id}
+
+    def explained(self, file: RemoteFile | None = None) -> AbstractContextManager[None]:
+        """Return a context that adds `server_hint` to errors of the network, those about `file` if it is known."""
+        return hint_on_failure(self.server_hint)
 
     @property
     def bases(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ogbench_files import plain_rows, random_columns, write
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
-from rbtool.converters.ogbench.file import file_name, published
+from rbtool.converters.ogbench.datasets import file_name, published
 from rbtool.converters.ogbench.source import OgbenchSource
 from rbtool.core.errors import (
     AuthorisationError,
