@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import stat
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from forked_scripts import Interpreter
@@ -41,3 +43,24 @@ def interpreter() -> Iterator[Interpreter]:
     running = Interpreter("torch", "tensordict", environment=os.environ | {"OMP_NUM_THREADS": "1"})
     yield running
     running.close()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was waited for, and what the disk was asked to start with: `file`, `folder`, `started`."""
+    from rbtool.core.format import fs
+
+    found: list[str] = []
+    sync, begin = os.fsync, fs.start_syncing
+
+    def noting(descriptor: int) -> None:
+        found.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def beginning(*arguments: Any) -> None:
+        found.append("started")
+        begin(*arguments)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(fs, "start_syncing", beginning)
+    return found

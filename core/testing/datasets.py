@@ -15,8 +15,10 @@ from ..format.episodes import EpisodeRow
 from ..format.manifest import ENV_METADATA, Manifest, Request, content_digest
 from ..format.memmap.builder import DatasetBuilder, Origin, provenance_step
 from ..format.memmap.tree import record_file
+from ..format.packed.builder import write_dataset
 from ..format.returns import Ingest
 from ..format.returns import running_return as sum_rewards
+from ..open_steps import open_steps
 from ..ted.episodes import EndReason, end_reason
 from ..ted.schema import (
     ACTION,
@@ -87,6 +89,12 @@ def write_walks(
             spaces={"observation": {"type": "Box", "low": float("-inf")}}, documents={"metadata.json": b'{"total": 1}'},
         )  # fmt: skip
         return builder.finish(ingest.table, origin, ingest.text)
+
+
+def write_packed(source: Path, folder: Path) -> Manifest:
+    """Write a dataset again in layout `packed`, at `folder`, which must not exist."""
+    with open_steps(source) as reader:
+        return write_dataset(reader, folder, "packed", Origin.of(reader.manifest, reader.documents()))
 
 
 Presence: TypeAlias = Literal["absent", "zero", "set"]

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-import rbtool
 from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean
 
 NAMES = ["action", "observation.image", "next.reward", "observation.position"]
@@ -68,86 +62,3 @@ def test_control_characters_of_names_are_escaped() -> None:
     error = FormatError("a.h5 has the key 'a\n\x1b[31mb', é is fine")
     assert str(error) == error.message == r"a.h5 has the key 'a\n\x1b[31mb', é is fine"
     assert pickle.loads(pickle.dumps(error)).message == error.message
-
-
-# Misspelt arguments ---------------------------------------------------------------------------------
-
-
-def _public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the public functions that have more than one argument."""
-    for name in rbtool.__all__:
-        found = getattr(rbtool, name)
-        members = vars(found) if inspect.ismodule(found) else {name: found}
-        for member, function in members.items():
-            own = not inspect.ismodule(found) or getattr(function, "__module__", "") == found.__name__
-            own = own and inspect.isfunction(function) and not member.startswith("_")
-            if own and len(inspect.signature(function).parameters) > 1:
-                yield member, function
-
-
-def test_every_public_function_names_the_argument_nearest_to_a_misspelt_one() -> None:
-    functions = dict(_public_functions())
-    assert {"convert", "download", "load_dataset", "prune", "sample", "save", "torch_dataset"} <= functions.keys()
-    for name, function in functions.items():
-        argument = max(inspect.signature(function).parameters, key=len)
-        arguments = [torch.nn.Identity()] * 4 if name == "get_dataloader" else []  # those without a default come first
-        if arguments:
-            arguments[2] = rbtool.PromptData
-        with pytest.raises(TypeError, match=rf"{name}\(\) .* '{argument}s'; did you mean '{argument}'"):
-            function(*arguments, **{f"{argument}s": None})
-
-
-STORAGE = rbtool.TensorStorage(torch.arange(4))
-
-
-@pytest.mark.parametrize(
-    ("call", "typed", "meant"),
-    [
-        (rbtool.load_dataset, "batchsize", "batch_size"),
-        (rbtool.load_dataset, "horizont", "horizon"),
-        (lambda **given: rbtool.load_dataset("x", streaming=True, **given), "cachesize", "cache_size"),
-        (rbtool.ReplayBuffer, "batchsize", "batch_size"),
-        (rbtool.ReplayBuffer, "consume_after_n_sample", "consume_after_n_samples"),
-        (rbtool.TensorDictReplayBuffer, "prioritykey", "priority_key"),
-        (lambda **given: rbtool.PrioritizedReplayBuffer(alpha=0.6, beta=0.4, **given), "epsilon", "eps"),
-        (lambda **given: rbtool.ReplayBufferEnsemble(rbtool.ReplayBuffer(), **given), "temprature", "temperature"),
-        (rbtool.RayReplayBuffer, "remote_confg", "remote_config"),
-        (lambda **given: rbtool.OfflineToOnlineReplayBuffer("x", **given), "online_capasity", "online_capacity"),
-        (lambda **given: rbtool.MinariExperienceReplay("x", 4, **given), "colate_fn", "collate_fn"),
-        (lambda **given: rbtool.AtariDQNExperienceReplay("Pong/1", 4, **given), "prefech", "prefetch"),
-        (lambda **given: rbtool.GenDGRLExperienceReplay("x", 4, **given), "batchsize", "batch_size"),
-        (rbtool.SliceSampler, "slice_length", "slice_len"),
-        (rbtool.SliceSampler, "replacment", "replacement"),
-        (lambda **given: rbtool.StreamSliceSampler(slice_len=4, **given), "windw", "window"),
-        (lambda **given: rbtool.VideoClipRef.from_file("x.mp4", **given), "num_frame", "num_frames"),
-        (lambda **given: rbtool.VideoClipRef.from_file("x.mp4", **given), "autodecode", "auto_decode"),
-        (lambda **given: rbtool.PromptData.from_dataset("train", **given), "tokeniser", "tokenizer"),
-        (lambda **given: rbtool.PairwiseDataset.from_dataset("train", **given), "max_len", "max_length"),
-        (lambda **given: rbtool.get_dataloader(1, 1, rbtool.PromptData, "cpu", **given), "tokeniser", "tokenizer"),
-        (
-            lambda **given: rbtool.TorchLoader(
-                rbtool.torch_dataset(
-                    rbtool.ReplayBuffer(storage=STORAGE, sampler=rbtool.SamplerWithoutReplacement()), 2
-                ),
-                **given,
-            ),
-            "num_worker",
-            "num_workers",
-        ),
-    ],
-)
-def test_what_passes_arguments_on_names_the_nearest_one(call: Callable[..., Any], typed: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=f"{typed}'; did you mean '{meant}'"):
-        call(**{typed: 4})
-
-
-def test_arguments_with_errors_of_their_own_name_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no argument 'done_kye'; did you mean 'done_key'"):
-        rbtool.H5StorageCheckpointer(done_kye="done")
-    with pytest.raises(UsageError, match=r"spilt_trajs would be for an environment, .*; did you mean 'split_trajs'"):
-        rbtool.D4RLExperienceReplay("hopper-medium-v2", 4, root=tmp_path, spilt_trajs=True)
-
-
-def test_arguments_of_others_are_passed_on() -> None:
-    rbtool.register_dataset("words", lambda name, **given: (name, given), replace=True)
-    assert rbtool.load_dataset("words:a", batchsize=4) == ("a", {"batchsize": 4})  # type: ignore[call-arg]

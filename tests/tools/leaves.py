@@ -102,7 +102,7 @@ _LEAVES = {
 # Tests of several leaves together. Each falls with any leaf that it imports; the other tests outside of leaves are the
 # trunk's, and import no leaf.
 TOGETHER = (
-    "tests/cli", "tests/converters", "tests/core/golden", "tests/core/verbs", "tests/crash",
+    "tests/arguments", "tests/cli", "tests/converters", "tests/core/golden", "tests/core/verbs", "tests/crash",
     "tests/docs", "tests/doctests", "tests/examples", "tests/fuzz", "tests/imports", "tests/loading",
     "tests/packaging", "tests/side_effects", "tests/standins", "tests/system", "tests/tools",
 )  # fmt: skip
@@ -331,12 +331,6 @@ ROOMS_WITH_EDGES: dict[str, frozenset[str]] = {
 }
 TESTS_WITH_EDGES = frozenset(
     {
-        "tests/core/buffers/test_buffer_checkpoint.py",
-        "tests/core/buffers/test_durable.py",
-        "tests/core/buffers/test_ensemble_members.py",
-        "tests/core/buffers/test_pretended_gpu.py",
-        "tests/core/checkpointers/test_episodes.py",
-        "tests/core/checkpointers/test_storage_rows.py",
         "tests/core/datasets/test_buffer_preprocess.py",
         "tests/core/datasets/test_checkpoints_across_layouts.py",
         "tests/core/datasets/test_checkpoints_in_plain_buffers.py",
@@ -346,37 +340,18 @@ TESTS_WITH_EDGES = frozenset(
         "tests/core/datasets/test_queries_of_datasets.py",
         "tests/core/datasets/test_sequences_of_datasets.py",
         "tests/core/datasets/test_stored_frames_of_datasets.py",
-        "tests/core/encodings/test_full_disk.py",
-        "tests/core/encodings/test_hdf5_files.py",
-        "tests/core/format/test_damage_at_open.py",
-        "tests/core/format/test_damaged_recordings.py",
-        "tests/core/format/test_identical_episodes.py",
         "tests/core/format/test_locate.py",
-        "tests/core/format/test_next_observations.py",
         "tests/core/format/test_packed.py",
-        "tests/core/format/test_recording.py",
-        "tests/core/format/test_recording_syncs.py",
-        "tests/core/format/test_registry.py",
         "tests/core/format/test_regular.py",
-        "tests/core/format/test_rlds_steps.py",
-        "tests/core/format/test_shared_files.py",
-        "tests/core/format/test_swapped_folders.py",
         "tests/core/format/test_syncing.py",
-        "tests/core/format/test_unreadable_files.py",
         "tests/core/loading/test_devices.py",
         "tests/core/loading/test_failed_batches.py",
-        "tests/core/loading/test_loader_processes.py",
         "tests/core/loading/test_stream_dataset.py",
         "tests/core/preprocess/operations/test_program_runs.py",
         "tests/core/preprocess/test_hindsight.py",
         "tests/core/preprocess/test_ray.py",
         "tests/core/preprocess/test_result.py",
         "tests/core/preprocess/test_source_changes.py",
-        "tests/core/storages/test_dataset.py",
-        "tests/core/ted/test_rule_table.py",
-        "tests/core/ted/test_space_rule.py",
-        "tests/core/test_errors.py",
-        "tests/core/testing/test_sink_suite.py",
     }
 )
 

@@ -14,10 +14,12 @@ import torch
 from damage import without_digests
 from tensordict import TensorDict
 
-import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
+from rbtool.core.encodings.compact import Form
+from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
+from rbtool.core.open_steps import open_steps
 from rbtool.core.samplers.uniform import SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
@@ -312,12 +314,17 @@ def test_batches_made_ahead_of_several_dimensions_are_saved(batch_size: int, tmp
     assert [one.sample().tolist() for _ in range(5)] == [other.sample().tolist() for _ in range(5)]
 
 
+def a_checkpoint(walks: Path, place: Path, form: Form) -> Path:
+    with open_steps(walks) as reader:
+        save_checkpoint(reader, place, form)
+    return place
+
+
 @pytest.mark.parametrize(
     ("make", "message", "hint"),
     [
-        (lambda walks, out: rbtool.checkpoint.save(walks, out / "x.h5", form="h5").path, "layout h5", "opens it"),
-        (lambda walks, out: rbtool.checkpoint.save(walks, out / "x", form="flat").path, "layout flat", "opens it"),
-        (lambda walks, out: rbtool.export(walks, out / "x.h5").path, "is an export to h5", "opens it"),
+        (lambda walks, out: a_checkpoint(walks, out / "x.h5", "h5"), "layout h5", "opens it"),
+        (lambda walks, out: a_checkpoint(walks, out, "flat"), "layout flat", "opens it"),
         (lambda walks, out: walks, "is a dataset in the layout ted", "rbtool.load_dataset("),
         (lambda walks, out: a_storage(out), "is the checkpoint of a storage", "buffer.storage.loads("),
         (lambda walks, out: a_text(out), "is a file, and is not the folder of a saved buffer", ""),

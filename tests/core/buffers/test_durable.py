@@ -1,7 +1,5 @@
 """What a dump waits for, by `durable`, and that it is the same checkpoint with any."""
 
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from tensordict import TensorDict
 import rbtool
 from rbtool import LazyTensorStorage, TensorDictReplayBuffer
 from rbtool.core.errors import CorruptDataError, UsageError
-from rbtool.core.format import fs
 
 KINDS: dict[str, Callable[[], Any]] = {
     "default": rbtool.TensorStorageCheckpointer,
@@ -37,25 +34,6 @@ def buffer_of(kind: str, size: int = 25) -> TensorDictReplayBuffer:
     if size:
         buffer.extend(rows(size))
     return buffer
-
-
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was waited for, and what the disk was asked to start with: `file`, `folder`, `started`."""
-    found: list[str] = []
-    sync, begin = os.fsync, fs.start_syncing
-
-    def noting(descriptor: int) -> None:
-        found.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        sync(descriptor)
-
-    def beginning(*arguments: Any) -> None:
-        found.append("started")
-        begin(*arguments)
-
-    monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(fs, "start_syncing", beginning)
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,17 +101,3 @@ def test_another_level_is_refused(durable: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'none', 'data' or 'full'"):
         buffer_of("default").dumps(tmp_path / "saved", durable=durable)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
-def test_checkpoint_save_has_the_levels(form: Any, tmp_path: Path, synced: list[str]) -> None:
-    from rbtool.core.testing.datasets import write_walks
-
-    write_walks(tmp_path / "walks", [(30, "terminated"), (20, "truncated")])
-    synced.clear()
-    rbtool.checkpoint.save(tmp_path / "walks", tmp_path / "none", form=form, durable="none")
-    assert synced == []
-    rbtool.checkpoint.save(tmp_path / "walks", tmp_path / "data", form=form, durable="data")
-    assert "file" in synced
-    assert "folder" not in synced
-    assert rbtool.checkpoint.verify(tmp_path / "none", tmp_path / "walks").equal

@@ -27,7 +27,7 @@ from rbtool import (
     TensorDictReplayBuffer,
     WriterEnsemble,
 )
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_packed, write_walks
 
 
 def ring(start: int, count: int = 10, **arguments: Any) -> TensorDictReplayBuffer:
@@ -115,7 +115,7 @@ def test_a_loader_takes_the_batches_of_an_ensemble() -> None:
 
 def test_datasets_a_packed_one_and_a_ring_are_members(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(4, "open"), (6, "terminated"), (5, "truncated")])
-    rbtool.convert(tmp_path / "walks", tmp_path / "packed", layout="packed")
+    write_packed(tmp_path / "walks", tmp_path / "packed")
     ted, packed = (rbtool.load_dataset(tmp_path / name, seed=0) for name in ("walks", "packed"))
     live = TensorDictReplayBuffer(storage=LazyTensorStorage(30))
     live.extend(ted[:])

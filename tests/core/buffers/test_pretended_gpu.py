@@ -259,14 +259,3 @@ def test_goals_are_relabelled_as_on_the_cpu(strategy: str) -> None:
     there, here = sampled(GPU), sampled(CPU)
     assert {leaf.device for leaf in there.values(True, True)} == {GPU}
     assert all(torch.equal(there[key].cpu(), here[key]) for key in here.keys(True, True))
-
-
-def test_maps_answer_on_the_device_of_the_keys() -> None:
-    keys = TensorDict({"key": torch.arange(12.0).view(4, 3)}, [4]).to(GPU).clear_device_()
-    values = TensorDict({"value": torch.arange(4.0).to(GPU)}, [4])
-    made = rbtool.TensorDictMap.from_tensordict_pair(keys, values, in_keys=["key"], out_keys=["value"])
-    made[keys[:2]] = values[:2]
-    assert made.contains(keys).device == GPU
-    assert made.contains(keys).tolist() == [True, True, False, False]
-    assert made[keys[:2]]["value"].tolist() == [0, 1]
-    assert made.query_module(keys[:2])["_index"].device == GPU

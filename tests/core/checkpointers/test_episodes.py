@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, tensorclass
 
-import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.base import StorageCheckpointerBase
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.encodings.rows import compare_steps
+from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -297,8 +297,11 @@ def test_lanes_that_do_not_lie_together_are_read_and_written(tmp_path: Path, for
 @any_form
 def test_the_checkpoint_of_a_dataset_fills_a_storage(tmp_path: Path, form: str) -> None:
     write_walks(tmp_path / "dataset", [(5, "terminated"), (3, "truncated")])
-    as_form = "h5" if form == "gzip" else form
-    rbtool.checkpoint.save(tmp_path / "dataset", tmp_path / "saved.h5", form=as_form)
+    as_form: Any = "h5" if form == "gzip" else form
+    with open_steps(tmp_path / "dataset") as reader:
+        if as_form != "h5":
+            (tmp_path / "saved.h5").mkdir()
+        save_checkpoint(reader, tmp_path / "saved.h5", as_form)
     storage, expected = LazyTensorStorage(9), dataset_tensors(tmp_path / "dataset")
     if form in {"flat", "nested"}:
         (tmp_path / "saved.h5").rename(tmp_path / "saved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,7 @@ from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.ted.episodes import EndReason
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
-from rbtool.core.verbs.convert import convert
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_packed, write_plan, write_walks
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 99))
@@ -127,7 +127,7 @@ PLAN = DatasetPlan((4, 1, 6), ("terminated", "both", "truncated"), (True, False,
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("datasets")
     write_plan(PLAN, folder / "ted")
-    convert(folder / "ted", folder / "packed", layout="packed")
+    write_packed(folder / "ted", folder / "packed")
     write_plan(DatasetPlan((4, 1, 6), PLAN.endings, (False,) * 3, ODD_LEAVES, seed=9), folder / "other")
     return folder
 
@@ -178,14 +178,15 @@ def test_other_rows_are_refused(form: str, datasets: Path, tmp_path: Path) -> No
 
 @any_form
 def test_a_damaged_dataset_is_not_saved(form: str, datasets: Path, tmp_path: Path) -> None:
-    convert(datasets / "ted", tmp_path / "packed", layout="packed")
+    write_packed(datasets / "ted", tmp_path / "packed")
     packed, file = PackedStorage(tmp_path / "packed"), tmp_path / "packed" / "records.bin"
     data = bytearray(file.read_bytes())
     data[3] ^= 1
     file.write_bytes(data)
     with pytest.raises(CorruptDataError, match=r"records\.bin"):
         MAKERS[form]().dumps(packed, tmp_path / "saved")
-    convert(datasets / "other", tmp_path / "packed", layout="packed", force=True)
+    shutil.rmtree(tmp_path / "packed")
+    write_packed(datasets / "other", tmp_path / "packed")
     with pytest.raises(CorruptDataError, match="it was replaced"):
         MAKERS[form]().dumps(packed, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
@@ -204,7 +205,7 @@ def test_hooks_have_nothing_to_work_on(datasets: Path, tmp_path: Path) -> None:
 @any_form
 def test_torchrl_gets_what_it_can_hold(form: str, datasets: Path, tmp_path: Path) -> None:
     write_walks(tmp_path / "ted", [(4, "terminated"), (3, "truncated")])
-    convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
+    write_packed(tmp_path / "ted", tmp_path / "packed")
     packed = PackedStorage(tmp_path / "packed")
     MAKERS[form](compatible=True).dumps(packed, tmp_path / "saved")
     MAKERS[form]().loads(packed, tmp_path / "saved")

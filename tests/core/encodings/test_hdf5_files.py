@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import source_tree
 
-import rbtool
 from rbtool import CorruptDataError, FormatError, RbtoolError
-from rbtool.converters.files.columns import DAMAGED
 from rbtool.core.encodings.hdf5_files import H5Rows, HeapValues, open_h5
 from rbtool.core.format.read_errors import understood
+
+DAMAGED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+"""What libhdf5 and h5py raise on damaged files."""
 
 
 def _external_storage(h5: h5py.File) -> None:
@@ -143,10 +144,6 @@ def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptDataError, match="unable to determine object type"), understood(path):
         open_h5(path)
-    with pytest.raises(CorruptDataError, match="unable to determine object type"):
-        rbtool.convert(path, tmp_path / "out", format="table", map=["observation=plain"], ends="-")
-    with pytest.raises(CorruptDataError):
-        rbtool.inspect(path)
 
 
 def test_plain_files_are_opened(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch_streams import BATCH, SAMPLERS, contents, opened, rows
 from waiting import wait_until
 
 import rbtool
+from rbtool.core.testing.datasets import write_packed
 
 Walks = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -49,7 +51,11 @@ def test_batches_are_the_same_for_any_number_of_workers(walks: Walks, sampler: s
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 @pytest.mark.parametrize("method", [pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver")])
 def test_start_methods_make_no_difference(walks: Walks, tmp_path: Path, method: str, layout: Any) -> None:
-    rbtool.convert(walks("ragged"), tmp_path / layout, layout=layout)
+    stored = walks("ragged")
+    if layout == "packed":
+        write_packed(stored, tmp_path / layout)
+    else:
+        shutil.copytree(stored, tmp_path / layout)
     alone = opened(tmp_path / layout, "slices")
     expected = [contents(alone) for _ in range(3)]
     made = loader(opened(tmp_path / layout, "slices"), 2, multiprocessing_context=method)

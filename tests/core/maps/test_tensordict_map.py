@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pretend_cuda import GPU, Pretended, pretended_gpu
 from tensordict import TensorDict
 
 import rbtool
@@ -409,3 +411,20 @@ def map_of(**options: Any) -> TensorDictMap:
 def test_queries_and_maps_of_nonsense_are_refused(make: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make()
+
+
+@pytest.fixture
+def gpu() -> Iterator[type[Pretended]]:
+    with pretended_gpu() as found:
+        yield found
+
+
+def test_maps_answer_on_the_device_of_the_keys(gpu: type[Pretended]) -> None:
+    keys = TensorDict({"key": torch.arange(12.0).view(4, 3)}, [4]).to(GPU).clear_device_()
+    values = TensorDict({"value": torch.arange(4.0).to(GPU)}, [4])
+    made = TensorDictMap.from_tensordict_pair(keys, values, in_keys=["key"], out_keys=["value"])
+    made[keys[:2]] = values[:2]
+    assert made.contains(keys).device == GPU
+    assert made.contains(keys).tolist() == [True, True, False, False]
+    assert made[keys[:2]]["value"].tolist() == [0, 1]
+    assert made.query_module(keys[:2])["_index"].device == GPU

@@ -227,13 +227,12 @@ def test_neighbouring_pages_are_asked_for_together() -> None:
 
 @pytest.mark.parametrize("large", [False, True])
 def test_only_what_exceeds_memory_is_told_of(tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.testing.datasets import write_walks
-    from rbtool.core.verbs.convert import convert
+    from rbtool.core.testing.datasets import write_packed, write_walks
 
     made: list[object] = []
     monkeypatch.setattr(packed, "Pages", lambda pages: made.append(pages) or Pages(pages))
     write_walks(tmp_path / "ted", [(5, "open")])
-    convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
+    write_packed(tmp_path / "ted", tmp_path / "packed")
     monkeypatch.setattr("rbtool.core.storages.packed.exceeds_memory", lambda size: large)
     assert len(PackedStorage(tmp_path / "packed")[:]) == 5
     assert bool(made) is large

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rbtool
 from rbtool.core.ted.rules import Rows, SpaceRule
 from rbtool.core.ted.schema import Field
-from rbtool.core.testing.datasets import relist, write_walks
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": [1.0, "inf"]}
 
@@ -73,11 +70,3 @@ def test_nested_spaces_are_those_of_nested_fields_and_of_next() -> None:
 )
 def test_what_has_no_limit_to_compare_with_is_left_alone(space: Any, values: Any, dtype: str) -> None:
     assert messages({"action": space}, values, dtype=dtype) == []
-
-
-def test_check_warns_of_a_dataset_outside_its_spaces(tmp_path: Path) -> None:
-    write_walks(tmp_path / "walks", [(10, "terminated"), (5, "truncated")])
-    box = {"type": "Box", "shape": [2], "dtype": "float32", "low": 1e6, "high": 2e6}
-    relist(tmp_path / "walks", spaces={"action": box})
-    found = [finding for finding in rbtool.check(tmp_path / "walks").findings if finding.rule == "TED015"]
-    assert [(one.severity, one.steps, one.episodes) for one in found] == [("warning", ((0, 15),), (0, 1))]

@@ -272,3 +272,11 @@ def test_every_bad_step_and_episode_is_listed(
     assert (found[rule].steps, found[rule].episodes) == (steps, episodes)
     document = json.loads(json.dumps(to_document(rbtool.check(walks))))
     assert [list(part) for part in steps] in [finding["steps"] for finding in document["findings"]]
+
+
+def test_check_warns_of_a_dataset_outside_its_spaces(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(10, "terminated"), (5, "truncated")])
+    box = {"type": "Box", "shape": [2], "dtype": "float32", "low": 1e6, "high": 2e6}
+    relist(tmp_path / "walks", spaces={"action": box})
+    found = [finding for finding in rbtool.check(tmp_path / "walks").findings if finding.rule == "TED015"]
+    assert [(one.severity, one.steps, one.episodes) for one in found] == [("warning", ((0, 15),), (0, 1))]

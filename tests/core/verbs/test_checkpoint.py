@@ -280,3 +280,15 @@ def test_a_damaged_result_is_not_taken_for_a_finished_one(walks: Path, tmp_path:
     (saved if verb == "save" else loaded).joinpath("observation.memmap").unlink()
     with pytest.raises(UsageError, match="already exists"):
         _ = checkpoint.save(walks, saved, form="ted") if verb == "save" else checkpoint.load(saved, loaded)
+
+
+@pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
+def test_save_waits_for_what_each_level_promises(form: Form, tmp_path: Path, synced: list[str]) -> None:
+    write_walks(tmp_path / "walks", [(30, "terminated"), (20, "truncated")])
+    synced.clear()
+    rbtool.checkpoint.save(tmp_path / "walks", tmp_path / "none", form=form, durable="none")
+    assert synced == []
+    rbtool.checkpoint.save(tmp_path / "walks", tmp_path / "data", form=form, durable="data")
+    assert "file" in synced
+    assert "folder" not in synced
+    assert rbtool.checkpoint.verify(tmp_path / "none", tmp_path / "walks").equal

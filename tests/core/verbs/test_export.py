@@ -527,3 +527,13 @@ def test_datasets_loads_the_folder_as_it_is(walks: Path, tmp_path: Path) -> None
     assert episodes.startswith("train 4 episode start length return")
     expected = rows_of(walks, ("next", "reward"), np.arange(10))
     assert values.split() == ["True", str(float(expected[5].item())), "2"]
+
+
+def test_an_export_is_no_saved_buffer(tmp_path: Path) -> None:
+    write_walks(tmp_path / "walks", [(3, "terminated"), (2, "truncated")])
+    path = rbtool.export(tmp_path / "walks", tmp_path / "x.h5").path
+    ring = rbtool.ReplayBuffer(storage=rbtool.LazyTensorStorage(8), batch_size=2)
+    with pytest.raises(FormatError, match="is an export to h5") as caught:
+        ring.loads(path)
+    assert "opens it" in (caught.value.hint or "")
+    assert str(path) in str(caught.value)
