@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, key_name, unknown_field
+from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, key_called, key_name, unknown_field
 from .functions import FunctionProcessor, find_function
 from .processor import Context, LoadedProcessor, Unit
 
@@ -87,10 +87,10 @@ def _is_share(ratio: Any) -> bool:
 
 def _named(name: str, fields: Sequence[Field]) -> Key:
     """Return the key of a field by its name; UsageError for an unknown one."""
-    known = {key_name(one.key): one.key for one in fields}
-    if name not in known:
-        raise unknown_field(name, known)
-    return known[name]
+    key = key_called(name, [one.key for one in fields])
+    if key is None:
+        raise unknown_field(name, [one.name for one in fields])
+    return key
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,21 @@ def key_name(key: Key) -> str:
     return ".".join(key)
 
 
+def key_called(name: str, keys: Iterable[Key], *, groups: bool = False) -> Key | None:
+    """Find the key that a user names with dots, None where there is none: that of a leaf, with `groups` of a group too.
+
+    UsageError for a name of two keys: `a.b` may be the leaf `a.b`, or `b` in the group `a`.
+    """
+    paths = (key[:end] for key in keys for end in (range(1, len(key) + 1) if groups else (len(key),)))
+    found = sorted({path for path in paths if key_name(path) == name})
+    if len(found) > 1:
+        raise UsageError(
+            f"{name!r} means both {' and '.join(map(repr, found))}",
+            hint="rename one of them first with rbtool preprocess --fn: a name with dots cannot tell them apart",
+        )
+    return found[0] if found else None
+
+
 def safe_part(part: str) -> str:
     """Rename a part that tensordict keeps for itself: a leaf called `shape` would vanish on load."""
     return part + "_" if part.rstrip("_") in _RESERVED else part

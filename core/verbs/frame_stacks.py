@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..ted.schema import Field, Key, key_name, state_keys, unknown_field
+from ..ted.schema import Field, Key, key_called, key_name, state_keys, unknown_field
 
 if TYPE_CHECKING:
     from ..transforms.base import Compose
@@ -50,18 +50,21 @@ class FrameStacks:
 
     def _chosen(self, fields: list[Field]) -> list[Field]:
         states = set(state_keys(fields))
-        known = {field.name: field for field in fields if field.key in states}
+        known = {field.key: field for field in fields if field.key in states}
+        chosen = []
         for name in self.keys:
-            if name not in known:
-                raise unknown_field(name, known)
-        if self.keys:
-            return [known[name] for name in self.keys]
+            key = key_called(name, known)
+            if key is None:
+                raise unknown_field(name, map(key_name, known))
+            chosen.append(known[key])
+        if chosen:
+            return chosen
         images = [field for field in known.values() if len(field.shape) > 1]
         found = images or [field for field in known.values() if field.key == _OBSERVATION]
         if not found:
             raise UsageError(
                 f"--frame-stack stacks images, or {key_name(_OBSERVATION)}, and there are none",
-                hint=f"--frame-key names others: {', '.join(sorted(known))}" if known else "",
+                hint=f"--frame-key names others: {', '.join(sorted(map(key_name, known)))}" if known else "",
             )
         return found
 

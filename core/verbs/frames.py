@@ -30,7 +30,7 @@ from ..progress import Progress, Silent
 from ..results import Result
 from ..saved_steps import has_steps, row_of_episode
 from ..ted.episodes import Final
-from ..ted.schema import NEXT, Field, Key, as_numbers, key_name, unknown_field
+from ..ted.schema import NEXT, Field, Key, as_numbers, key_called, key_name, unknown_field
 from .written_file import FileStaging, require_suffix
 
 if TYPE_CHECKING:
@@ -376,8 +376,7 @@ _ANY = PictureLayout(1, 1, 1, 1, channels_first=False, apart=False)
 
 def _image_field(reader: StepReader, referred: dict[Key, Key], name: str | None, notes: list[str]) -> Key:
     """Find the field with images that has the name, or the first one."""
-    fields: dict[str, Field | None] = {one.name: one for one in reader.fields if one.key not in referred.values()}
-    fields |= {key_name(key): None for key in referred}
+    fields = {one.key: one for one in reader.fields if one.key not in referred.values()}
     images = [key for key in referred if key[0] != NEXT]
     images += [one.key for one in reader.fields if one.key[0] != NEXT and looks_like_picture(one)]
     if name is None:
@@ -387,12 +386,13 @@ def _image_field(reader: StepReader, referred: dict[Key, Key], name: str | None,
             others = ", ".join(key_name(key) for key in images[1:])
             notes.append(f"{key_name(images[0])} is shown; --field chooses another: {others}")
         return images[0]
-    name = next((key_name(image) for image, key in referred.items() if key_name(key) == name), name)
-    if name not in fields:
-        raise unknown_field(name, fields)
-    field = fields[name]
-    if field is None:
-        return next(key for key in referred if key_name(key) == name)
+    reference = key_called(name, referred.values())
+    key = image_key(reference) if reference else key_called(name, [*fields, *referred])
+    if key is None:
+        raise unknown_field(name, map(key_name, [*fields, *referred]))
+    if key in referred:
+        return key
+    field = fields[key]
     if picture_layout(field.shape) is None or field.role == "text" or "complex" in field.dtype:
         raise _no_image(field, reader.fields, referred)
     return field.key

@@ -14,7 +14,7 @@ from ..charts.marks import Array, Series, reduced
 from ..encodings.pictures import looks_like_picture
 from ..errors import UsageError
 from ..format.contracts import StepReader
-from ..ted.schema import NEXT, Field, as_numbers, unknown_field
+from ..ted.schema import NEXT, Field, Key, as_numbers, key_called, unknown_field
 
 _PARTS = 1000
 """Parts of an episode whose extremes are kept: more than a picture has pixels."""
@@ -52,16 +52,20 @@ def columns_of(fields: Sequence[Field], asked: str, dataset: str) -> PlotColumns
 
 def find_field(fields: Sequence[Field], asked: str) -> tuple[Field | None, re.Match[str] | None]:
     """Find the leaf of a name, None if it is not there, and the columns that the name has in brackets."""
-    by_name = {field.name: field for field in fields}
-    found, which = _leaf(by_name, asked), None
+    by_key = {field.key: field for field in fields}
+    found, which = _leaf(by_key, asked), None
     if found is None and (which := _WHICH.fullmatch(asked)) is not None:
-        found = _leaf(by_name, which["name"])
+        found = _leaf(by_key, which["name"])
     return found, which
 
 
-def _leaf(by_name: dict[str, Field], name: str) -> Field | None:
+def _leaf(by_key: dict[Key, Field], name: str) -> Field | None:
     """Find the leaf of a name, which may lack `next.`, or that of the video whose frames it is."""
-    return by_name.get(name) or by_name.get(f"{NEXT}.{name}") or by_name.get(f"video.{name}")
+    for whole in (name, f"{NEXT}.{name}", f"video.{name}"):
+        key = key_called(whole, by_key)
+        if key is not None:
+            return by_key[key]
+    return None
 
 
 def _refuse_other_than_numbers(field: Field, dataset: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UsageError
 from ..format.contracts import StepReader
 from ..format.episodes import EpisodeTable
-from ..ted.schema import Field, as_numbers, unknown_field
+from ..ted.schema import Field, as_numbers, key_called, key_name, unknown_field
 
 if TYPE_CHECKING:
     from ..samplers.base import Sampler
@@ -215,9 +215,11 @@ def _ends(table: EpisodeTable) -> dict[str, Any]:
 
 def priority_field(reader: StepReader, name: str) -> Field:
     """Return the leaf of the initial priorities; UsageError if it does not exist or does not hold real numbers."""
-    field = next((field for field in reader.fields if field.name == name), None)
-    if field is None:
-        raise unknown_field(name, [field.name for field in reader.fields])
+    fields = {field.key: field for field in reader.fields}
+    key = key_called(name, fields)
+    if key is None:
+        raise unknown_field(name, map(key_name, fields))
+    field = fields[key]
     if field.role == "text" or field.dtype == "bool" or "complex" in field.dtype or 0 in field.shape:
         what = "text" if field.role == "text" else f"{field.dtype} {list(field.shape)}"
         raise UsageError(f"--priority is {name!r}, which is {what}, expected real numbers")

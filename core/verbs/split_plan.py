@@ -13,7 +13,7 @@ from ..errors import UsageError, did_you_mean
 from ..format.contracts import Array, StepReader
 from ..format.digest import bytes_of
 from ..format.returns import return_field_of, sum_rewards
-from ..ted.schema import EPISODE, Field
+from ..ted.schema import EPISODE, Field, key_called, key_name
 
 Shares: TypeAlias = Mapping[str, float]
 """The fraction of the episodes that each part gets, by the name of the part."""
@@ -63,11 +63,12 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     for a key that is not there, that changes within an episode, or that some episode lacks.
     """
     table = reader.episodes
-    fields = {field.name: field for field in reader.fields}
+    fields = {field.key: field for field in reader.fields}
     if by == EPISODE[0]:
         return Groups(np.arange(len(table)))
-    if by in fields:
-        return Groups(_values_of_field(reader, fields[by]), by)
+    key = key_called(by, fields)
+    if key is not None:
+        return Groups(_values_of_field(reader, fields[key]), by)
     if by == "content" and identical is not None:
         return Groups(_numbered(identical.tolist()), by)
     texts = reader.episode_text or []
@@ -77,7 +78,9 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
     if by == "seed" and table.has_seed.any():
         _require_all(table.has_seed.tolist(), table.episode, "no seed")
         return Groups(_numbered(table.seed.tolist()), by)
-    known = list(dict.fromkeys([*fields, *(name for text in texts for name in text), "episode", "content"]))
+    known = list(
+        dict.fromkeys([*map(key_name, fields), *(name for text in texts for name in text), "episode", "content"])
+    )
     known += ["seed"] if table.has_seed.any() and "seed" not in known else []
     raise UsageError(
         f"--by {by!r} names no field, no text of the episodes and no entry of the episode table"

@@ -19,7 +19,7 @@ from ..progress import Progress, Silent
 from ..results import Result, seconds_since
 from ..saved_steps import has_steps
 from ..stats import QUANTILE_ERROR, FieldStats, StatsStore, collect_stats, described_fields
-from ..ted.schema import Field, key_name, unknown_field
+from ..ted.schema import NEXT, Field, Key, key_called, key_name, unknown_field
 
 FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 """The default quantiles."""
@@ -89,44 +89,47 @@ def stats(
         )
 
 
-def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[str]:
+def _wanted(reader: StepReader, names: Sequence[str] | None) -> set[Key]:
     """Return the leaves of the given names; the name of a group selects all its leaves."""
-    known = {field.name for field in described_fields(reader.fields)}
+    known = [field.key for field in described_fields(reader.fields)]
     if names is None:
-        return known
-    chosen: set[str] = set()
+        return set(known)
+    chosen: set[Key] = set()
     for name in names:
-        of_it = _named(name, known) or _named(f"next.{name}", known)
+        of_it = _named(name, known) or _named(f"{NEXT}.{name}", known)
         if not of_it:
             raise _not_described(name, reader.fields, known)
         chosen |= of_it
     return chosen
 
 
-def _named(name: str, known: set[str]) -> set[str]:
-    return {leaf for leaf in known if leaf == name or leaf.startswith(f"{name}.")}
+def _named(name: str, keys: Sequence[Key]) -> set[Key]:
+    """Return the leaves that a name means, that of a group all its leaves; UsageError if it means two."""
+    found = key_called(name, keys, groups=True)
+    return set() if found is None else {key for key in keys if key[: len(found)] == found}
 
 
-def _not_described(name: str, fields: Sequence[Field], known: set[str]) -> UsageError:
+def _not_described(name: str, fields: Sequence[Field], known: Sequence[Key]) -> UsageError:
     """Return the error for a field that has no statistics of its own."""
-    root = name.removeprefix("next.")
-    if root != name and _named(root, known) and _named(name, {field.name for field in fields}):
+    root, there = name.removeprefix(f"{NEXT}."), _named(name, [field.key for field in fields])
+    if there and root != name and _named(root, known):
         hint = f"ask for {root}, which holds the same rows but for the last one of each episode"
         return UsageError(f"the field {name!r} is described by {root!r}", hint=hint)
-    if _named(name, {field.name for field in fields}):
-        return UsageError(f"the field {name!r} has no statistics", hint=f"there are {', '.join(sorted(known))}")
-    return unknown_field(name, known)
+    names = sorted(map(key_name, known))
+    if there:
+        return UsageError(f"the field {name!r} has no statistics", hint=f"there are {', '.join(names)}")
+    return unknown_field(name, names)
 
 
 def _cached_or_computed(
-    reader: StepReader, wanted: set[str], fractions: tuple[float, ...], root: Path | None, progress: Progress
+    reader: StepReader, wanted: set[Key], fractions: tuple[float, ...], root: Path | None, progress: Progress
 ) -> tuple[tuple[FieldStats, ...], bool]:
     store = StatsStore(root) if root is not None and reader.manifest.files else None
     known = store.load(reader.manifest, fractions) if store else None
-    if known is not None and wanted <= {key_name(field.key) for field in known}:
-        return tuple(field for field in known if key_name(field.key) in wanted), True
+    if known is not None and wanted <= {field.key for field in known}:
+        return tuple(field for field in known if field.key in wanted), True
     every = described_fields(reader.fields)
-    chosen = [field for field in every if key_name(field.key) in wanted]
+    chosen = [field for field in every if field.key in wanted]
     worth_remembering = len(chosen) == len(every) and fractions == FRACTIONS and store is not None
     found = _collected(reader, chosen, fractions, progress, verified=worth_remembering)
     if worth_remembering and store:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import CorruptDataError, FormatError, UsageError
-from ...ted.schema import Field, Key, unknown_field
+from ...ted.schema import Field, Key, key_called, unknown_field
 from ..contracts import Array
 from ..digest import FileRecord, Hasher, bytes_of
 from ..open_files import pread_into
@@ -120,12 +120,13 @@ def _lz4_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
 
 def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, RowCodec]:
     """Read `observation.image=zstd:3` and its like; UsageError for fields that are not there and unknown methods."""
-    names = {field.name: field for field in fields}
-    codecs = named_codecs(asked)
-    for name in codecs:
-        if name not in names:
-            raise unknown_field(name, names)
-    return {names[name].key: codec for name, codec in codecs.items()}
+    codecs: dict[Key, RowCodec] = {}
+    for name, codec in named_codecs(asked).items():
+        key = key_called(name, [field.key for field in fields])
+        if key is None:
+            raise unknown_field(name, [field.name for field in fields])
+        codecs[key] = codec
+    return codecs
 
 
 def named_codecs(asked: Sequence[str]) -> Mapping[str, RowCodec]:

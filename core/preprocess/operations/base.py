@@ -29,6 +29,7 @@ from ...ted.schema import (
     Key,
     as_numbers,
     is_floating,
+    key_called,
     key_name,
     numpy_dtype,
     safe_part,
@@ -89,12 +90,7 @@ class Fields:
 
     def require_one(self, name: str) -> None:
         """Raise UsageError for a name that two fields share."""
-        keys = [key if _named(key, name) else key[1:] for key in self._meant(name)]
-        paths = {key[:end] for key in keys for end in range(len(key) + 1) if key_name(key[:end]) == name}
-        if len(paths) > 1:
-            raise UsageError(
-                f"{name!r} means both {' and '.join(map(repr, sorted(paths)))}", hint="tell them apart with --fn"
-            )
+        key_called(name, [key if _named(key, name) else key[1:] for key in self._meant(name)], groups=True)
 
     def twinned(self, name: str) -> list[Key]:
         """Like `covered`, for what has to be done before and after the step alike.
@@ -180,8 +176,7 @@ def new_key(name: str, what: str) -> Key:
 
 
 def _named(key: Key, name: str) -> bool:
-    whole = key_name(key)
-    return whole == name or whole.startswith(f"{name}.")
+    return key_called(name, [key], groups=True) is not None
 
 
 _EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}

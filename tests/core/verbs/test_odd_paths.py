@@ -1,4 +1,4 @@
-"""Paths that are not UTF-8: every verb takes them, and what is written about them is JSON all the same."""
+"""Odd names: paths that are not UTF-8, which every verb takes, and fields whose names with dots are the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rbtool
@@ -14,8 +15,10 @@ from rbtool.core.errors import UsageError
 from rbtool.core.format.manifest import MANIFEST, Manifest
 from rbtool.core.format.sources import safe_id
 from rbtool.core.open_steps import open_steps
+from rbtool.core.ted.schema import Field
 
 SOURCE = Path(__file__).parents[2] / "data" / "minari" / "tuple" / "trunc-v0"
+HER = {"strategy": "future", "goal_key": "a.b", "achieved_goal_key": "a.c"}
 ODD = os.fsdecode(b"caf\xe9")
 
 
@@ -64,3 +67,62 @@ def test_preprocess(odd: Path) -> None:
 def test_an_id_with_half_a_character_is_none() -> None:
     with pytest.raises(UsageError, match="is not a dataset id"):
         safe_id("a\ud800/x-v0")
+
+
+@pytest.fixture
+def twins(written) -> Path:
+    """A dataset with two fields called `a.b`, as states, and one below another group that `a.c` means alone."""
+    rows, columns = np.arange(8, dtype=np.float32), {}
+    for lead in ((), ("next",)):
+        for number, key in enumerate([("a", "b"), ("a.b",)]):
+            columns[Field((*lead, *key), "float32", (2, 2, 3), "observation")] = np.zeros((8, 2, 2, 3), np.float32)
+            columns[Field((*lead, "x", *key), "float32", (), "info")] = rows // 4 + number
+    columns[Field(("a.c",), "float32", (), "info")] = rows // 4
+    columns[Field(("next", "reward"), "float32", (1,), "reward")] = rows[:, None]
+    columns[Field(("action",), "float32", (1,), "action")] = rows[:, None]
+    return written(columns, (4, 4))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda path, out: rbtool.plot(path, fields=["x.a.b"]),
+        lambda path, out: rbtool.plot(path, fields=["x.a.b[0]"]),
+        lambda path, out: rbtool.split(path, out, train=0.5, val=0.5, by="x.a.b"),
+        lambda path, out: rbtool.sample(path, 2, sampler="prioritized", priority="x.a.b"),
+        lambda path, out: rbtool.sample(path, 2, frame_stack=2, frame_keys=["a.b"]),
+        lambda path, out: rbtool.frames(path, out / "frames.png", episode=0, field="a.b"),
+        lambda path, out: rbtool.stats(path, fields=["a.b"]),
+        lambda path, out: rbtool.preprocess(path, None, out, operations={"exclude": "a.b"}),
+        lambda path, out: rbtool.preprocess(path, "her.py:f", out, hindsight=HER),
+        lambda path, out: rbtool.convert(path, out, compress=["a.b=zstd"], layout="packed"),
+    ],
+    ids=[
+        "plot",
+        "plot-column",
+        "split",
+        "priority",
+        "frame-key",
+        "frames",
+        "stats",
+        "exclude",
+        "hindsight",
+        "compress",
+    ],
+)
+def test_a_name_of_two_fields_is_refused_by_every_verb(twins: Path, tmp_path: Path, command) -> None:
+    with pytest.raises(UsageError, match=r"means both \(.*'a', 'b'\) and \(.*'a\.b',?\)") as caught:
+        command(twins, tmp_path / "out")
+    assert "rename one of them" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_names_mean_what_they_did(twins: Path, tmp_path: Path) -> None:
+    assert rbtool.plot(twins, fields=["a.c"]).fields
+    assert {one.key for one in rbtool.stats(twins, fields=["a"]).fields} == {("a", "b")}
+    left = rbtool.preprocess(twins, None, tmp_path / "out", operations={"exclude": "a"}).path
+    with open_steps(left) as reader:
+        assert {("a.b",), ("a.c",), ("x", "a", "b")} < {field.key for field in reader.fields}
+        assert ("a", "b") not in {field.key for field in reader.fields}
+    stacked = rbtool.sample(twins, 2, frame_stack=2, seed=0)
+    assert [one.shape for one in stacked.fields if one.key == "a.b"] == [(2, 2, 2, 6)] * 2, "all images are stacked"
