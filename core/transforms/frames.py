@@ -8,8 +8,9 @@ import torch
 from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError
+from ..ted.schema import NEXT_DONE
 from .base import Past
-from .keyed import NEXT, KeyedTransform, Path, as_key, require_count, require_tensordict
+from .keyed import NEXT, KeyedTransform, Path, as_key, require_count, require_named, require_tensordict
 
 Padding = Literal["same", "constant"]
 _MULTI_STEP = "steps_to_next_obs"
@@ -27,7 +28,7 @@ class _Stack(KeyedTransform):
         *,
         padding: Padding = "same",
         padding_value: float = 0,
-        done_key: Any = (NEXT, "done"),
+        done_key: Any = NEXT_DONE,
     ) -> None:
         super().__init__(in_keys, out_keys)
         if dim >= 0:
@@ -50,8 +51,9 @@ class FrameStack(_Stack):
     Where a batch has two or more dimensions the last is time, as in padded trajectories and in slices asked for with
     `batched=True`. Frames before the start of a row, and before an end inside of it, are not known: `padding` repeats
     the first frame (`same`) or sets `padding_value` (`constant`). The stack of `("next", key)` is that of the root,
-    moved on by one: its newest frame is the next one. Ends are read from `done_key`. SchemaError (a RuntimeError) for a
-    batch without time, and for frames without the dimension `dim`.
+    moved on by one: its newest frame is the next one. Ends are read from `done_key`. MissingKeyError (a KeyError) for
+    an entry that was named and is not there; SchemaError (a RuntimeError) for a batch without time, and for frames
+    without the dimension `dim`.
     """
 
     def check(self, batch: TensorDictBase) -> None:
@@ -60,6 +62,7 @@ class FrameStack(_Stack):
                 f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
                 hint="ask for slices with batched=True, or for whole trajectories",
             )
+        require_named(batch, [self.done_key], defaults=[NEXT_DONE])
 
     def _age(self, batch: TensorDictBase) -> torch.Tensor:
         """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""
@@ -134,7 +137,7 @@ class StoredFrameStack(_Stack):
         *,
         padding: Padding = "constant",
         padding_value: float = 0,
-        done_key: Any = (NEXT, "done"),
+        done_key: Any = NEXT_DONE,
         traj_key: Any = None,
     ) -> None:
         super().__init__(n, in_keys, out_keys, dim, padding=padding, padding_value=padding_value, done_key=done_key)

@@ -130,7 +130,7 @@ class KeyedTransform(Transform):
             if data.get(key, None) is not None:
                 found.append((key, out))
             elif not self.missing_tolerance:
-                raise _not_there(key, data, "")
+                raise not_there(key, data)
             following, out_following = in_next(key), in_next(out)
             if following is None or out_following is None or following in self.in_keys or following in elsewhere:
                 continue
@@ -155,7 +155,18 @@ class KeyedTransform(Transform):
         )
 
 
-def _not_there(key: Path, data: TensorDictBase, so: str) -> MissingKeyError:
+def require_named(data: TensorDictBase, keys: Iterable[Path], defaults: Iterable[Path] = ()) -> None:
+    """Raise MissingKeyError, with the nearest name, for an entry that a user named and that is not there.
+
+    Those that are looked for by default need not be there.
+    """
+    usual = frozenset(defaults)
+    for key in keys:
+        if key not in usual and data.get(key, None) is None:
+            raise not_there(key, data)
+
+
+def not_there(key: Path, data: TensorDictBase, so: str = "") -> MissingKeyError:
     """Make the error for an entry that a batch lacks, with the nearest name."""
     name, names = ".".join(key), _names(data)
     hint = f"it has {', '.join(names)}" if names else ""
@@ -266,7 +277,7 @@ class RenameTransform(Transform):
         for key, name in zip(old, new, strict=True):
             value = batch.get(key, None)
             if value is None and not self.missing_tolerance:
-                raise _not_there(key, batch, f", so it cannot be renamed to {'.'.join(name)}")
+                raise not_there(key, batch, f", so it cannot be renamed to {'.'.join(name)}")
             following = in_next(key)
             pairs = [(key, name), (None if following in old or following in elsewhere else following, in_next(name))]
             for source, target in pairs:
@@ -345,7 +356,7 @@ class CatTensors(Transform):
     def _part(batch: Any, key: Path) -> torch.Tensor:
         value = batch.get(key, None)
         if value is None:
-            raise _not_there(key, batch, ", so it cannot be joined with others")
+            raise not_there(key, batch, ", so it cannot be joined with others")
         return value  # type: ignore[no-any-return]
 
     def _joined(self, parts: list[Any], out: Path) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import SchemaError, UsageError
 from ..storages.base import copied
-from ..ted.schema import DEFAULT_DONE_KEYS
+from ..ted.schema import DEFAULT_DONE_KEYS, NEXT_DONE
 from ..trajectories import (
     NestedKey,
     is_cut_behind,
@@ -24,7 +24,7 @@ from ..trajectories import (
     trajectory_ids,
 )  # fmt: skip
 from .base import Transform
-from .keyed import in_double, require_discount
+from .keyed import NEXT, as_key, in_double, require_discount, require_named
 from .returns import discounted, per_step_like
 
 WINDOW = "multi_step"
@@ -199,9 +199,11 @@ class MultiStepTransform(Transform):
 
     Steps that bear `steps_to_next_obs` are n-step transitions already and pass as they are.
 
-    UsageError (a ValueError) for `n_steps` below 1 or gamma outside [0, 1]. SchemaError (a RuntimeError) for another
-    number of lanes or other entries than those held back, and for processes that share the buffer. Names and the
-    number of steps written are those of TorchRL's transform.
+    UsageError (a ValueError) for `n_steps` below 1 or gamma outside [0, 1]. MissingKeyError (a KeyError) for rewards
+    that are not there under `next`, and for a flag or mask that was named and is not there; `reward_keys=()` is for
+    steps without rewards. SchemaError (a RuntimeError) for another number of lanes or other entries than those held
+    back, and for processes that share the buffer. Names and the number of steps written are those of TorchRL's
+    transform.
     """
 
     counts_writes = True
@@ -220,9 +222,9 @@ class MultiStepTransform(Transform):
         super().__init__()
         self.n_steps = n_steps
         self.gamma = require_discount(gamma)
-        self.reward_keys = [key_path(key) for key in reward_keys]
+        self.reward_keys = [as_key(key) for key in ([reward_keys] if isinstance(reward_keys, str) else reward_keys)]
         self.done_key = done_key
-        self.done_keys = tuple(done_keys)
+        self.done_keys = (done_keys,) if isinstance(done_keys, str) else tuple(done_keys)
         self.mask_key = mask_key
         if check_continuity not in (None, True, False):
             raise UsageError(f"check_continuity is {check_continuity!r}, expected True, False or None")
@@ -281,7 +283,15 @@ class MultiStepTransform(Transform):
             mask_key=self.mask_key, apart=every.apart,
         )  # fmt: skip
 
+    def _require_named(self, data: TensorDictBase) -> None:
+        """Raise MissingKeyError for an entry that was named and is not there; defaults but the reward may be absent."""
+        done = (NEXT, *key_path(self.done_key))
+        flags = [done, *((*done[:-1], name) for name in self.done_keys if name not in DEFAULT_DONE_KEYS)]
+        rewards = [(NEXT, *key) for key in self.reward_keys]
+        require_named(data, [*flags, *rewards, key_path(self.mask_key)], defaults=[NEXT_DONE, ("mask",)])
+
     def _behind_held(self, data: TensorDictBase) -> _Held:
+        self._require_named(data)
         ended = step_ends(data, self.done_key, self.done_keys)  # what cannot be used is refused before it is held
         apart = torch.zeros_like(ended)
         held = self._held

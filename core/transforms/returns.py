@@ -9,11 +9,13 @@ from tensordict import TensorDictBase
 
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..format.returns import add_rewards_to_go
+from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
 from ..trajectories import NestedKey, is_cut_behind, key_path, require_steps, step_mask
 from .base import Transform
-from .keyed import NEXT, as_key, in_double, require_discount, require_tensordict
+from .keyed import NEXT, as_key, in_double, not_there, require_discount, require_named, require_tensordict
 
 _ORIGINAL = "original_"
+_ENDS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -29,9 +31,10 @@ class ReturnToGo(Transform):
     Of n-step transitions (`steps_to_next_obs`) the rewards of single steps count, which they keep as `original_reward`.
 
     Sums are computed in float64 and rounded once, as by `rbtool preprocess --return-to-go`. `out_key` gets the shape
-    and type of the reward. MissingKeyError (a KeyError) for a reward that is not there,
-    SchemaError (a RuntimeError) for one that is not a float, for sums over n steps without the rewards of single steps
-    and for a `mask_key` without one value a step, UsageError (a ValueError) for a `gamma` outside of [0, 1].
+    and type of the reward. MissingKeyError (a KeyError) for a reward that is not there, and for a mask or an end flag
+    that was named and is not there; SchemaError (a RuntimeError) for a reward that is not a float, for sums over n
+    steps without the rewards of single steps and for a `mask_key` without one value a step; UsageError (a ValueError)
+    for a `gamma` outside of [0, 1].
     """
 
     def __init__(
@@ -39,14 +42,14 @@ class ReturnToGo(Transform):
         gamma: float = 1.0,
         *,
         reward_key: Any = (NEXT, "reward"),
-        done_keys: Any = ((NEXT, "done"), (NEXT, "terminated"), (NEXT, "truncated")),
+        done_keys: Any = _ENDS,
         out_key: Any = "return_to_go",
         mask_key: Any = None,
     ) -> None:
         super().__init__()
         self.gamma = require_discount(gamma)
         self.reward_key = as_key(reward_key)
-        self.done_keys = [as_key(key) for key in done_keys]
+        self.done_keys = [as_key(key) for key in ([done_keys] if isinstance(done_keys, str) else done_keys)]
         self.out_key = as_key(out_key)
         self.mask_key = None if mask_key is None else as_key(mask_key)
 
@@ -56,7 +59,8 @@ class ReturnToGo(Transform):
             raise SchemaError("expected a batch of steps, found a single one")
         reward = batch.get(self.reward_key, None)
         if reward is None:
-            raise MissingKeyError(f"the reward {'.'.join(self.reward_key)} is not in the batch")
+            raise not_there(self.reward_key, batch)
+        require_named(batch, [*self.done_keys, *([self.mask_key] if self.mask_key else [])], defaults=_ENDS)
         if not reward.is_floating_point():
             raise SchemaError(f"the reward {'.'.join(self.reward_key)} is {reward.dtype}, expected a type of floats")
         reward = self._of_single_steps(batch, reward)

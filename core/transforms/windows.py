@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import MissingKeyError, SchemaError
-from ..ted.schema import TRAJECTORY_KEYS
+from ..errors import SchemaError
+from ..ted.schema import NEXT_DONE, TRAJECTORY_KEYS
 from .base import Transform
-from .keyed import NEXT, Path, as_key, as_keys, require_count, require_tensordict
+from .keyed import NEXT, Path, as_key, as_keys, not_there, require_count, require_named, require_tensordict
+
+_STEP_COUNT = ("step_count",)
 
 
 class RandomCropTensorDict(Transform):
@@ -64,7 +66,7 @@ class RandomCropTensorDict(Transform):
             return torch.full(others, batch.batch_size[dim], device=batch.device)
         mask = batch.get(self.mask_key, None)
         if mask is None:
-            raise MissingKeyError(f"the mask {'.'.join(self.mask_key)} is not in the batch")
+            raise not_there(self.mask_key, batch)
         if mask.shape[: batch.ndim] != batch.batch_size or mask.numel() != batch.batch_size.numel():
             raise SchemaError(f"the mask is {list(mask.shape)}, expected {list(batch.batch_size)}")
         real: torch.Tensor = mask.reshape(batch.batch_size)
@@ -86,7 +88,7 @@ class NextStateReconstructor(Transform):
     (`traj_key`; by default `("collector", "traj_ids")`, else `"episode"`) differ, where `done_key` is set, and where
     `step_count_key` or the stored `"index"` does not increase by one. Whatever of these is not in the batch is not
     compared, except that MissingKeyError (a KeyError) is raised for one that was named, and for an entry of `keys`.
-    Without `strict` named ids that are not there are not compared either, and a batch that nothing separates is one
+    Without `strict` what was named and is not there is not compared either, and a batch that nothing separates is one
     trajectory.
 
     SchemaError (a RuntimeError) if no entry separates trajectories, FillError (a TypeError, too) for a `fill_value`
@@ -97,8 +99,8 @@ class NextStateReconstructor(Transform):
         self,
         keys: Any,
         traj_key: Any = None,
-        done_key: Any = (NEXT, "done"),
-        step_count_key: Any = "step_count",
+        done_key: Any = NEXT_DONE,
+        step_count_key: Any = _STEP_COUNT,
         fill_value: float = float("nan"),
         strict: bool = True,
     ) -> None:
@@ -125,6 +127,8 @@ class NextStateReconstructor(Transform):
         """Return for each step but the last whether the next one continues it; bool `[..., T - 1]`."""
         shape = batch.batch_size
         found = []
+        if self.strict:
+            require_named(batch, filter(None, (self.done_key, self.step_count_key)), defaults=[NEXT_DONE, _STEP_COUNT])
         trajectory = self._trajectories(batch)
         if trajectory is not None:
             ids = trajectory.reshape(*shape, -1)
@@ -150,7 +154,7 @@ class NextStateReconstructor(Transform):
         if self.traj_key is not None:
             found = batch.get(self.traj_key, None)
             if found is None and self.strict:
-                raise MissingKeyError(f"{'.'.join(self.traj_key)}, which separates trajectories, is not in the batch")
+                raise not_there(self.traj_key, batch, ", so trajectories cannot be told apart")
             return found  # type: ignore[no-any-return]
         return next(
             (found for key in TRAJECTORY_KEYS["next states"] if (found := batch.get(key, None)) is not None), None
@@ -159,7 +163,7 @@ class NextStateReconstructor(Transform):
     def _shifted(self, batch: TensorDictBase, key: Path, follows: torch.Tensor) -> torch.Tensor:
         value = batch.get(key, None)
         if value is None:
-            raise MissingKeyError(f"{'.'.join(key)} is not in the batch: there is nothing to rebuild its next from")
+            raise not_there(key, batch, ", so there is nothing to rebuild its next from")
         time = batch.ndim - 1
         fill = _filling(value, self.fill_value, key)
         rest = value.narrow(time, 1, value.shape[time] - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,35 @@ def test_flags_of_several_agents_end_a_window_where_any_is_set(transform: bool) 
     assert found["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
     assert found["next", "reward"][..., 0].tolist() == [[2, 2], [1, 1], [2, 2], [1, 1]]
     assert torch.equal(found["multi_step", "done"], flag[[1, 1, 3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("named", "missing", "meant"),
+    [
+        ({"reward_keys": ["rewrad"]}, "next.rewrad", "next.reward"),
+        ({"reward_keys": "rewards"}, "next.rewards", "next.reward"),
+        ({"reward_keys": ["reward", ("team", "reward")]}, "next.team.reward", "next.reward"),
+        ({"done_key": "doen"}, "next.doen", "next.done"),
+        ({"done_keys": ["done", "truncatd"]}, "next.truncatd", "next.truncated"),
+        ({"done_keys": "ended"}, "next.ended", "next.done"),
+        ({"mask_key": "msk"}, "msk", "mask"),
+    ],
+)
+def test_a_misspelt_key_is_told_when_the_first_steps_come(named: Any, missing: str, meant: str) -> None:
+    td = steps([False, True])
+    td["next", "truncated"], td["mask"] = ~td["next", "done"], torch.ones(2, dtype=torch.bool)
+    transform = MultiStepTransform(1, 0.9, **named)
+    with pytest.raises(MissingKeyError) as caught:
+        transform.inv(td)
+    assert str(caught.value) == f"{missing} is not in the batch; did you mean {meant!r}?"
+    assert transform.held == 0
+
+
+def test_steps_without_rewards_say_so() -> None:
+    td = steps([False, True]).exclude(("next", "reward"))
+    with pytest.raises(MissingKeyError, match=r"next\.reward"):
+        MultiStepTransform(1, 0.9).inv(td)
+    assert MultiStepTransform(1, 0.9, reward_keys=()).inv(td)["steps_to_next_obs"].tolist() == [1]
 
 
 def test_odd_batches_are_refused() -> None:

@@ -92,6 +92,15 @@ def test_without_a_future_the_return_is_the_reward() -> None:
     assert found == pytest.approx([1, INF, NAN, 2], nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{"reward_key": ("next", "rewrad")}, {"done_keys": [("next", "doen")]}, {"done_keys": "d"}, {"mask_key": "m"}],
+)
+def test_a_misspelt_key_is_told(named: Any) -> None:
+    with pytest.raises(MissingKeyError, match="is not in the batch"):
+        ReturnToGo(**named)(steps([1, 2], [False, True]))
+
+
 def test_a_named_mask_has_one_value_a_step() -> None:
     td = steps([1, 2], [False, True], legal=torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(SchemaError, match=r"legal is \[2, 3\]"):

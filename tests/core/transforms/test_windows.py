@@ -77,7 +77,7 @@ def test_the_buffers_generator_decides() -> None:
             RuntimeError,
             "sub_seq_len is 9, expected at most .* 8",
         ),
-        (lambda: RandomCropTensorDict(2, mask_key="m")(rows(2, 8)), KeyError, "mask m"),
+        (lambda: RandomCropTensorDict(2, mask_key="m")(rows(2, 8)), KeyError, "m is not in the batch"),
         (lambda: RandomCropTensorDict(2, -3)(rows(2, 8)), RuntimeError, r"shape \[2, 8\]"),
         (lambda: RandomCropTensorDict(0), ValueError, "sub_seq_len is 0"),
         (lambda: FrameStack(0), ValueError, "n is 0"),
@@ -86,6 +86,7 @@ def test_the_buffers_generator_decides() -> None:
         (lambda: FrameStack(2, "step", dim=-1)(rows(2, 3)), RuntimeError, r"shape \[\], .* no dimension dim=-1"),
         (lambda: FrameStack(3, ["o"])(vectors(2, 3)), RuntimeError, r"o has frames of the shape \[4\], .* dim=-3"),
         (lambda: FrameStack(2, "step")(rows(2, 3)[0]), RuntimeError, "along the time of a batch"),
+        (lambda: FrameStack(2, "step", dim=-1, done_key="doen")(rows(2, 3)), KeyError, "doen is not in the batch"),
     ],
 )
 def test_bad_input_is_told(make: Any, error: type[Exception], words: str) -> None:
