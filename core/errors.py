@@ -30,6 +30,7 @@ _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 16
 """Control characters and line ends as a message shows them: names in damaged files may have any of them."""
 
 _CAUGHT, _HINT = "Caught ", "hint: "
+_NEXT_LINE, _IN_HINT = "\n" + " " * len(_HINT), "\0"
 
 
 class RbtoolError(Exception):
@@ -66,8 +67,8 @@ class RbtoolError(Exception):
 
     @property
     def note(self) -> str:
-        """The hint as a traceback shows it."""
-        return f"{_HINT}{self._hint}"
+        """The hint as a traceback shows it; its later lines are indented, which tells them from other notes."""
+        return _HINT + self._hint.replace("\n", _NEXT_LINE)
 
     def __str__(self) -> str:
         return self.message
@@ -86,8 +87,8 @@ def _raised_in_worker(kind: type[RbtoolError], text: str) -> tuple[str, str, str
     _, found, end = trace.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
     if not found:
         return None
-    message, *notes = end.splitlines() or [""]
-    hint = next((note.removeprefix(_HINT) for note in notes if note.startswith(_HINT)), "")
+    message, *notes = end.rstrip("\n").replace(_NEXT_LINE, _IN_HINT).split("\n")
+    hint = next((note.removeprefix(_HINT) for note in notes if note.startswith(_HINT)), "").replace(_IN_HINT, "\n")
     trace = f"{trace.removesuffix(end)}{message}"
     return message, hint, f"raised {where.removeprefix(f'{_CAUGHT}{kind.__name__} ')}:\n{trace}"
 

@@ -7,6 +7,7 @@ import pickle
 import traceback
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean
 
@@ -39,6 +40,20 @@ def test_a_traceback_ends_with_the_hint(kind: type[RbtoolError]) -> None:
     for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert [line.rpartition(": ")[2] for line in _shown(one)] == ["no field", "take another"]
         assert one.__notes__ == ["hint: take another"]
+
+
+@pytest.mark.parametrize("hint", ["take another", "one of\n  a = 1\n\n  b = 2", ""])
+@pytest.mark.parametrize("kind", [UsageError, MissingKeyError])
+def test_what_a_worker_of_a_loader_raised_has_its_whole_hint(kind: type[RbtoolError], hint: str) -> None:
+    try:
+        error = kind("no field", hint=hint)
+        error.add_note("of somebody else")
+        raise error
+    except RbtoolError:
+        in_worker = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(kind) as caught:
+        in_worker.reraise()
+    assert (caught.value.message, caught.value.hint) == ("no field", hint)
 
 
 def test_a_hint_that_is_given_later_takes_the_place_of_the_first() -> None:
