@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar, cast
 
@@ -181,6 +183,18 @@ def require_flags(**flags: object) -> None:
 def quiet() -> bool:
     """Whether warnings are disabled by TorchRL's variable `RL_WARNINGS=0`."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}
+
+
+_BETWEEN = {"rbtool", "torch", "tensordict", "concurrent", "contextlib", "functools", "threading"}
+"""The packages whose code may be between a line of a user's and a warning."""
+
+
+def warn_caller(message: str) -> None:
+    """Warn (UserWarning) with the place of the line outside of rbtool that led here, however deep the call is."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +17,7 @@ from ...core.datasets.lerobot_columns import (
     with_next_observations,
 )
 from ...core.datasets.videos import with_frames
-from ...core.errors import UsageError
+from ...core.errors import UsageError, warn_caller
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
@@ -174,5 +173,5 @@ def _tasks_of(dataset: Path) -> dict[int, str]:
 def _is_usable(name: str, column: Any) -> bool:
     usable = column is not None and hasattr(column, "__len__") and not isinstance(column, str | bytes | Mapping)
     if not usable:
-        warnings.warn(f"the column {name!r} is left out: it is a {type(column).__name__}", stacklevel=3)
+        warn_caller(f"the column {name!r} is left out: it is a {type(column).__name__}")
     return usable

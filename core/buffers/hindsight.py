@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
-from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError
+from ..errors import MissingKeyError, RbtoolError, SchemaError, UsageError, WrongKindError, warn_caller
 from ..samplers.boundaries import Key, StrictBoundaries, boundary_key
 from ..samplers.earlier_steps import gathered
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
@@ -246,7 +245,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     """
 
     draws_apart = True
-    _announced = False
+    _announces: bool | None = None
+    """Whether there is something to warn of; None until the first batch."""
 
     def __init__(
         self,
@@ -363,19 +363,26 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             if read.goals is None:
                 return batch
             batch = self._relabelled(batch, read.goals, draw)
-        if not self._announced:
-            self._announced = True
-            self._announce_goals_before(batch)
+        if self._announces is None:
+            key = self._relabelling.achieved_goal_key
+            self._announces = key[0] != _NEXT and entry_of(batch, (_NEXT, *key)) is not None
+            if self._prefetcher is None:  # a thread that prefetches has no line of the user's to point at
+                self._announce_goals_before()
         return batch
 
-    def _announce_goals_before(self, batch: Any) -> None:
-        """Warn if goals are what was achieved before a step, though what the step achieved is stored, too."""
-        key = self._relabelling.achieved_goal_key
-        if key[0] != _NEXT and entry_of(batch, (_NEXT, *key)) is not None:
-            warnings.warn(
+    def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
+        delivered = super()._deliver(size, out)
+        self._announce_goals_before()
+        return delivered
+
+    def _announce_goals_before(self) -> None:
+        """Warn, once, if goals are what was achieved before a step, though what the step achieved is stored, too."""
+        if self._announces:
+            self._announces = False
+            key = self._relabelling.achieved_goal_key
+            warn_caller(
                 f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
-                "what the step achieved, as the method is published",
-                stacklevel=2,
+                "what the step achieved, as the method is published"
             )
 
     def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:

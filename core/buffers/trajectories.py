@@ -6,7 +6,6 @@ Entries are read when they are asked for.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -23,6 +22,7 @@ from ..errors import (
     WrongKindError,
     quiet,
     suggests_keywords,
+    warn_caller,
 )
 from ..samplers.boundaries import (
     BoundarySource,
@@ -559,10 +559,9 @@ def _no_separation() -> MissingKeyError:
 def _warn_about_flags(flags: Sequence[Key]) -> None:
     if not quiet():
         names = ", ".join(".".join(key) for key in flags)
-        warnings.warn(
+        warn_caller(
             f"there are no trajectory ids: {names} separate trajectories, and one that ends without a flag is taken as "
-            "one with the following",
-            stacklevel=5,
+            "one with the following"
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ..encodings.compact import ENSEMBLE_FILE, SEGMENTS_FILE, STORAGE
 from ..encodings.foreign import foreign_form
 from ..encodings.saved_digests import noted_files, require_digests, write_digests
-from ..errors import CorruptDataError, DatasetNotFoundError, FormatError, RbtoolError, SchemaError, UsageError
+from ..errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    FormatError,
+    RbtoolError,
+    SchemaError,
+    UsageError,
+    warn_caller,
+)
 from ..format import fs
 from ..format.contracts import FinalMethodError, delegate, own_attributes, refuse_overrides
 from ..format.documents import Count, decode, dump_json, load_json
@@ -517,6 +524,6 @@ def _require_callable(hook: Any) -> None:
 def _shift(storage: Storage) -> int:
     row = last_row(storage.last_cursor)
     if row is None:
-        warnings.warn("the storage does not know its last cursor: the first row is taken for the oldest", stacklevel=5)
+        warn_caller("the storage does not know its last cursor: the first row is taken for the oldest")
         return 0
     return row + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from ..errors import SchemaError, UsageError, suggests_keywords
+from ..errors import SchemaError, UsageError, suggests_keywords, warn_caller
 from ..transforms.base import Transform
 from ..transforms.keyed import Path as KeyPath
 from ..transforms.keyed import as_key, require_tensordict
@@ -159,7 +158,7 @@ def with_next_observations(rows: TensorDict) -> TensorDict:
         if key[0] != "observation":
             continue
         if not isinstance(value, torch.Tensor):
-            warnings.warn(f"{'.'.join(key)} has no next rows: they are not decoded", stacklevel=3)
+            warn_caller(f"{'.'.join(key)} has no next rows: they are not decoded")
             continue
         after = torch.full_like(value, float("nan") if value.is_floating_point() else 0)
         after[:-1][follows[:-1]] = value[1:][follows[:-1]]

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import sys
-import warnings
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,15 @@ from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 
-from ..errors import CorruptDataError, SchemaError, UsageError, keywords_of, require_flags, require_keywords
+from ..errors import (
+    CorruptDataError,
+    SchemaError,
+    UsageError,
+    keywords_of,
+    require_flags,
+    require_keywords,
+    warn_caller,
+)
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
@@ -164,7 +171,7 @@ class Sampler(metaclass=_Samplers):
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
         """Set priorities of elements; the default warns that this sampler does not use them."""
-        warnings.warn(f"{type(self).__name__} does not look at priorities: the update has no effect", stacklevel=3)
+        warn_caller(f"{type(self).__name__} does not look at priorities: the update has no effect")
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Called after the rows of a storage were rotated, so that `row` is row 0."""

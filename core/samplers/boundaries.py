@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, suggests_keywords
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, suggests_keywords, warn_caller
 from ..storages.base import Storage
 from ..storages.cursors import last_row
 from ..storages.tensor import TensorStorage
@@ -250,10 +249,9 @@ class BoundaryChoice:
             return
         self._warned = True
         known = [".".join(key) for key in storage.structure.places] if isinstance(storage, TensorStorage) else []
-        warnings.warn(
+        warn_caller(
             f"{_listed(missing)} is not in the storage, trajectories are separated by {_listed(found.keys)}"
-            f"{did_you_mean('.'.join(missing[0]), known)}",
-            stacklevel=2,
+            f"{did_you_mean('.'.join(missing[0]), known)}"
         )
 
 

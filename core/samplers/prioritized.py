@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError, require_flags
+from ..errors import CorruptDataError, DatasetNotFoundError, SchemaError, UsageError, require_flags, warn_caller
 from ..format import fs
 from ..format.documents import load_json
 from ..format.syncing import replace_file
@@ -215,7 +214,7 @@ class PrioritizedSampler(Sampler):
             raise SchemaError(
                 f"{found} and {len(storage)} elements", hint="make the sampler with the max_size of the storage"
             )
-        warnings.warn(f"{found}: the write that passes element {room - 1} will be refused", stacklevel=5)
+        warn_caller(f"{found}: the write that passes element {room - 1} will be refused")
 
     def capacity_for(self, storage: Storage) -> int | None:
         """Return `max_capacity`, if it is below the capacity of the storage and does not grow with it."""
@@ -565,9 +564,7 @@ class Priorities:
                 raise UsageError(f"alpha is {value}: the largest weight would be beyond {self.heaviest:g}")
             self.tree.load(weights)
         elif alpha and self.known and not self.alpha:
-            warnings.warn(
-                "alpha was 0: what the priorities were is not known, all are alike until they are updated", stacklevel=3
-            )
+            warn_caller("alpha was 0: what the priorities were is not known, all are alike until they are updated")
         self.alpha = alpha
         self._forget_weights()
 

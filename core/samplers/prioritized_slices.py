@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict.utils import NestedKey
 
+from ..errors import warn_caller
 from ..kernels.slices import Anchor, SliceRule
 from ..storages.base import Storage
 from .base import Index
@@ -238,9 +238,8 @@ def _without_left(span: Any) -> Any:
     left, *right = span if isinstance(span, tuple | list) else (span, span)
     if not left or len(right) != 1:
         return span
-    warnings.warn(
+    warn_caller(
         f"slices that are drawn by the priority of their first step cannot begin before it: span={span!r} is taken "
-        f"as {(False, *right)!r}",
-        stacklevel=4,
+        f"as {(False, *right)!r}"
     )
     return (False, *right)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
+from ..errors import MissingKeyError, SchemaError, UsageError, require_flags, warn_caller
 from ..kernels.rows import collector_paused
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
@@ -194,9 +193,7 @@ class PromptGroupSampler(Sampler):
             return chosen
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"the storage has {len(chosen)} {what}, expected {count}: some are drawn repeatedly", stacklevel=4
-            )
+            warn_caller(f"the storage has {len(chosen)} {what}, expected {count}: some are drawn repeatedly")
         again = (fractions(missing, self.generator) * len(chosen)).astype(np.int64)
         return np.concatenate([chosen, chosen[again]])
 

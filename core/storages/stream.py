@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from ..errors import NoLengthError, SchemaError
+from ..errors import NoLengthError, SchemaError, warn_caller
 from ..ted.schema import Field
 from .base import Storage
 from .cursors import as_index
@@ -146,7 +145,7 @@ class StreamStorage(Storage):
             if found.left_out:
                 self._left_out[shard] = found.left_out
                 said = "; ".join(found.left_out)
-                warnings.warn(f"left out of shard {shard} of {self.shards.address}: {said}", stacklevel=2)
+                warn_caller(f"left out of shard {shard} of {self.shards.address}: {said}")
         return found
 
     @property

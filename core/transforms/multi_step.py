@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from torch import nn
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, warn_caller
 from ..storages.base import copied
 from ..ted.schema import DEFAULT_DONE_KEYS, NEXT_DONE
 from ..trajectories import (
@@ -316,7 +315,7 @@ class MultiStepTransform(Transform):
                     before[..., -1] |= elsewhere
                 elif bool(elsewhere.any()):
                     self._warned = True
-                    warnings.warn(_NOT_CONTINUED, stacklevel=2)
+                    warn_caller(_NOT_CONTINUED)
         try:
             steps: Any = torch.cat((held.steps, data), -1)
         except (KeyError, RuntimeError) as error:

@@ -292,8 +292,9 @@ def test_goals_before_the_step_are_announced_once_where_those_after_it_are_store
     data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
     data["next", "number"] = data["number"] + 1
     ring.buffer.extend(data)
-    with pytest.warns(UserWarning, match=r"achieved_goal_key=\('next', 'number'\) takes what"):
+    with pytest.warns(UserWarning, match=r"achieved_goal_key=\('next', 'number'\) takes what") as caught:
         ring.buffer.sample()
+    assert [one.filename for one in caught] == [__file__]
     for _ in range(5):
         ring.buffer.sample()
     nothing = Ring(her_ratio=0, **options | ({"storage": ListStorage(CAPACITY)} if form == "list" else {}))
