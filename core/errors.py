@@ -228,7 +228,8 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, whole: bool
 def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
     """Make a function name the argument that is nearest to a misspelt one, as Python itself does from 3.13 on.
 
-    `more` are the names that the function takes through `**options`; for any other name it raises TypeError.
+    `more` are the names that the function takes through `**options`; for any other name it raises TypeError. What is
+    declared as `bool`, or `bool | None`, has to be one: `force="no"` is UsageError.
 
     >>> @suggests_keywords()
     ... def halve(number, *, digits=2):
@@ -240,10 +241,16 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
 
     def decorated(function: _Function) -> _Function:
         known = [*keywords_of(function), *more]
+        kinds = function.__annotations__  # texts: all modules postpone their evaluation
+        flags = [name for name in keywords_of(function) if kinds.get(name) in ("bool", "bool | None")]
 
         @functools.wraps(function)
         def call(*arguments: Any, **given: Any) -> Any:
             require_keywords(function.__name__, given, known)
+            for name in flags:
+                if name in given and not (given[name] is None and kinds[name] == "bool | None"):
+                    require_flags(**{name: given[name]})
+                    given[name] = bool(given[name])  # of NumPy's, no JSON can be written
             return function(*arguments, **given)
 
         call.__keywords__ = known  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,16 @@ from .datasets.buffer import DatasetReplayBuffer
 from .datasets.storage import DatasetStorage
 from .datasets.videos import with_frames
 from .declarations import from_leaf
-from .errors import CorruptDataError, DatasetNotFoundError, UsageError, did_you_mean, keywords_of, require_keywords
+from .errors import (
+    CorruptDataError,
+    DatasetNotFoundError,
+    UsageError,
+    did_you_mean,
+    keywords_of,
+    require_flags,
+    require_keywords,
+    warn_caller,
+)
 from .format import fs
 from .format.contracts import StepReader
 from .format.documents import decode, parse_json
@@ -81,7 +89,7 @@ class SourceFolder:
         """
         result = from_leaf("download")(self.source, asked, root=self._store, force=force, trust_pickle=self.trusted)
         if result.resolved == "words":
-            warnings.warn(substitution_text(asked, result.id), stacklevel=5)  # the caller of the constructor
+            warn_caller(substitution_text(asked, result.id))
         return self._placed(result, replace=force)
 
     def rebuild(self, asked: str) -> Path:
@@ -167,7 +175,7 @@ class _AvailableDatasets:
     def __get__(self, instance: object, owner: type[SourceExperienceReplay]) -> list[str]:
         listed = from_leaf("list_remote")(owner.source)
         for problem in listed.problems:
-            warnings.warn(f"passed over: {problem}", stacklevel=2)
+            warn_caller(f"passed over: {problem}")
         return [entry.name.removeprefix(f"{owner.source}:") for entry in listed.datasets]
 
 
@@ -229,6 +237,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
         local: bool = False,
         **arguments: Any,
     ) -> None:
+        require_flags(split_trajs=split_trajs, local=local)
         if not isinstance(download, bool) and download != "force":
             raise UsageError(f"download is {download!r}, expected True, False or 'force'")
         require_keywords(type(self).__name__, arguments, arguments_of(type(self)))  # before anything is downloaded

@@ -38,6 +38,35 @@ def test_every_public_function_names_the_argument_nearest_to_a_misspelt_one() ->
             function(*arguments, **{f"{argument}s": None})
 
 
+def test_every_public_function_takes_no_words_for_flags() -> None:
+    checked = 0
+    for _name, function in _public_functions():
+        if not hasattr(function, "__keywords__"):
+            continue
+        parameters = inspect.signature(function).parameters
+        arguments = [torch.nn.Identity() for one in parameters.values() if one.default is one.empty and one.kind < 2]
+        for flag in (one.name for one in parameters.values() if one.annotation in ("bool", "bool | None")):
+            if parameters[flag].kind is inspect.Parameter.KEYWORD_ONLY:
+                with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
+                    function(*arguments, **{flag: "no"})
+                checked += 1
+    assert checked > 70
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda word: rbtool.FlatStorageCheckpointer(compatible=word), "compatible"),
+        (lambda word: rbtool.RecordEpisodes(None, "nowhere", resume=word), "resume"),  # type: ignore[arg-type]
+        (lambda word: rbtool.MCTSForest(stochastic=word), "stochastic"),
+        (lambda word: rbtool.MinariExperienceReplay("nowhere", 4, split_trajs=word), "split_trajs"),
+    ],
+)
+def test_classes_take_no_words_for_flags(make: Callable[[Any], Any], name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'no', expected True or False"):
+        make("no")
+
+
 STORAGE = rbtool.TensorStorage(torch.arange(4))
 
 

@@ -11,7 +11,6 @@ import copy
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,6 +40,7 @@ from ..errors import (
     quiet,
     require_flags,
     unknown_keyword,
+    warn_caller,
 )
 from ..format.syncing import Durable
 from ..samplers.base import Index, Sampler
@@ -200,6 +200,7 @@ class ReplayBuffer:
         **newer: Any,
     ) -> None:
         require_flags(pin_memory=pin_memory, shared=shared)
+        require_flags(compilable=compilable or False, delayed_init=delayed_init or False)
         self._sample_unit = checked_unit(sample_unit)
         self._consumed_after = newer.pop(_CONSUME, None)
         _refuse_newer(type(self), newer)
@@ -459,6 +460,7 @@ class ReplayBuffer:
         SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform whose state changes with
         every write and cannot be shared.
         """
+        require_flags(invert=invert)
         with self._sampling:
             self._transform.append(as_transform(transform, invert=invert))
             self._transform_changed()
@@ -466,6 +468,7 @@ class ReplayBuffer:
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
         """Insert a transform before the one at `index`, as `append_transform` does at the end; returns this buffer."""
+        require_flags(invert=invert)
         with self._sampling:
             self._transform.insert(index, as_transform(transform, invert=invert))
             self._transform_changed()
@@ -748,7 +751,7 @@ class ReplayBuffer:
         if get_worker_info() is not None:  # the loader's process would get a copy that is not pinned
             return batch
         if not torch.accelerator.is_available():
-            warnings.warn("pin_memory=True has no effect: there is no accelerator to copy to", stacklevel=3)
+            warn_caller("pin_memory=True has no effect: there is no accelerator to copy to")
             return batch
         return map_tensors(_pin, batch)
 
@@ -778,9 +781,7 @@ class ReplayBuffer:
         if size is None:
             raise SchemaError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
         if batch_size is not None and self._batch_size not in (None, batch_size) and not quiet():
-            warnings.warn(
-                f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}", stacklevel=2
-            )
+            warn_caller(f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}")
         draw, batch = self._deliver(size, out)
         return (batch, draw.info) if return_info else batch
 
@@ -946,10 +947,9 @@ class ReplayBuffer:
                     return self._add_transformed(data.unsqueeze(-1))
                 return self._add_unless_none(self._transform.inv(data))
         if storage.ndim == 1 and _has_batch(data) and not quiet():
-            warnings.warn(
+            warn_caller(
                 f"a tensordict of batch size {list(data.batch_size)} is added as one element; "
-                "extend() writes its rows one by one",
-                stacklevel=3,
+                "extend() writes its rows one by one"
             )
         return WriteResult(data, self._add(data))
 

@@ -14,7 +14,15 @@ from ..encodings.foreign import OWN_FORM, ForeignReader, foreign_form
 from ..encodings.h5_layout import Compression, H5Reader
 from ..encodings.save import save_compact
 from ..encodings.saved_digests import require_digests
-from ..errors import DatasetNotFoundError, FormatError, SchemaError, UsageError, did_you_mean, keywords_of
+from ..errors import (
+    DatasetNotFoundError,
+    FormatError,
+    SchemaError,
+    UsageError,
+    did_you_mean,
+    keywords_of,
+    require_flags,
+)
 from ..format import fs
 from ..format.manifest import is_inside
 from ..format.memmap.builder import provenance_step
@@ -48,6 +56,7 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
         compatible: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        require_flags(compatible=compatible)
         super().__init__()
         for argument, keys in (("done_keys", done_keys), ("reward_keys", reward_keys)):
             if keys is not None and not keys_of(keys, argument):

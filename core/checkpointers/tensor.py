@@ -18,7 +18,7 @@ from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor
 from ..encodings.foreign import foreign_form
 from ..encodings.output_files import LeafFile
 from ..encodings.saved_digests import DIGESTS
-from ..errors import CorruptDataError, FormatError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, SchemaError, UsageError, require_flags
 from ..format import fs
 from ..format.digest import Hasher, digest_of_stats
 from ..format.documents import Count, decode, dump_json, load_json
@@ -536,6 +536,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     verifies_on_request = True
 
     def __init__(self, *, compatible: bool = False) -> None:
+        require_flags(compatible=compatible)
         super().__init__()
         self.compatible = compatible
 

@@ -26,7 +26,7 @@ from ..buffers.processes import generator_of
 from ..buffers.tensordict import TensorDictReplayBuffer
 from ..declarations import ReaderOptions, from_leaf
 from ..encodings.compact import BUFFER
-from ..errors import DatasetNotFoundError, SchemaError, UsageError, require_flags, suggests_keywords
+from ..errors import DatasetNotFoundError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.locate import KnownNames, find_dataset, storage_root
@@ -332,9 +332,6 @@ def load_dataset(
     CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a RuntimeError) for a
     mixture of datasets with different fields, and for a batch size that slices do not divide.
     """
-    require_flags(
-        split_trajs=split_trajs, verify=verify, decode_video=decode_video, streaming=streaming, skip_bad=skip_bad
-    )
     generator = generator_of(secrets.randbits(63) if seed is None else seed)
     storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
     arguments: dict[str, Any] = {

@@ -18,7 +18,7 @@ from ..checkpointers.references import PackedNote
 from ..checkpointers.storage_rows import require_equal_rows
 from ..checkpointers.tensor import TensorStorageCheckpointer
 from ..encodings.save import dataset_digests
-from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError
+from ..errors import CorruptDataError, RbtoolError, SchemaError, UsageError, require_flags
 from ..format import fs
 from ..format.contracts import StepReader
 from ..format.manifest import Manifest, has_manifest
@@ -121,6 +121,7 @@ class DatasetStorage(TensorStorage):
         split_trajs: bool = False,
         larger_than_memory: bool | None = None,
     ) -> None:
+        require_flags(split_trajs=split_trajs)
         if mode not in get_args(Mode):
             raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
         if split_trajs and mode == "r+":

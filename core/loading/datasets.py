@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
 from ..datasets.buffer import load_dataset
-from ..errors import NoLengthError, SchemaError, UsageError, require_flags, suggests_keywords
+from ..errors import NoLengthError, SchemaError, UsageError, suggests_keywords
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
 from .numbered import NumberedBatches, Shard
@@ -296,7 +296,6 @@ def torch_dataset(
     >>> [len(batch) for batch in batches]
     [4, 4, 2]
     """
-    require_flags(drop_last=drop_last, split_trajs=split_trajs, verify=verify)
     if style not in ("iterable", "map"):
         raise UsageError(f"style is {style!r}, expected 'iterable' or 'map'")
     for name, value in (("batches", batches), ("batch_size", batch_size)):

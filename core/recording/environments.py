@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, SupportsFloat, TypeVar
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
 from .recorder import NO_FRAME, EnvironmentRecorder, require_seeds
@@ -51,6 +51,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         max_episodes: int | None = None,
         sync_seconds: float = SYNC_SECONDS,
     ) -> None:
+        require_flags(resume=resume, infos=infos, render=render)
         RecordConstructorArgs.__init__(
             self, dest=os.fspath(dest), resume=resume, infos=infos, render=render, max_episodes=max_episodes,
             sync_seconds=sync_seconds,

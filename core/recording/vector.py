@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..format.contracts import Array
 from ..format.manifest import Manifest
 from ..format.packed.recording import SYNC_SECONDS
@@ -51,6 +51,7 @@ class RecordVectorEpisodes(VectorWrapper):
         max_episodes: int | None = None,
         sync_seconds: float = SYNC_SECONDS,
     ) -> None:
+        require_flags(resume=resume, infos=infos, render=render)
         if not isinstance(env, VectorEnv):
             raise UsageError("RecordVectorEpisodes takes a vector environment", hint="use RecordEpisodes")
         super().__init__(env)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.syncing import Durable
 from .columns import fill
@@ -130,6 +130,7 @@ class Storage(ABC):
         refuse_overrides(cls, own_attributes(cls, Storage), _FINAL)
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
+        require_flags(compilable=compilable)
         if isinstance(max_size, bool) or not isinstance(max_size, int):
             raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
         if max_size < 1:
@@ -513,6 +514,7 @@ class Storage(ABC):
 
         `verify` also compares the bytes of rows that are only mapped with their digests, and reads all of them for it.
         """
+        require_flags(verify=verify)
         options = {"verify": True} if verify and getattr(self.checkpointer, "verifies_on_request", False) else {}
         self.checkpointer.loads(self, path, **options)
 

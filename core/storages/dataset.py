@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from ..errors import CorruptDataError, SchemaError
+from ..errors import CorruptDataError, SchemaError, require_flags
 from ..format.contracts import Array, StepReader
 from ..format.memmap.reader import TedReader
 from ..format.memmap.tree import leaf_path
@@ -154,6 +154,7 @@ class MappedDataset:
         copy_on_write: bool = True,
         larger_than_memory: bool | None = None,
     ) -> None:
+        require_flags(copy_on_write=copy_on_write, larger_than_memory=larger_than_memory or False)
         with contextlib.ExitStack() as stack:
             reader = dataset if isinstance(dataset, TedReader) else stack.enter_context(TedReader(Path(dataset)))
             steps, size = reader.manifest.steps, sum(file.size for file in reader.manifest.files)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import tempfile
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from tensordict import LazyStackedTensorDict
 
-from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError
+from ..errors import CorruptDataError, FormatError, OutOfSpaceError, SchemaError, UsageError, require_flags, warn_caller
 from ..format import fs
 from ..format.documents import Count, decode, load_json
 from ..format.manifest import HIDDEN
@@ -381,6 +380,7 @@ class LazyTensorStorage(TensorStorage):
         schema: Schema = "fixed",
         checkpointer: Any = None,
     ) -> None:
+        require_flags(consolidated=consolidated, shared_init=shared_init, cleanup_memmap=cleanup_memmap)
         if schema not in {"fixed", "open"}:
             raise UsageError(f"schema is {schema!r}; it can be 'fixed' or 'open'")
         if schema == "open" and shared_init:
@@ -402,7 +402,7 @@ class LazyTensorStorage(TensorStorage):
     def _begin_shared(self, maps: MemoryMaps) -> None:
         """Agree with the processes to come on where the memory will be."""
         if self.device != torch.device("cpu"):
-            warnings.warn(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored", stacklevel=4)
+            warn_caller(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored")
             self.device = torch.device("cpu")
         self._maps = maps
         self._share_counts()
@@ -665,6 +665,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         schema: Schema = "fixed",
         checkpointer: Any = None,
     ) -> None:
+        require_flags(existsok=existsok, shared_init=shared_init, auto_cleanup=auto_cleanup or False)
         if device != "auto" and torch.device(device).type != "cpu":
             raise UsageError(f"device is {str(device)!r}, expected 'cpu' for a memory map")
         super().__init__(

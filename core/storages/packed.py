@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
-from ..errors import CorruptDataError, SchemaError, UsageError
+from ..errors import CorruptDataError, SchemaError, UsageError, require_flags
 from ..format.contracts import Array
 from ..format.episodes import EpisodeTable
 from ..format.manifest import Manifest
@@ -619,6 +619,7 @@ class PackedStorage(IndexedStorage):
         larger_than_memory: bool | None = None,
         checkpointer: Any = None,
     ) -> None:
+        require_flags(views=views, larger_than_memory=larger_than_memory or False)
         reader = path if isinstance(path, PackedReader) else None
         self.path = (reader.path if reader is not None else Path(path)).absolute()  # type: ignore[arg-type]
         self.views = views

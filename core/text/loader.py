@@ -34,6 +34,7 @@ from ..errors import (
     SchemaError,
     UsageError,
     did_you_mean,
+    require_flags,
 )
 from ..format import fs
 from ..format.contracts import Array, EpisodeBlock, StepReader
@@ -99,6 +100,7 @@ class TokenizedDatasetLoader:
         *,
         tokenizer: Any = None,
     ) -> None:
+        require_flags(from_disk=from_disk)
         if tokenizer is not None and (tokenizer_class is not None or tokenizer_model_name is not None):
             raise UsageError("tokenizer is set, and a name or class to make one, expected one of them")
         self.split = split

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ..errors import MissingKeyError, RbtoolError, UsageError
+from ..errors import MissingKeyError, RbtoolError, UsageError, require_flags
 from ..format.contracts import Array
 from ..transforms.keyed import require_count
 
@@ -50,6 +50,7 @@ class TensorDictTokenizer:
         return_tensordict: bool = True,
         device: torch.device | str | int | None = None,
     ) -> None:
+        require_flags(return_tensordict=return_tensordict)
         if not isinstance(padding, bool) and padding not in _PADDING:
             raise UsageError(f"padding is {padding!r}; known: True, False, {', '.join(_PADDING)}")
         if not callable(tokenizer):

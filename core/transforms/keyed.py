@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, final
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 
-from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean
+from ..errors import MissingKeyError, SchemaError, UsageError, did_you_mean, require_flags
 from ..format.contracts import own_attributes, refuse_overrides
 from .base import Transform
 
@@ -196,6 +196,7 @@ class SelectTransform(Transform):
     """
 
     def __init__(self, *keys: Key, keep_rewards: bool = True, keep_dones: bool = True) -> None:
+        require_flags(keep_rewards=keep_rewards, keep_dones=keep_dones)
         super().__init__()
         self.keys = as_keys(list(keys))
         self.keep_rewards = keep_rewards
@@ -217,6 +218,7 @@ class ExcludeTransform(Transform):
     """
 
     def __init__(self, *keys: Key, inverse: bool = False) -> None:
+        require_flags(inverse=inverse)
         super().__init__()
         self.keys = as_keys(list(keys))
         self.inverse = inverse
@@ -251,6 +253,7 @@ class RenameTransform(Transform):
     def __init__(
         self, in_keys: Any, out_keys: Any, in_keys_inv: Any = None, out_keys_inv: Any = None, create_copy: bool = False
     ) -> None:
+        require_flags(create_copy=create_copy)
         super().__init__()
         self.in_keys, self.out_keys = _renaming(in_keys, out_keys, "in_keys", "out_keys")
         if (in_keys_inv is None) != (out_keys_inv is None):
@@ -317,6 +320,7 @@ class CatTensors(Transform):
         unsqueeze_if_oor: bool = False,
         sort: bool = True,
     ) -> None:
+        require_flags(del_keys=del_keys, unsqueeze_if_oor=unsqueeze_if_oor, sort=sort)
         super().__init__()
         if in_keys is None:
             raise UsageError(

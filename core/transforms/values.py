@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torch.nn import functional
 
-from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError
+from ..errors import CorruptDataError, MissingKeyError, SchemaError, UsageError, require_flags
 from .base import Transform
 from .keyed import KeyedTransform, Path, as_keys, in_double, in_next, require_count, require_tensordict, under_next
 
@@ -46,6 +46,7 @@ class ToTensorImage(KeyedTransform):
         out_keys: Any = None,
         shape_tolerant: bool = False,
     ) -> None:
+        require_flags(from_int=from_int or False, unsqueeze=unsqueeze, shape_tolerant=shape_tolerant)
         super().__init__(_PIXELS if in_keys is None else in_keys, out_keys)
         self.from_int = from_int
         self.unsqueeze = unsqueeze

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..encodings.video import kept_frames
-from ..errors import SchemaError
+from ..errors import SchemaError, require_flags
 from ..format.videos import image_key
 from .base import Transform
 from .keyed import Path as KeyPath
@@ -36,6 +36,7 @@ class DecodeVideo(Transform):
     """
 
     def __init__(self, path: str | os.PathLike[str], in_keys: Any, *, channels_first: bool = False) -> None:
+        require_flags(channels_first=channels_first)
         super().__init__()
         self.path = Path(path).absolute()
         self.in_keys = as_keys(in_keys)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from ..errors import SchemaError
+from ..errors import SchemaError, require_flags, warn_caller
 from ..ted.schema import NEXT_DONE, TRAJECTORY_KEYS
 from .base import Transform
 from .keyed import NEXT, Path, as_key, as_keys, not_there, require_count, require_named, require_tensordict
@@ -35,9 +34,8 @@ class RandomCropTensorDict(Transform):
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None) -> None:
         super().__init__()
         if sample_dim >= 0:
-            warnings.warn(
-                f"sample_dim is {sample_dim}: a dimension counted from the end stays right for batches of any shape",
-                stacklevel=2,
+            warn_caller(
+                f"sample_dim is {sample_dim}: a dimension counted from the end stays right for batches of any shape"
             )
         self.sub_seq_len = require_count("sub_seq_len", sub_seq_len, "steps")
         self.sample_dim = sample_dim
@@ -104,6 +102,7 @@ class NextStateReconstructor(Transform):
         fill_value: float = float("nan"),
         strict: bool = True,
     ) -> None:
+        require_flags(strict=strict)
         super().__init__()
         self.strict = strict
         self.keys = as_keys(keys)

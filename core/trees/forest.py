@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection, unravel_key
 
-from ..errors import MissingKeyError, SchemaError, UsageError
+from ..errors import MissingKeyError, SchemaError, UsageError, require_flags
 from ..maps.tensordict_map import Hashed, Key, QueryModule, TensorDictMap, TensorMap, known_only
 from ..specs.composite import Composite
 from .tree import Path, Tree
@@ -206,6 +206,7 @@ class MCTSForest:
         consolidated: bool | None = None,
         stochastic: bool = False,
     ) -> None:
+        require_flags(consolidated=consolidated or False, stochastic=stochastic)
         known = None if data_map is None else data_map.max_size
         if data_map is not None and max_size not in (None, known):
             raise UsageError(f"max_size is {max_size}, but the data map has {known}")

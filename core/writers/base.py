@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
-from ..errors import SchemaError, UsageError
+from ..errors import SchemaError, UsageError, require_flags
 from ..format.contracts import delegate, own_attributes, refuse_overrides
 from ..storages.base import Storage
 from ..storages.tensor import TensorStorage
@@ -95,6 +95,7 @@ class Writer(ABC):
     _informed = False
 
     def __init__(self, compilable: bool = False) -> None:
+        require_flags(compilable=compilable)
         self._storage: Storage | None = None
         self._compilable = compilable
         self._cursor_counter = Counter(0, shared=not compilable)

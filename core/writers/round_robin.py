@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import is_tensor_collection, is_tensorclass
 
-from ..errors import FormatError, SchemaError
+from ..errors import FormatError, SchemaError, require_flags
 from ..storages.base import Storage
 from ..storages.write_log import Generations
 from .base import Labels, Writer, batch_length, capacity_rows
@@ -42,6 +42,7 @@ class RoundRobinWriter(Writer):
     """
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        require_flags(track_generations=track_generations)
         super().__init__(compilable)
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
@@ -207,6 +208,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        require_flags(track_generations=track_generations)
         super().__init__(compilable, track_generations=track_generations)
         self._labels = Labels()
 

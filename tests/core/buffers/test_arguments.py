@@ -22,10 +22,11 @@ from rbtool.core.samplers.prompt_groups import PromptGroupSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.samplers.stream import StreamSampler, StreamSliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
-from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.transforms.base import Compose
+from rbtool.core.transforms.keyed import ExcludeTransform
 from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
@@ -73,6 +74,15 @@ def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -
         (lambda word: ReplayBuffer(pin_memory=word), "pin_memory"),
         (lambda word: ReplayBuffer().dumps("nowhere", background=word), "background"),
         (lambda word: ReplayBuffer().loads("nowhere", verify=word), "verify"),
+        (lambda word: ReplayBuffer(delayed_init=word), "delayed_init"),
+        (lambda word: ReplayBuffer(compilable=word), "compilable"),
+        (lambda word: ReplayBuffer().append_transform(abs, invert=word), "invert"),
+        (lambda word: LazyTensorStorage(4, compilable=word), "compilable"),
+        (lambda word: LazyTensorStorage(4, shared_init=word), "shared_init"),
+        (lambda word: LazyMemmapStorage(4, existsok=word), "existsok"),
+        (lambda word: LazyTensorStorage(4).loads("nowhere", verify=word), "verify"),
+        (lambda word: RoundRobinWriter(track_generations=word), "track_generations"),
+        (lambda word: ExcludeTransform("a", inverse=word), "inverse"),
         (lambda word: ReplayBufferEnsemble(ReplayBuffer(), sample_from_all=word), "sample_from_all"),
         (lambda word: TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, sync=word), "sync"),
         (lambda word: SliceSampler(slice_len=2, batched=word), "batched"),
