@@ -34,7 +34,8 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
     cannot be stored are named in the manifest (`dropped_keys`); `infos=False` leaves all out. `render=True` records
     the frames of `env.render()` as `pixels`, which takes an environment made with `render_mode="rgb_array"`.
     `sync_seconds` is what a power failure may cost, see `PackedStorage.create`. `max_episodes` stops recording after
-    so many; the environment can still be used.
+    so many; the environment can still be used. With both `resume` and `max_episodes`, a dataset that such a recording
+    has become is left as it is if it has all these episodes, and `finish()` returns its manifest.
 
     UsageError (a ValueError) where something is at `dest`; SchemaError (a RuntimeError) for spaces, observations and
     actions that cannot be recorded without a change.

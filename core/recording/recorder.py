@@ -27,6 +27,7 @@ from ..format.manifest import Dropped, Manifest, has_manifest
 from ..format.packed.recording import PackedRecorder, RecordedOrigin, unfinished_recording
 from ..format.packed.repair import continued
 from ..format.staging import mend, new_sibling, sweep
+from ..open_steps import open_steps
 from ..progress import counted
 from ..ted.schema import NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Key
 from .layout import InfoRows, RawEpisode, RowLayout, RowLeaf, entries_renamed, fit_infos, form_of, renaming
@@ -41,7 +42,8 @@ class EnvironmentRecorder:
     """Records `lanes` environments of the same spaces, each of which is in an episode of its own.
 
     With `max_episodes`, lane k records episodes k, k + lanes and so on up to that number, and nothing more: which
-    episodes there are does not depend on how long others take.
+    episodes there are does not depend on how long others take. A finished dataset that has all of them is resumed, too:
+    nothing is recorded, and `finish` returns its manifest.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class EnvironmentRecorder:
             renamed_keys=dict(pair for part in parts for pair in renamed_entries(*part)),
             notes=tuple(_notes(parts)),
         )
-        self.writer = EpisodeWriter(fs.expanded(dest).absolute(), origin, sync_seconds=sync_seconds, resume=resume)
+        self.writer = EpisodeWriter(
+            fs.expanded(dest).absolute(), origin, sync_seconds=sync_seconds, resume=resume, wanted=max_episodes
+        )
         done = set(self.writer.numbers)
         self.lane: int | None = None
         """The lane whose data are being taken; None while all are stepped."""
@@ -422,13 +426,23 @@ def _reward(reward: Any) -> float:
 class EpisodeWriter:
     """Appends episodes to a recording at `dest`; each is safe from the death of the process when `add` returns.
 
-    With `resume`, an unfinished recording there is continued. UsageError where something else is at `dest`.
+    With `resume`, an unfinished recording there is continued, and one that was finished is left as it is if it has all
+    `wanted` episodes. UsageError where something else is at `dest`.
     """
 
-    def __init__(self, dest: Path, origin: RecordedOrigin, *, sync_seconds: float, resume: bool = False) -> None:
+    def __init__(
+        self,
+        dest: Path,
+        origin: RecordedOrigin,
+        *,
+        sync_seconds: float,
+        resume: bool = False,
+        wanted: int | None = None,
+    ) -> None:
         self.dest = dest
         self._origin, self._sync_seconds = origin, sync_seconds
         self._recorder: PackedRecorder | None = None
+        self._finished: tuple[Manifest, list[int]] | None = None
         self._layout: RowLayout | None = None
         self._dropped = {one.key: one.why for one in origin.dropped_keys}
         self._made = False
@@ -442,6 +456,9 @@ class EpisodeWriter:
                 self._origin = RecordedOrigin.load(dest)
                 self._dropped = {one.key: one.why for one in self._origin.dropped_keys}
                 _require_same(self._origin, origin, dest)
+            self._finished = None if wanted is None else finished_recording(dest, wanted)
+            if self._finished is not None:
+                return
             self._recorder = continued(dest, sync_seconds=sync_seconds)
             if self._origin is origin and not self.episodes:  # it was stopped before it was stated
                 origin.save(dest)
@@ -461,16 +478,20 @@ class EpisodeWriter:
     @property
     def episodes(self) -> int:
         """How many episodes are written."""
-        return len(self._recorder.commits) if self._recorder is not None else 0
+        return len(self.numbers)
 
     @property
     def steps(self) -> int:
         """How many steps those have."""
+        if self._finished is not None:
+            return self._finished[0].steps
         return self._recorder.steps if self._recorder is not None else 0
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the episodes that are written."""
+        if self._finished is not None:
+            return self._finished[1]
         return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
 
     def add(
@@ -571,6 +592,9 @@ class EpisodeWriter:
         """Make a dataset of the recording. SchemaError where nothing was recorded."""
         if self.is_closed:
             raise UsageError(f"the recording {self.dest} is closed already")
+        if self._finished is not None:
+            self.is_closed = True
+            return self._finished[0]
         if self._recorder is None or not self.episodes:
             self.close()
             raise SchemaError(f"nothing was recorded at {self.dest}: no episode has a step")
@@ -591,6 +615,19 @@ class EpisodeWriter:
         elif self._made:
             with contextlib.suppress(OSError):
                 fs.remove_empty_folder(self.dest)
+
+
+def finished_recording(dest: Path, wanted: int) -> tuple[Manifest, list[int]] | None:
+    """Return manifest and episode numbers of a recording that was made a dataset, None if it lacks `wanted` episodes.
+
+    None also for anything else that is at `dest`.
+    """
+    if not has_manifest(dest):
+        return None
+    with open_steps(dest) as reader:
+        recorded = [step.verb for step in reader.manifest.provenance] == ["record"]
+        numbers: list[int] = reader.episodes.episode.tolist()
+        return (reader.manifest, numbers) if recorded and set(range(wanted)) <= set(numbers) else None
 
 
 def _moved(key: Key, moved: Mapping[Key, Key]) -> Key:

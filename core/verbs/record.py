@@ -22,14 +22,12 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from ..engine.tasks import error_text
 from ..errors import RbtoolError, SchemaError, UsageError, suggests_keywords
 from ..format import fs
-from ..format.manifest import Manifest, has_manifest
 from ..format.packed.recording import RecordedOrigin
 from ..format.staging import mend
-from ..open_steps import open_steps
 from ..preprocess.functions import find_function
 from ..progress import Progress, Silent, counted
 from ..recording.environments import RecordEpisodes
-from ..recording.recorder import EnvironmentRecorder
+from ..recording.recorder import EnvironmentRecorder, finished_recording
 from ..recording.vector import RecordVectorEpisodes, WholeInfos
 from ..results import Published, published_entries
 
@@ -82,8 +80,8 @@ def record(
     arguments = {"policy": player.label, "seed": first, "max_steps": max_steps, "render": render, **player.inputs}
     if before is not None:
         _require_same(place, before.arguments, arguments)
-        if (manifest := _finished(place, episodes)) is not None:
-            return Published(**published_entries(manifest, place, started), already_there=True)
+        if (finished := finished_recording(place, episodes)) is not None:
+            return Published(**published_entries(finished[0], place, started), already_there=True)
     env = _make(env_id, place, num_envs, max_steps, options)
     with _failures(env_id, env):
         env.recorder.describe(arguments | {"episodes": max(episodes, *(n + 1 for n in env.recorder.writer.numbers), 1)})
@@ -106,16 +104,6 @@ def _origin(place: Path) -> RecordedOrigin | None:
         return RecordedOrigin.load(place)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _finished(place: Path, episodes: int) -> Manifest | None:
-    """Return the manifest of a recording that was finished, and has so many episodes; None for anything else."""
-    if not has_manifest(place):
-        return None
-    with open_steps(place) as reader:
-        recorded = [step.verb for step in reader.manifest.provenance] == ["record"]
-        whole = set(range(episodes)) <= set(reader.episodes.episode.tolist())
-        return reader.manifest if recorded and whole else None
 
 
 def _first_seed(place: Path, env_id: str, seed: int | None, before: RecordedOrigin | None) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -272,6 +273,32 @@ def test_an_error_before_the_first_episode_is_written(
         run(recording, 1)
     manifest = Recorded(tmp_path / "d").manifest  # which states the origin, though at 15 it was not written any more
     assert (manifest.spaces.keys(), manifest.provenance[0].arguments["num_envs"]) == ({"observation", "action"}, 1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_finished_recording_with_all_episodes_is_left_as_it_is(tmp_path: Path, several: bool) -> None:
+    def recording(number: int | None) -> Any:
+        if several:
+            env = gymnasium.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": "Disabled"})
+            return rbtool.RecordVectorEpisodes(env, tmp_path / "d", resume=True, max_episodes=number)
+        return rbtool.RecordEpisodes(gymnasium.make("CartPole-v1"), tmp_path / "d", resume=True, max_episodes=number)
+
+    rbtool.record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
+    before = {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()}
+    for number in (3, 2):
+        with recording(number) as env:
+            assert env.recorder.is_complete
+            assert (env.episodes, env.recorder.writer.steps) == (3, 15)
+            env.reset(seed=3)
+            env.step(env.action_space.sample())
+            assert env.finish().episodes == 3
+        with recording(number):
+            pass  # which finishes it
+        recording(number).close()
+    for number in (4, None):
+        with pytest.raises(rbtool.UsageError, match="finished dataset"):
+            recording(number)
+    assert {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()} == before
 
 
 def test_a_recording_is_continued(tmp_path: Path) -> None:
