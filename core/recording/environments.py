@@ -18,27 +18,36 @@ _Act = TypeVar("_Act")
 
 
 class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructorArgs, Generic[_Obs, _Act]):
-    """Records every episode of `env` into a dataset at `dest`.
+    """A gymnasium wrapper that records every episode of `env` into a dataset at `dest`.
 
         with rbtool.RecordEpisodes(gymnasium.make("CartPole-v1"), "cartpole") as env:
             observation, info = env.reset(seed=0)
             ...
 
-    Leaving the `with` block, or `finish()`, makes the dataset, in layout `packed`. Kept are observations, actions,
-    rewards, flags and infos, as they were returned, the seeds of `reset`, and the spec of the environment. An episode
-    is written when it ends and survives the death of the process: `rbtool repair DEST` makes a
-    dataset of them, or `resume=True` continues them. An episode that `reset`, `finish` or an error of the environment
-    interrupts is cut off: its last step becomes truncated, its end reason `end_of_file`.
+    Recorded are observations, actions, rewards, flags and infos exactly as the environment returns them, the seeds
+    given to `reset`, and the spec of the environment. Spaces may nest; texts, sequences and graphs are padded with
+    zeros, with their lengths stored beside them. Infos that cannot be stored are named in the manifest
+    (`dropped_keys`).
 
-    Spaces may nest; texts, sequences and graphs are padded with zeros, next to how many elements count. Infos that
-    cannot be stored are named in the manifest (`dropped_keys`); `infos=False` leaves all out. `render=True` records
-    the frames of `env.render()` as `pixels`, which takes an environment made with `render_mode="rgb_array"`.
-    `sync_seconds` is what a power failure may cost, see `PackedStorage.create`. `max_episodes` stops recording after
-    so many; the environment can still be used. With both `resume` and `max_episodes`, a dataset that such a recording
-    has become is left as it is if it has all these episodes, and `finish()` returns its manifest.
+    Each episode is written when it ends, and survives if the process dies afterwards. Leaving the `with` block, or
+    calling `finish()`, turns the recording into a dataset in layout `packed`. After a crash, `rbtool repair DEST` does
+    the same for the episodes so far, and `resume=True` continues the recording. An episode interrupted by `reset`,
+    `finish` or an error of the environment is kept up to its last step, which becomes truncated, with the end reason
+    `end_of_file`.
 
-    UsageError (a ValueError) where something is at `dest`; SchemaError (a RuntimeError) for spaces, observations and
-    actions that cannot be recorded without a change.
+    Args:
+        env: a single environment; for vector environments use `RecordVectorEpisodes`.
+        dest: the folder of the dataset; it must be missing or empty unless `resume` is set.
+        resume: continue the unfinished recording at `dest`. With `max_episodes`, a finished dataset that has all these
+            episodes is accepted, too, and left unchanged; `finish()` returns its manifest.
+        infos: whether to record infos.
+        render: record the frames of `env.render()` as `pixels`; needs an environment with `render_mode="rgb_array"`.
+        max_episodes: stop recording after this many episodes. The environment can still be used.
+        sync_seconds: how many seconds of recording a power failure may cost, see `PackedStorage.create`.
+
+    Raises:
+        UsageError (a ValueError): `dest` is occupied, or an argument makes no sense.
+        SchemaError (a RuntimeError): a space, observation or action cannot be recorded unchanged.
     """
 
     def __init__(
@@ -74,7 +83,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         )  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[_Obs, dict[str, Any]]:
-        """Reset the environment and begin an episode; one under way is cut off."""
+        """Reset the environment and begin an episode; an unfinished one is kept, truncated at its last step."""
         require_seeds([seed])
         self.recorder.require_spaces(self.env.observation_space, self.env.action_space)
         self.recorder.cut_off(0)
@@ -84,10 +93,10 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         return observation, info
 
     def step(self, action: _Act) -> tuple[_Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the environment and record the step; the last one of an episode writes it."""
+        """Step the environment and record the step; at the end of an episode, write the episode."""
         if self._ended and self._autoreset:
             result = self.env.step(action)
-            self._ended = False  # an error below must not let the next step begin an episode
+            self._ended = False  # set before `begin`, which may raise: the next step must not begin an episode again
             self.recorder.begin(0, result[0], result[4], frame=self._frame())
             return result
         self.recorder.act(0, action)
@@ -109,20 +118,20 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
 
     @property
     def episodes(self) -> int:
-        """How many episodes are written."""
+        """The number of episodes written so far."""
         return self.recorder.writer.episodes
 
     def finish(self) -> Manifest:
-        """Make a dataset of the recording and return its manifest; an episode under way is cut off."""
+        """Turn the recording into a dataset and return its manifest; an unfinished episode ends truncated."""
         return self.recorder.finish()
 
     def close(self) -> None:
-        """Close the environment, and the recording if it is not finished: it can be continued then."""
+        """Close the environment; a recording that is not finished stays as it is, and can be resumed."""
         self.recorder.close()
         super().close()
 
     def abandon(self) -> None:
-        """Close after an error."""
+        """Close after an error (the counterpart of `RecordVectorEpisodes.abandon`)."""
         self.close()
 
     def __exit__(self, *args: Any) -> Literal[False]:
@@ -134,7 +143,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
 
 
 def _resets_itself(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether the step after an episode resets the environment."""
+    """Return whether the environment is wrapped in `Autoreset`: the step after an episode's end resets it."""
     inner: Any = env
     while isinstance(inner, gymnasium.Wrapper):
         if isinstance(inner, gymnasium.wrappers.Autoreset):

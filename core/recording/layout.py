@@ -40,7 +40,7 @@ from .spaces import RecordedLeaf
 
 INFO = "info"
 PRESENT = "_present"
-"""Ends the name of the mask of an entry that some rows have and others lack."""
+"""Suffix of the mask of an entry that is missing in some rows."""
 _SCALARS = frozenset({float, int, bool})
 _LARGEST = (1 << 63) - 1
 _EXACT = 1 << 53
@@ -50,9 +50,10 @@ _MOST_LEVELS = 20
 
 @dataclass(slots=True)
 class RecordedInfo:
-    """One entry of the infos of an episode of n steps: `values` `[n + 1, *shape]`, zeros where it is not `present`.
+    """One entry of the infos of an episode of n steps as a column of n + 1 rows; row 0 is the info of `reset`.
 
-    The first row is what `reset` returned. Text is UTF-8 bytes `[n + 1, longest]` with its `lengths`.
+    `values` is `[n + 1, *shape]`, with zeros in rows that lack the entry; `present` is `[n + 1]`. Text is stored as
+    UTF-8 bytes `[n + 1, longest]` with its `lengths`, `[n + 1]`.
     """
 
     values: Array
@@ -61,10 +62,10 @@ class RecordedInfo:
 
 
 class InfoRows:
-    """Takes the info of each row of an episode.
+    """Collects the infos of an episode row by row, and turns them into columns.
 
-    `dropped` maps the names of what cannot be kept to the reasons, `renamed` those of what is stored by another name to
-    that name.
+    `dropped` maps the names of entries that cannot be stored to the reasons; `renamed` maps names that had to change to
+    the new names.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class InfoRows:
         self._found: defaultdict[Key, tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
 
     def put(self, row: int, info: Mapping[Any, Any], prefix: Key = (INFO,)) -> None:
-        """Take the info of a row; arrays are copied, because environments may change them."""
+        """Add the info of a row. Arrays are copied, because environments may reuse them."""
         for name, value in info.items():
             key = (*prefix, _part(name))
             if key[-1] != name:
@@ -108,11 +109,11 @@ class InfoRows:
         self.dropped.setdefault(key_name(key), why)
 
     def clear(self) -> None:
-        """Forget all rows; what was dropped stays named."""
+        """Forget all rows, but not `dropped` and `renamed`."""
         self._found.clear()
 
     def take(self, length: int) -> dict[Key, RecordedInfo]:
-        """Return the columns of the first `length + 1` rows, and begin with none."""
+        """Return the columns of the first `length + 1` rows, and forget all rows."""
         columns = {}
         found = {key: whole for key, each in self._found.items() if (whole := _first_rows(*each, length))[0]}
         self._found = defaultdict(lambda: ([], []))
@@ -162,13 +163,13 @@ class InfoRows:
 
 
 def _first_rows(rows: list[int], values: list[Any], length: int) -> tuple[list[int], list[Any]]:
-    """Leave out the row of a step that was interrupted before all of it was kept."""
+    """Leave out the row of a step that was interrupted before it was recorded completely."""
     count = sum(row <= length for row in rows) if rows[-1] > length else len(rows)
     return rows[:count], values[:count]
 
 
 def _part(name: Any) -> str:
-    """Return the part of a key; a name that ends like that of a mask gets a trailing `_`."""
+    """Return a name as part of a key; a name that ends like a mask's gets a trailing `_`."""
     part = safe_part(str(name))
     return f"{part}_" if part.endswith(PRESENT) else part
 
@@ -179,7 +180,7 @@ def _listed(value: Any) -> Array | None:
         return None
     try:
         found = np.asarray(value)
-        if found.dtype.kind == "f" and (np.abs(found) >= _EXACT).any():  # numpy makes floats of large integers
+        if found.dtype.kind == "f" and (np.abs(found) >= _EXACT).any():  # numpy turns large integers into floats
             each = np.asarray(value, object)
             if all(isinstance(one, int | np.integer) for one in each.flat):
                 found = each.astype(np.uint64 if min(each.flat) >= 0 else np.int64)
@@ -191,9 +192,9 @@ def _listed(value: Any) -> Array | None:
 
 
 def _stack(values: Sequence[Any]) -> Array | None:
-    """Stack values whose numbers one type holds without a change; None where there is no such type, or shape."""
+    """Stack values of one shape in a type that holds all their numbers exactly; None if that is impossible."""
     kinds = {type(value) for value in values}
-    if kinds == {int} and max(values) > _LARGEST >= min(values):  # numpy makes floats of these
+    if kinds == {int} and max(values) > _LARGEST >= min(values):  # numpy would turn these into floats
         if min(values) < 0:
             return None
         return np.array(values, np.uint64 if max(values) <= 2 * _LARGEST + 1 else object)
@@ -208,7 +209,7 @@ def _stack(values: Sequence[Any]) -> Array | None:
 
 
 def holds(dtype: np.dtype[Any], values: Array) -> bool:
-    """Return whether the type holds these numbers without a change; bool and numbers never mix."""
+    """Return whether the type holds these numbers exactly. Booleans and numbers never mix."""
     if dtype == values.dtype:
         return True
     if "b" in (dtype.kind, values.dtype.kind) or np.result_type(dtype, values.dtype) != dtype:
@@ -229,38 +230,38 @@ def _shown(value: Any) -> str:
 
 
 MOST_FORMS = 16
-"""Leaves of one entry: every new form stores the recording again."""
+"""Most forms of one entry; the limit exists because every new form rewrites the recording."""
 _FORM = r"text|number|\d+(?:x\d+)*"
 _RENAMED = re.compile(rf"(?P<entry>.+) \((?:shape )?(?P<form>{_FORM})\)")
 
 
 def form_name(shape: tuple[int, ...], text: bool) -> str:
-    """Name the form of an entry: `text`, `number`, or the shape, such as `2x3`."""
+    """Return the name of an entry's form: `text`, `number`, or its shape, such as `2x3`."""
     return "text" if text else "x".join(map(str, shape)) or "number"
 
 
 def form_of(column: RecordedInfo) -> str:
-    """Name the form of a column."""
+    """Return the name of a column's form."""
     return form_name(column.values.shape[1:], column.lengths is not None)
 
 
 def named_by_form(key: Key, form: str) -> Key:
-    """The key of a leaf for one form of an entry that has several."""
+    """Return the key of the leaf for one form of an entry that has several forms."""
     return (*key[:-1], f"{key[-1]}_{form}")
 
 
 def forms_there(key: Key, names: Iterable[Key]) -> int:
-    """Count the leaves of an entry that has several forms."""
+    """Count the leaves that an entry with several forms has."""
     pattern = re.compile(rf"{re.escape(key[-1])}_(?:{_FORM})")
     return sum(name[:-1] == key[:-1] and pattern.fullmatch(name[-1]) is not None for name in names)
 
 
 def entries_of_many_forms(known: Mapping[Key, str], infos: Mapping[Key, RecordedInfo]) -> set[Key]:
-    """Find the entries of an episode, and of those that are known, whose leaves need names by their forms.
+    """Return the entries whose leaves have to be named by their form, among an episode's and the known ones.
 
-    These have another form than the known one, are a value here and a dict there, or are a text and have a name whose
-    lengths have that of another entry. `known` maps the entries of earlier episodes to their forms. What is found does
-    not depend on the order of the episodes.
+    These are entries that have a different form than in earlier episodes, that are a value in one place and a dict in
+    another, and texts whose leaf of lengths would collide with another entry. `known` maps the entries of earlier
+    episodes to their forms. The result does not depend on the order of the episodes.
     """
     found = {key: form_of(column) for key, column in infos.items()}
     if all(known.get(key) == form for key, form in found.items()):
@@ -274,13 +275,13 @@ def entries_of_many_forms(known: Mapping[Key, str], infos: Mapping[Key, Recorded
 
 
 def renaming(key: Key, form: str) -> tuple[str, str]:
-    """Return how the manifest states, under `renamed_keys`, where one form of an entry is."""
+    """Return the item of `renamed_keys` in the manifest that says where one form of an entry is stored."""
     shown = form if form in {"text", "number"} else f"shape {form}"
     return f"{key_name(key)} ({shown})", key_name(named_by_form(key, form))
 
 
 def entries_renamed(renamed: Mapping[str, str], names: Iterable[Key]) -> Iterator[Key]:
-    """Yield the entries that have leaves by form, of a recording with leaves of these names: undoes `renaming`."""
+    """Yield the entries with leaves named by form, given `renamed_keys` and all leaves: the inverse of `renaming`."""
     by_name = {key_name(name): name for name in names}
     for stated, name in renamed.items():
         found, leaf = _RENAMED.fullmatch(stated), by_name.get(name)
@@ -291,7 +292,7 @@ def entries_renamed(renamed: Mapping[str, str], names: Iterable[Key]) -> Iterato
 
 
 _WIDEST_ROW = 64 << 20
-"""Bytes of a padded value: every row takes the space of the longest."""
+"""Most bytes of a padded value; every row takes the space of the longest."""
 _STEP_FIELDS = (
     Field(EPISODE, "int64", (), "id"), Field(NEXT_REWARD, "float64", (1,), "reward"),
     Field(NEXT_DONE, "bool", (1,), "done"), Field(NEXT_TERMINATED, "bool", (1,), "done"),
@@ -300,7 +301,7 @@ _STEP_FIELDS = (
 
 
 class RowLeaf(NamedTuple):
-    """A leaf of the environment; a `state` has a row before the first step, and one after each."""
+    """A leaf of the environment. If `state` is set, n steps have n + 1 rows (observations), otherwise n (actions)."""
 
     leaf: RecordedLeaf
     state: bool
@@ -308,7 +309,7 @@ class RowLeaf(NamedTuple):
 
 @dataclass(slots=True)
 class RawEpisode:
-    """An episode of `length` steps: `states` `[length + 1, *shape]`, `steps` `[length, *shape]`, and infos."""
+    """An episode of `length` steps in memory: `states` `[length + 1, *shape]`, `steps` `[length, *shape]`, infos."""
 
     length: int
     leaves: tuple[RowLeaf, ...]
@@ -320,13 +321,13 @@ class RawEpisode:
 
 
 class InfoTiming(Enum):
-    """Which rows have an entry of the infos."""
+    """Which of the `length + 1` rows have an entry of the infos."""
 
     STEPS = "steps"
-    """Those after a step: it is under `next` alone."""
+    """All but the row of `reset`: stored under `next` only."""
     ALL = "all"
     SOME = "some"
-    """A mask next to it marks those that have it."""
+    """Some rows; a mask beside the entry marks them."""
 
 
 def _timing(present: Array) -> InfoTiming:
@@ -346,11 +347,11 @@ class InfoLeaf:
 
     @property
     def form(self) -> str:
-        """The name of its form: `text`, `number`, or a shape."""
+        """The name of the form: `text`, `number`, or a shape."""
         return form_name(self.shape, self.text)
 
     def fields(self, key: Key) -> list[Field]:
-        """The fields of it, root and next."""
+        """Return the fields that store the entry, at the root and under `next`."""
         found = [Field(key, self.dtype, self.shape, "text" if self.text else "info")]
         found += [Field(length_key(key), "int32", (), "text")] if self.text else []
         found += [Field(mask_key(key), "bool", (), "info")] if self.timing is InfoTiming.SOME else []
@@ -363,15 +364,16 @@ def _name(key: Key, form: str, several: frozenset[Key]) -> Key:
 
 
 def mask_key(key: Key) -> Key:
-    """Key of the mask of an entry."""
+    """Return the key of an entry's mask."""
     return (*key[:-1], key[-1] + PRESENT)
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a row of a recording has: its leaves, and those of infos by the names under which they are stored.
+    """The leaves of a recording: those of the spaces, and those of infos by the names under which they are stored.
 
-    Entries that are in `several` have other forms in other episodes, and a leaf for each form: see `named_by_form`.
+    Entries in `several` have different forms in different episodes, and one leaf for each form, see `named_by_form`.
+    A layout is immutable; `separated` and `grown` return the layout that also holds one more episode.
     """
 
     leaves: tuple[RowLeaf, ...]
@@ -379,7 +381,7 @@ class RowLayout:
     several: frozenset[Key] = frozenset()
 
     def fields(self) -> tuple[Field, ...]:
-        """The leaves of TED."""
+        """Return the fields of the TED dataset."""
         found = []
         for leaf, state in self.leaves:
             one = Field(leaf.key, leaf.dtype, leaf.shape, leaf.role)
@@ -389,7 +391,7 @@ class RowLayout:
 
     @classmethod
     def of_fields(cls, fields: Sequence[Field], leaves: Sequence[RowLeaf], where: str) -> RowLayout:
-        """Return the layout of a recording that is continued; SchemaError where the environment has other leaves."""
+        """Return the layout of a recording that is resumed; SchemaError if the environment has other leaves."""
         by_key = {one.key: one for one in fields}
         grown = []
         for leaf, state in leaves:
@@ -415,11 +417,11 @@ class RowLayout:
         known = {one.key for one in (*cls(tuple(grown), infos).fields(),)}
         if known != by_key.keys():
             odd = ", ".join(sorted(map(key_name, known ^ by_key.keys())))
-            raise SchemaError(f"{where} was recorded from another environment: only one of both has {odd}")
+            raise SchemaError(f"{where} was recorded from another environment: only one of the two has {odd}")
         return cls(tuple(grown), infos)
 
     def separated(self, infos: Mapping[Key, RecordedInfo]) -> RowLayout:
-        """Return the layout in which the forms of entries have leaves of their own where this episode needs it."""
+        """Return the layout in which entries that need it for this episode have one leaf per form."""
         known = {key: leaf.form for key, leaf in self.infos.items()}
         found = entries_of_many_forms(known, {key: one for key, one in infos.items() if key not in self.several})
         if not found:
@@ -430,16 +432,16 @@ class RowLayout:
         )
 
     def named(self, infos: Mapping[Key, RecordedInfo]) -> dict[Key, RecordedInfo]:
-        """Return the infos of an episode by the names under which they are stored."""
+        """Return the infos of an episode under the names of their leaves."""
         return {_name(key, form_of(one), self.several): one for key, one in infos.items()}
 
     def moved(self, before: RowLayout) -> dict[Key, Key]:
-        """Return the names of infos of an earlier layout that are other ones now, with these."""
+        """Return the info leaves of an earlier layout that have a new name in this one, mapped to that name."""
         names = {key: _name(key, leaf.form, self.several) for key, leaf in before.infos.items()}
         return {key: name for key, name in names.items() if name != key}
 
     def grown(self, raw: RawEpisode, ranges: Mapping[Key, FieldRange], *, first: bool = False) -> RowLayout:
-        """Return the layout that holds this episode, too: this one if it does already."""
+        """Return the layout widened to hold this episode; this object if it holds the episode already."""
         leaves = tuple(
             RowLeaf(_grown(leaf, (raw.states if state else raw.steps)[leaf.key].shape[1:]), state)
             for leaf, state in self.leaves
@@ -461,7 +463,7 @@ class RowLayout:
         return self if same else RowLayout(leaves, dict(sorted(infos.items())), self.several)
 
     def columns(self, raw: RawEpisode, number: int) -> tuple[dict[Key, Array], dict[Key, Array]]:
-        """Return states and steps of an episode as the recording stores them."""
+        """Return the states and steps of an episode in the form in which they are stored."""
         states: dict[Key, Array] = {}
         steps = dict(raw.steps)
         for leaf, state in self.leaves:
@@ -477,7 +479,7 @@ class RowLayout:
         return states, steps
 
     def raw(self, stored: RecordedEpisode) -> RawEpisode:
-        """Undo `columns`."""
+        """Return a stored episode in the form that recorded it: the inverse of `columns`."""
         states, steps, length = stored.states, stored.steps, stored.commit.row.length
         infos = {}
         for key, info in self.infos.items():
@@ -501,7 +503,7 @@ class RowLayout:
 
 
 def info_columns(key: Key, info: InfoLeaf, column: RecordedInfo | None, length: int) -> dict[Key, Array]:
-    """Return the rows `[length + 1, …]` of an entry, of its lengths and of its mask."""
+    """Return the stored columns `[length + 1, …]` of an entry: values, and lengths and mask if it has them."""
     if column is None:
         column = RecordedInfo(np.zeros((length + 1, *info.shape), info.dtype), np.zeros(length + 1, bool))
     values = column.values if column.values.dtype == info.dtype else column.values.astype(info.dtype)
@@ -514,7 +516,7 @@ def info_columns(key: Key, info: InfoLeaf, column: RecordedInfo | None, length: 
 
 
 def fit_infos(layout: RowLayout, raw: RawEpisode, ranges: Mapping[Key, FieldRange]) -> dict[str, str]:
-    """Remove the infos of an episode that the leaves of a recording cannot hold; return their names and the reasons."""
+    """Remove the infos of an episode that the recording cannot hold; return their names and the reasons."""
     dropped = {}
     for key in list(raw.infos):
         why = _why_not(layout, key, raw.infos, _range(key, ranges))
@@ -525,7 +527,7 @@ def fit_infos(layout: RowLayout, raw: RawEpisode, ranges: Mapping[Key, FieldRang
 
 
 def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
-    """The range of an entry: the first row of an episode is at the root only, the last under `next` only."""
+    """Return the range of an entry. An episode's first row is at the root only, its last under `next` only."""
     return merge_ranges(ranges.get(key), ranges.get((NEXT, *key)))
 
 
@@ -533,7 +535,7 @@ def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], kno
     column, known = infos[key], layout.infos.get(key)
     taken = layout.infos.keys() | {one[:depth] for one in layout.infos for depth in range(1, len(one))}
     if column.lengths is not None and length_key(key) in taken:
-        return f"the name of its lengths, {key_name(length_key(key))!r}, is that of another entry"
+        return f"the name of its lengths, {key_name(length_key(key))!r}, belongs to another entry"
     lengths = {length_key(one) for one, other in infos.items() if other.lengths is not None} - taken
     lengths |= {length_key(one) for one, leaf in layout.infos.items() if leaf.text}
     if any(key[:depth] in lengths for depth in range(1, len(key) + 1)):
@@ -556,7 +558,7 @@ def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], kno
 
 
 def _common(dtype: str, values: Array, known_range: FieldRange) -> np.dtype[Any] | None:
-    """Return the type that holds these numbers and those of another type within a range; None if none does."""
+    """Return a type that holds `values` and all numbers of `dtype` within a range exactly; None if there is none."""
     own = np.dtype(dtype)
     if own == values.dtype or holds(own, values):
         return own
@@ -576,7 +578,7 @@ def _widened(known: InfoLeaf, column: RecordedInfo, known_range: FieldRange) -> 
 
 
 def _power(size: int) -> int:
-    """The next power of two, so that values that grow by and by are stored again only a few times."""
+    """Return the next power of two, so that values that keep growing rewrite the recording only a few times."""
     return 1 << (size - 1).bit_length() if size else 0
 
 

@@ -39,11 +39,12 @@ _ROOM = 64
 
 
 class EnvironmentRecorder:
-    """Records `lanes` environments of the same spaces, each of which is in an episode of its own.
+    """Records `lanes` environments with the same spaces; each lane has its own episode under way.
 
-    With `max_episodes`, lane k records episodes k, k + lanes and so on up to that number, and nothing more: which
-    episodes there are does not depend on how long others take. A finished dataset that has all of them is resumed, too:
-    nothing is recorded, and `finish` returns its manifest.
+    With `max_episodes`, lane k records the episodes k, k + lanes, k + 2 lanes, … below that number and then stops, so
+    that which episodes are recorded does not depend on how fast the lanes are.
+
+    A finished dataset that has all of them can be resumed, too: nothing is recorded, and `finish` returns its manifest.
     """
 
     def __init__(
@@ -82,42 +83,42 @@ class EnvironmentRecorder:
         )
         done = set(self.writer.numbers)
         self.lane: int | None = None
-        """The lane whose data are being taken; None while all are stepped."""
+        """The lane whose data are being recorded; None while the environments are stepped."""
         self._open_numbers = [number for number in range(max_episodes or 0) if number not in done]
         self._numbers: list[int | None] = [self._next_number(lane) for lane in range(lanes)]
 
     def under_way(self) -> str:
-        """Name the episode that the lane whose data are taken is in; several where the lane is not known."""
+        """Name the current episode for messages, or all candidates if the lane is not known."""
         numbers = self._numbers if self.lane is None else [self._numbers[self.lane]]
         known = sorted(number for number in numbers if number is not None) or [self.writer.episodes]
         return f"episode {known[0]}" if len(known) == 1 else f"one of the episodes {', '.join(map(str, known))}"
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
-        """Add to what the manifest states about the recording; a recording that is continued gets them too."""
+        """Add arguments to the provenance in the manifest, also when a recording is resumed."""
         self.writer.describe(arguments)
 
     def _next_number(self, lane: int) -> int | None:
-        """The number of the next episode of a lane; None where it records no more, or they are not limited."""
+        """Return the number of a lane's next episode; None if it is done, or there is no `max_episodes`."""
         if self._max_episodes is None:
             return None
         lanes = len(self._lanes)
         return next((number for number in self._open_numbers if number % lanes == lane), None)
 
     def number(self, lane: int) -> int | None:
-        """The number that the next episode of a lane gets; None where it records no more, or they are not limited."""
+        """Return the number that a lane's episode gets; None if the lane is done, or there is no `max_episodes`."""
         return self._numbers[lane]
 
     def records(self, lane: int) -> bool:
-        """Return whether the episodes of a lane are recorded: not any more when it has made its part."""
+        """Return whether a lane still records; not after it has recorded its share of `max_episodes`."""
         return self._max_episodes is None or self._numbers[lane] is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of `max_episodes` are written."""
+        """Whether all `max_episodes` episodes are written."""
         return not any(map(self.records, range(len(self._lanes))))
 
     def require_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raise SchemaError where the environment has other spaces than at first."""
+        """Raise SchemaError if the environment's spaces changed since the recording began."""
         for name, space, found in zip(
             ("observation", "action"), self._spaces, (observation_space, action_space), strict=True
         ):
@@ -128,7 +129,7 @@ class EnvironmentRecorder:
                 )
 
     def begin(self, lane: int, observation: Any, info: Any, *, seed: int | None = None, frame: Any = None) -> None:
-        """Begin an episode with what `reset` returned; one under way is cut off first."""
+        """Begin an episode with what `reset` returned; an unfinished episode is cut off first."""
         self.lane = lane
         self.cut_off(lane)
         if self.records(lane):
@@ -143,7 +144,7 @@ class EnvironmentRecorder:
     def observe(
         self, lane: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any = None
     ) -> bool:
-        """Record a step; the last one writes the episode. Return whether the episode ended."""
+        """Record a step, write the episode if the step ended it, and return whether it did."""
         self.lane = lane
         if not self.records(lane):
             return bool(terminated or truncated)
@@ -153,15 +154,15 @@ class EnvironmentRecorder:
         return ended
 
     def interrupt(self) -> None:
-        """Take no more steps of the episodes under way after an error in the middle of one: there would be a gap.
+        """Accept no more steps of the current episodes after an error, because a step may be missing.
 
-        What is there of them is kept until the next `reset`, `finish` or the end of the `with` block, and cut off.
+        Their steps so far are cut off and written at the next `reset` or `finish`, or at the end of the `with` block.
         """
         for buffer in self._lanes:
             buffer.is_open = False
 
     def cut_off(self, lane: int) -> None:
-        """End the episode of a lane at its last step, if it has one; its last step becomes truncated."""
+        """Write the unfinished episode of a lane, if it has a step; its last step becomes truncated."""
         if self._lanes[lane].length and not self.writer.is_closed:
             self._write(lane)
         self._lanes[lane].discard()
@@ -176,30 +177,30 @@ class EnvironmentRecorder:
             self._numbers[lane] = self._next_number(lane)
 
     def discard(self) -> None:
-        """Forget the episodes that are under way."""
+        """Forget the unfinished episodes."""
         for buffer in self._lanes:
             buffer.discard()
 
     def finish(self) -> Manifest:
-        """Make a dataset; episodes under way are cut off."""
+        """Turn the recording into a dataset; unfinished episodes are cut off."""
         for lane in range(len(self._lanes)):
             self.cut_off(lane)
         return self.writer.finish()
 
     def close(self) -> None:
-        """Stop without making a dataset; episodes under way are lost. Harmless when done twice, or finished."""
+        """Stop without making a dataset; unfinished episodes are lost. May be called again, and after `finish`."""
         self.discard()
         self.writer.close()
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave a `with` block: finish, or, after an error, close; what was under way is cut off in both cases."""
+        """Leave a `with` block: finish, or close after an error; unfinished episodes are cut off in both cases."""
         if self.writer.is_closed:
             return
         try:
             if error is None:
                 self.finish()
                 return
-            with contextlib.suppress(RbtoolError, OSError):  # the error that is under way is the one to show
+            with contextlib.suppress(RbtoolError, OSError):  # the original error is the one to show
                 for lane in range(len(self._lanes)):
                     self.cut_off(lane)
         except BaseException as raised:
@@ -212,22 +213,22 @@ class EnvironmentRecorder:
                     error.add_note(f"hint: {self.kept()}")
 
     def abandon(self) -> None:
-        """Close after an error, which is the one to show: not what the disk says to closing."""
+        """Close after an error, and suppress errors of closing: the original error is the one to show."""
         with contextlib.suppress(RbtoolError, OSError):
             self.close()
 
     def kept(self) -> str:
-        """State what is kept of a recording that was interrupted, and what to do with it."""
+        """Return the hint that says what an interrupted recording holds and what to do with it."""
         episodes, dest = self.writer.episodes, self.writer.dest
         many = f"{counted(episodes, 'episode')} {'is' if episodes == 1 else 'are'}"
         return f"{many} kept; make a dataset of {dest}: rbtool repair {shlex.quote(str(dest))}, or continue with resume"
 
 
 def require_seeds(seeds: Sequence[Any]) -> None:
-    """Raise UsageError for a seed that the table of episodes cannot hold."""
+    """Raise UsageError for a seed that the episode table cannot store."""
     for seed in seeds:
         if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 1 << 63):
-            raise UsageError(f"the seed is {seed!r}, expected a whole number from 0 that 63 bits hold")
+            raise UsageError(f"the seed is {seed!r}, expected a whole number from 0 to 2**63 - 1")
 
 
 def _notes(parts: Any) -> list[str]:
@@ -244,7 +245,7 @@ def _brief(space: Any) -> str:
 
 
 def _spec_document(spec: Any) -> Any:
-    """Return the spec of an environment as JSON; what JSON cannot hold is left out, and None is for no spec."""
+    """Return the spec of an environment as a JSON document, without what JSON cannot hold; None without a spec."""
     if spec is None:
         return None
     try:
@@ -255,7 +256,7 @@ def _spec_document(spec: Any) -> Any:
 
 
 class _Rows:
-    """The rows of one leaf; the room is kept from one episode to the next."""
+    """The rows of one leaf; the array is reused from one episode to the next."""
 
     def __init__(self, leaf: RecordedLeaf) -> None:
         self.leaf = leaf
@@ -263,7 +264,7 @@ class _Rows:
         self._held: list[Array] = []
 
     def put(self, row: int, value: Any) -> None:
-        """Copy a value to a row, in which nothing or an unfinished step is."""
+        """Copy a value to a row, which is the next one or belongs to a step that was not completed."""
         array = self._array
         if array is None:
             del self._held[row:]
@@ -274,17 +275,18 @@ class _Rows:
         array[row] = value
 
     def take(self, count: int) -> Array:
-        """Return the first rows, `[count, *shape]`; valid until the next one is put."""
+        """Return the first rows, `[count, *shape]`; the array is valid until the next `put`."""
         if self._array is not None:
             return self._array[:count]
         return stack_padded(self._held[:count], self.leaf)
 
 
 class EpisodeBuffer:
-    """Gathers the steps of one episode after the other; `number` and `seed` are those of the episode under way.
+    """Gathers the steps of one episode at a time in memory.
 
-    A step comes in two parts: `act` before the environment is stepped, which checks the action, then `observe`. An
-    error in either leaves the steps before it, and nothing is taken until `begin`: there would be a gap.
+    A step comes in two parts: `act` checks and keeps the action before the environment is stepped, `observe` keeps what
+    the step returned. An error in either keeps the steps before it, and the buffer accepts no step until the next
+    `begin`: otherwise the episode would have a gap.
     """
 
     def __init__(self, observation: Encoder, action: Encoder, *, infos: bool = True) -> None:
@@ -302,28 +304,28 @@ class EpisodeBuffer:
 
     @property
     def dropped(self) -> Mapping[str, str]:
-        """Names of the infos that cannot be kept, and the reasons."""
+        """Names of the infos that cannot be stored, and the reasons."""
         return self._infos.dropped if self._infos is not None else {}
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """Names of infos that are stored by another name, and that name."""
+        """Names of infos that are stored under another name, and that name."""
         return self._infos.renamed if self._infos is not None else {}
 
     @property
     def leaves(self) -> tuple[RowLeaf, ...]:
-        """What the rows have."""
+        """The leaves of the rows."""
         states = [*self._states, *([self._pixels] if self._pixels is not None else [])]
         return (*(RowLeaf(one.leaf, True) for one in states), *(RowLeaf(one.leaf, False) for one in self._steps))
 
     def begin(self, observation: Any, info: Mapping[Any, Any], *, seed: int | None = None, frame: Any = None) -> None:
-        """Begin an episode with what `reset` returned; what was there of another one is gone."""
+        """Begin an episode with what `reset` returned; the steps of an unfinished one are lost."""
         self.discard()
         self._put_state(0, observation, info, frame)
         self.seed, self.is_open = seed, True
 
     def act(self, action: Any) -> None:
-        """Check and keep the action of the next step. UsageError where no episode is under way."""
+        """Check and keep the action of the next step. UsageError if no episode has begun."""
         if not self.is_open:
             raise UsageError("step() comes after the end of an episode: call reset() first")
         values = self._action.encode(action)
@@ -340,7 +342,7 @@ class EpisodeBuffer:
         frame: Any = None,
     ) -> bool:
         """Keep what the step returned; return whether the episode ended."""
-        self.is_open = False  # until all of it is kept
+        self.is_open = False  # until the step is kept completely
         if type(reward) is not float:
             reward = _reward(reward)
         ended = (bool(terminated), bool(truncated))
@@ -379,9 +381,9 @@ class EpisodeBuffer:
         self._pixels.put(row, found)
 
     def take(self) -> RawEpisode:
-        """Return the episode, and be without one: its arrays are valid until `begin`. It needs a step at least.
+        """Return the episode, which needs at least one step, and empty the buffer.
 
-        One that did not end is cut off: its last step becomes truncated.
+        The arrays are valid until the next `begin`. If the episode has not ended, its last step becomes truncated.
         """
         length = self.length
         terminated, truncated = (
@@ -401,7 +403,7 @@ class EpisodeBuffer:
         return raw
 
     def discard(self) -> None:
-        """Be without an episode."""
+        """Forget the current episode."""
         self.is_open, self.length, self.seed = False, 0, None
         self._rewards, self._terminated, self._truncated = [], [], []
         if self._infos is not None:
@@ -416,7 +418,7 @@ def _reward(reward: Any) -> float:
             kept = float(number)
             if kept == number or number != number:
                 return kept
-            raise SchemaError(f"the reward {number} ({found.dtype}) is no float64, which rewards are stored as")
+            raise SchemaError(f"the reward {number} ({found.dtype}) is not exact as float64, the type of rewards")
     except (TypeError, ValueError, OverflowError):
         pass
     shape = f" {list(reward.shape)}" if isinstance(reward, np.ndarray) else ""
@@ -424,10 +426,14 @@ def _reward(reward: Any) -> float:
 
 
 class EpisodeWriter:
-    """Appends episodes to a recording at `dest`; each is safe from the death of the process when `add` returns.
+    """Appends episodes to a recording at `dest`; when `add` returns, the episode survives the death of the process.
 
-    With `resume`, an unfinished recording there is continued, and one that was finished is left as it is if it has all
-    `wanted` episodes. UsageError where something else is at `dest`.
+    With `resume`, an unfinished recording at `dest` is continued, and a finished one is left unchanged if it has all
+    `wanted` episodes. UsageError if `dest` holds anything else.
+
+    `add` first finds the layout that holds the new episode. As long as that is the current layout, the episode is
+    appended. Otherwise all episodes are rewritten with the wider layout into a sibling folder, which then takes the
+    place of the recording atomically (`_rewritten`).
     """
 
     def __init__(
@@ -449,7 +455,7 @@ class EpisodeWriter:
         self._next = 0
         self.is_closed = False
         mend(dest)
-        sweep(dest)  # of a process that died while it stored a recording again
+        sweep(dest)  # leftovers of a process that died while it rewrote a recording
         occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
         if occupied and resume:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -460,13 +466,13 @@ class EpisodeWriter:
             if self._finished is not None:
                 return
             self._recorder = continued(dest, sync_seconds=sync_seconds)
-            if self._origin is origin and not self.episodes:  # it was stopped before it was stated
+            if self._origin is origin and not self.episodes:  # the process died before it saved the origin
                 origin.save(dest)
             self._next = max(self.numbers, default=-1) + 1
         elif occupied:
             raise _occupied(dest)
         elif not dest.exists():
-            fs.make_folder(dest)  # that it cannot be made is found before an environment runs for hours
+            fs.make_folder(dest)  # fails now rather than after an environment ran for hours
             self._made = True
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
@@ -477,19 +483,19 @@ class EpisodeWriter:
 
     @property
     def episodes(self) -> int:
-        """How many episodes are written."""
+        """The number of episodes written so far."""
         return len(self.numbers)
 
     @property
     def steps(self) -> int:
-        """How many steps those have."""
+        """The number of steps written so far."""
         if self._finished is not None:
             return self._finished[0].steps
         return self._recorder.steps if self._recorder is not None else 0
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the episodes that are written."""
+        """The numbers of the episodes written so far."""
         if self._finished is not None:
             return self._finished[1]
         return [commit.row.episode for commit in self._recorder.commits] if self._recorder is not None else []
@@ -501,9 +507,13 @@ class EpisodeWriter:
         dropped: Mapping[str, str] | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Write an episode; its number is by default that after the highest.
+        """Write an episode.
 
-        `dropped` names infos that it lacks, with the reasons, and `renamed` infos that have another name in it.
+        Args:
+            raw: the episode.
+            number: the episode's number; by default one more than the highest so far.
+            dropped: infos that the episode lacks, mapped to the reasons.
+            renamed: infos that are stored under another name, mapped to that name.
         """
         if self.is_closed:
             raise UsageError(f"the recording {self.dest} is closed: nothing can be added")
@@ -532,7 +542,7 @@ class EpisodeWriter:
             self._recorder = recorder
             self._origin.save(self.dest)
         elif grown is not before:
-            if noted:  # the names of leaves are stated where they are
+            if noted:  # saved before the rewrite, so that `renamed_keys` never lacks the name of a stored leaf
                 self._note(lost, names)
             recorder, noted = self._rewritten(recorder, before, grown), False
         self._layout = grown
@@ -544,7 +554,7 @@ class EpisodeWriter:
         self._next = max(self._next, number + 1)
 
     def _renamings(self, before: RowLayout, layout: RowLayout, raw: RawEpisode) -> dict[str, str]:
-        """State where the forms of entries are, those of this episode and those of earlier ones that get a name now."""
+        """Return the items of `renamed_keys` for the forms of this episode, and for earlier ones that are named now."""
         forms = [(key, form_of(one)) for key, one in raw.infos.items()]
         forms += [(key, leaf.form) for key, leaf in before.infos.items()]
         return dict(renaming(key, form) for key, form in forms if key in layout.several)
@@ -557,7 +567,7 @@ class EpisodeWriter:
         self._origin.save(self.dest)
 
     def _rewritten(self, old: PackedRecorder, layout: RowLayout, grown: RowLayout) -> PackedRecorder:
-        """Store all episodes with other leaves, and put that in the place of the recording at one instant."""
+        """Rewrite all episodes with the leaves of `grown` into a new folder, and swap it atomically with `dest`."""
         built = new_sibling(self.dest)
         new = PackedRecorder(built, grown.fields(), sync_seconds=math.inf)
         try:
@@ -571,11 +581,11 @@ class EpisodeWriter:
             new.sync()
             aside = _put_in_place(built, self.dest)
         except BaseException:
-            with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+            with contextlib.suppress(OSError):  # leftovers are swept by whoever opens the recording next
                 new.close()
                 fs.remove(built)
             raise
-        self._recorder, self._layout = new, grown  # before anything can fail: the old recorder's files are not at dest
+        self._recorder, self._layout = new, grown  # first of all: the old recorder's files are no longer at dest
         new.moved(self.dest, self._sync_seconds)
         old.close()
         fs.sync_folder(self.dest.parent)
@@ -589,7 +599,7 @@ class EpisodeWriter:
             self._recorder.sync()
 
     def finish(self) -> Manifest:
-        """Make a dataset of the recording. SchemaError where nothing was recorded."""
+        """Turn the recording into a dataset. SchemaError if nothing was recorded."""
         if self.is_closed:
             raise UsageError(f"the recording {self.dest} is closed already")
         if self._finished is not None:
@@ -603,7 +613,7 @@ class EpisodeWriter:
         return manifest
 
     def close(self) -> None:
-        """Stop without making a dataset; the episodes stay, and nothing stays where there are none."""
+        """Stop without making a dataset. Episodes stay; a folder that was created for none is removed."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -618,9 +628,9 @@ class EpisodeWriter:
 
 
 def finished_recording(dest: Path, wanted: int) -> tuple[Manifest, list[int]] | None:
-    """Return manifest and episode numbers of a recording that was made a dataset, None if it lacks `wanted` episodes.
+    """Return manifest and episode numbers of a finished recording; None if it lacks one of the `wanted` episodes.
 
-    None also for anything else that is at `dest`.
+    None also for anything else at `dest`.
     """
     if not has_manifest(dest):
         return None
@@ -631,7 +641,7 @@ def finished_recording(dest: Path, wanted: int) -> tuple[Manifest, list[int]] | 
 
 
 def _moved(key: Key, moved: Mapping[Key, Key]) -> Key:
-    """The key of a leaf, root or next, after infos were moved."""
+    """Return the key of a leaf, at the root or under `next`, after infos got new names."""
     return (NEXT, *moved.get(key[1:], key[1:])) if key[0] == NEXT else moved.get(key, key)
 
 
@@ -646,7 +656,7 @@ def _occupied(dest: Path) -> UsageError:
 
 
 def _put_in_place(built: Path, dest: Path) -> Path:
-    """Put a folder in the place of another one; return where that is now. After an error all is as before."""
+    """Put a folder in the place of another, and return where that one is now. On an error nothing changes."""
     if fs.exchange(built, dest):
         return built
     aside = new_sibling(dest, aside=True)
@@ -660,13 +670,13 @@ def _put_in_place(built: Path, dest: Path) -> Path:
 
 
 def _require_same(recorded: RecordedOrigin, found: RecordedOrigin, dest: Path) -> None:
-    """Raise where another environment, or one of other spaces, would continue a recording."""
+    """Raise if a recording would be resumed with another environment, or with other spaces."""
     if recorded.asked != found.asked:
-        raise UsageError(f"{dest} has episodes of {recorded.asked}, expected the same instead of {found.asked}")
+        raise UsageError(f"{dest} was recorded from {recorded.asked}, expected the same environment, not {found.asked}")
     spaces = parse_json(dump_json(dict(found.spaces)), "the spaces")
     for name in sorted(recorded.spaces.keys() | spaces.keys()):
         if recorded.spaces.get(name) != spaces.get(name):
             raise SchemaError(
-                f"{dest} was recorded with another {name} space, expected the same to continue it",
+                f"{dest} was recorded with another {name} space, expected the same to resume it",
                 hint="record each space to a dataset of its own",
             )

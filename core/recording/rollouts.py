@@ -42,19 +42,28 @@ _MOST_DIMENSIONS = 3
 
 @suggests_keywords()
 def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest:
-    """Write a rollout into a new dataset at `dest`, in layout `packed`, and return its manifest; torchrl is not needed.
+    """Write a rollout of TorchRL into a new dataset in layout `packed`. torchrl need not be installed.
 
-    `td` has a batch of 1 to 3 dimensions, of which the last is time: `env.rollout(…)`, the batches of a collector, or
-    `split_trajectories` of them, whose padding (`("collector", "mask")` or `"mask"`) is left out. Episodes end where
-    `("next", "done")` is set and where `("collector", "traj_ids")` changes; what of the flags is missing follows from
-    the others. The rest of a rollout without an end is cut off: its last step becomes truncated, with the end reason
-    `end_of_file`. Episodes are numbered from 0 unless there is an `"episode"`. Leaves that are no tensors are named in
-    the manifest (`dropped_keys`).
+    Episodes end where `("next", "done")` is set and where `("collector", "traj_ids")` changes. Missing flags are
+    derived from the others. An episode without an end is kept: its last step becomes truncated, with the end reason
+    `end_of_file`. Episodes are numbered from 0 unless the rollout has an entry `"episode"`. Leaves that are not tensors
+    are named in the manifest (`dropped_keys`).
 
-    UsageError (a ValueError) where something is at `dest`, SchemaError (a RuntimeError) for data that are no rollout.
+    Args:
+        td: a tensordict with 1 to 3 batch dimensions, the last of which is time: what `env.rollout(…)` returns, a batch
+            of a collector, or the result of `split_trajectories`, whose padding (`("collector", "mask")` or `"mask"`)
+            is left out.
+        dest: the folder of the dataset, which must be missing or empty.
+
+    Returns:
+        The manifest of the dataset.
+
+    Raises:
+        UsageError (a ValueError): `dest` is occupied.
+        SchemaError (a RuntimeError): the data are not a rollout.
     """
     if not isinstance(td, TensorDictBase):
-        raise SchemaError(f"a rollout is a tensordict, found a {type(td).__name__}")
+        raise SchemaError(f"expected a rollout as a tensordict, found a {type(td).__name__}")
     if not 1 <= td.batch_dims <= _MOST_DIMENSIONS:
         raise SchemaError(f"the rollout has the batch size {list(td.batch_size)}, expected 1 to 3 dimensions")
     place = fs.expanded(dest).absolute()
@@ -75,13 +84,13 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
                 raise SchemaError("the rollout has no step")
             manifest = builder.finish(table, origin)
         if not staging.publish():
-            raise UsageError(f"{place} was made by another process meanwhile", hint="choose another destination")
+            raise UsageError(f"another process created {place} in the meantime", hint="choose another destination")
     return manifest
 
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """Rows, by their numbers, of one episode; `cut_off` states that it went on after them."""
+    """The row numbers of one episode; `cut_off` if the rollout stopped before the episode ended."""
 
     rows: Array
     cut_off: bool
@@ -97,7 +106,7 @@ class _RolloutRows:
     time: int
 
     def episodes(self) -> Iterator[_Episode]:
-        """Yield the episodes of one lane after the other."""
+        """Yield the episodes, lane by lane."""
         done: Array = np.asarray(self.arrays[NEXT_DONE].reshape(len(self.kept), -1).any(1))
         for start in range(0, len(self.kept), self.time) if self.time else ():
             rows = start + np.flatnonzero(self.kept[start : start + self.time])
@@ -150,7 +159,7 @@ def _rows_of(td: TensorDictBase) -> tuple[_RolloutRows, list[Field], list[Droppe
 
 
 def _is_leaf(kind: type) -> bool:
-    """Whether a value of this type is a leaf: tensors, and what tensordict wraps because it is none."""
+    """Return whether a value of this type is a leaf: tensors, and the wrappers of tensordict for anything else."""
     return not issubclass(kind, TensorDictBase)
 
 

@@ -1,12 +1,12 @@
 """Values of gymnasium spaces as rows of arrays: each space has an encoder, which lists the leaves of a row.
 
 An array is one leaf. Dict and Tuple nest, by names and by numbers. Values of varying size are padded with zeros to the
-longest of the dataset, next to how many elements count:
+longest in the dataset, and their sizes are leaves of their own:
 
     Text          UTF-8 bytes, and `NAME_length`
     Sequence      `items`, with a leading dimension, and `count`
     Graph         `nodes`, `nodes_count`, `edges`, `edges_count` (-1 for None), `edge_links`
-    OneOf         `choice`, and a leaf for each subspace by its number; those that are not chosen are zeros
+    OneOf         `choice`, and the leaves of each subspace under its number; zeros where it is not chosen
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..format.contracts import Array
 from ..ted.schema import DTYPES, Key, Role, key_name, length_key, safe_part
 
 _SHORT_TEXT = 256
-"""Bytes up to which a text gets the room of the longest that its space allows."""
+"""A Text space of at most this many bytes gets room for its longest text at once; a longer one grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLeaf:
-    """One array of a row. The first `ragged` dimensions vary from row to row; `shape` has their least sizes."""
+    """One array of a row. Its first `ragged` dimensions vary from row to row; there, `shape` has the minimum sizes."""
 
     key: Key
     dtype: str
@@ -41,7 +41,7 @@ class RecordedLeaf:
     ragged: int = 0
 
     def inside_sequence(self) -> RecordedLeaf:
-        """The leaf of a sequence of such values."""
+        """Return the leaf for a sequence of such values."""
         return replace(self, shape=(0, *self.shape), ragged=self.ragged + 1)
 
 
@@ -55,19 +55,19 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> Sequence[Any]:
-        """Return the arrays (or numbers) of a value. SchemaError for one of another shape, type or structure."""
+        """Return the arrays (or numbers) of a value; SchemaError if its shape, type or structure does not fit."""
 
     def zeros(self) -> list[Array]:
-        """Return what a row has where there is no value."""
+        """Return the arrays of a row without a value."""
         return [np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves]
 
     def refuse(self, found: str, expected: str, *, hint: str = "") -> SchemaError:
-        """The error for a value that is not of the space."""
+        """Return the error for a value that is not in the space."""
         return SchemaError(f"{key_name(self.key)} is {found}, expected {expected}", hint=hint)
 
 
 class _ArrayEncoder(Encoder):
-    """Box, MultiDiscrete and MultiBinary."""
+    """Encodes Box, MultiDiscrete and MultiBinary."""
 
     def __init__(self, key: Key, role: Role, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         super().__init__(key)
@@ -82,7 +82,7 @@ class _ArrayEncoder(Encoder):
         return (self._converted(value),)
 
     def _converted(self, value: Any) -> Array:
-        """Return a value of another type without a change of any number."""
+        """Convert a value of another type, if that changes none of its numbers."""
         expected = f"{self._dtype.name} {list(self._shape)}"
         try:
             found = np.asarray(value)
@@ -158,7 +158,7 @@ class _NestEncoder(Encoder):
                 raise self.refuse(f"a {type(value).__name__}", "a dict")
             if value.keys() != self._names:
                 odd = ", ".join(sorted(repr(name) for name in value.keys() ^ self._names))
-                raise self.refuse("a dict of other entries than its space", f"the same: they differ in {odd}")
+                raise self.refuse("a dict with other entries than its space", f"the same entries, they differ in {odd}")
         elif not isinstance(value, tuple | list) or len(value) != len(self._parts):
             size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
             raise self.refuse(f"a {type(value).__name__}{size}", f"a tuple of {len(self._parts)}")
@@ -195,7 +195,7 @@ def _stacked(values: Sequence[Any], leaf: RecordedLeaf) -> Array:
 
 
 def stack_padded(arrays: Sequence[Array], leaf: RecordedLeaf) -> Array:
-    """Stack the arrays of a leaf, each padded with zeros to the largest of all and to the least sizes of the leaf."""
+    """Stack arrays of a leaf, padded with zeros to the largest array and at least to the minimum sizes of the leaf."""
     largest = [leaf.shape, *(array.shape for array in arrays)]
     shape = tuple(max(sizes) for sizes in zip(*largest, strict=True))
     found = np.zeros((len(arrays), *shape), leaf.dtype)
@@ -231,7 +231,7 @@ class _GraphEncoder(Encoder):
         if joined.ndim != 2 or joined.shape[1] != 2 or joined.dtype.kind not in "iu":
             raise self.refuse(f"a graph with edge links {joined.dtype} {list(joined.shape)}", "whole numbers [n, 2]")
         if edges is not None and len(edges) != len(joined):
-            raise self.refuse(f"a graph of {len(edges)} edges and {len(joined)} edge links", "as many of both")
+            raise self.refuse(f"a graph with {len(edges)} edges and {len(joined)} edge links", "one link for each edge")
         return [*found, joined, len(nodes), -1 if links is None else len(joined)]
 
     def _rows(self, items: Encoder, values: Any) -> list[Any]:
@@ -292,7 +292,7 @@ _KINDS: dict[type, Callable[[Any, Key, Role], Encoder]] = {
 
 
 def encoder(key: Key, space: Any, role: Role) -> Encoder:
-    """Return the encoder of a space whose values get the key `key`; SchemaError for spaces that cannot be recorded."""
+    """Return the encoder of a space whose values are stored under `key`; SchemaError if it cannot be recorded."""
     for kind, make in _KINDS.items():
         if isinstance(space, kind):
             return make(space, key, role)
@@ -303,10 +303,10 @@ def encoder(key: Key, space: Any, role: Role) -> Encoder:
 
 
 def space_encoder(name: str, space: Any, role: Role) -> Encoder:
-    """Return the encoder of an observation or action space; SchemaError where two entries need the same key."""
+    """Return the encoder of an observation or action space; SchemaError if two entries need the same key."""
     found = encoder((name,), space, role)
     if not found.leaves:
-        raise SchemaError(f"the {name} space holds nothing that could be recorded: it is {space}")
+        raise SchemaError(f"the {name} space has no values to record: it is {space}")
     keys = sorted(leaf.key for leaf in found.leaves)
     for one, other in pairwise(keys):
         if other[: len(one)] == one:
@@ -315,7 +315,7 @@ def space_encoder(name: str, space: Any, role: Role) -> Encoder:
 
 
 def renamed_entries(name: str, space: Any) -> Iterator[tuple[str, str]]:
-    """Yield the dotted names of entries that tensordict reserves, and what they are named instead."""
+    """Yield the dotted names of entries whose names tensordict reserves, and the names they get instead."""
     if isinstance(space, spaces.Dict):
         for entry, part in space.spaces.items():
             safe = safe_part(str(entry))
@@ -330,7 +330,7 @@ def renamed_entries(name: str, space: Any) -> Iterator[tuple[str, str]]:
 
 
 def space_document(space: Any) -> dict[str, Any] | None:
-    """Return the document of a space as a manifest has it; None, which is no limit, where there is none for it."""
+    """Return a space as the manifest stores it; None for a space that the manifest cannot describe."""
     kind = next((kind.__name__ for kind in _KINDS if isinstance(space, kind)), "")
     if kind == "Box":
         bounds = {name: _one_if_uniform(getattr(space, name)) for name in ("low", "high")}
@@ -352,7 +352,7 @@ def space_document(space: Any) -> dict[str, Any] | None:
 
 
 def _one_if_uniform(bound: Array) -> Any:
-    """Write the bounds of an image, 100,000 equal numbers, as one."""
+    """Return one number for bounds that are all equal, instead of the 100,000 of an image."""
     if bound.size and (bound == bound.flat[0]).all():
         return _strict(bound.flat[0].item())
     return _strict(bound.tolist())

@@ -24,19 +24,23 @@ _WHOLE = "rbtool_whole_info"
 
 
 class RecordVectorEpisodes(VectorWrapper):
-    """Records every episode of each environment of `env`, as `RecordEpisodes` does, into one dataset at `dest`.
+    """A wrapper that records every episode of each environment of a vector environment into one dataset at `dest`.
 
-    Episodes are in the order in which they end. All autoreset modes put the boundary where it is: with `NEXT_STEP` the
-    step that resets an environment is no step of an episode, with `SAME_STEP` the last observation and info are
-    `final_obs` and `final_info`, with `DISABLED` an environment is reset by `reset(options={"reset_mask": …})`.
-    The mode is what the environment states (`autoreset_mode`, or its metadata), or, for environments that state none,
-    `autoreset_mode`, a `gymnasium.vector.AutoresetMode`.
+    It records what `RecordEpisodes` records, with the same arguments. Episodes are stored in the order in which they
+    end. Boundaries are exact in every autoreset mode of gymnasium:
 
-    Infos are recorded as gymnasium batches them: it casts the numbers of an entry to the type that the first
-    environment has. Environments wrapped in `WholeInfos` keep theirs.
+    - `NEXT_STEP`: the step that resets an environment is not recorded as a step;
+    - `SAME_STEP`: the last observation and info of an episode are taken from `final_obs` and `final_info`;
+    - `DISABLED`: environments are reset by `reset(options={"reset_mask": mask})`.
 
-    With `max_episodes` the environments record as many episodes each, or one more, and nothing after them.
-    Episodes under way are cut off by `finish()`.
+    The mode is taken from the environment (`autoreset_mode`, or its metadata). Infos are recorded as gymnasium batches
+    them: it casts the numbers of an entry to the type that the first environment returned. Wrap the single environments
+    in `WholeInfos` to record each environment's infos unchanged.
+
+    Args:
+        max_episodes: how many episodes to record in total. Each environment records an equal share (the first ones one
+            more if it does not divide), so that which episodes are recorded does not depend on timing.
+        autoreset_mode: a `gymnasium.vector.AutoresetMode`, for environments that do not state their mode.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class RecordVectorEpisodes(VectorWrapper):
         self._render = render
         self._mode = _mode_of(env, autoreset_mode)
         if render and self._mode == "same":
-            raise UsageError("with the autoreset mode SAME_STEP the last frame of an episode cannot be rendered")
+            raise UsageError("the last frame of an episode cannot be rendered in autoreset mode SAME_STEP")
         self._ended = np.zeros(env.num_envs, bool)
         self._may_reset_again = np.zeros(env.num_envs, bool)
         self.recorder = EnvironmentRecorder(
@@ -69,7 +73,7 @@ class RecordVectorEpisodes(VectorWrapper):
         )  # fmt: skip
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those of `options["reset_mask"]`; their episodes under way are cut off."""
+        """Reset all environments, or those in `options["reset_mask"]`; their unfinished episodes end truncated."""
         self.recorder.require_spaces(self.env.single_observation_space, self.env.single_action_space)
         mask = None if options is None else options.get("reset_mask")
         lanes = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
@@ -93,7 +97,7 @@ class RecordVectorEpisodes(VectorWrapper):
         return list(seed)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all environments and record the steps; the last one of an episode writes it."""
+        """Step all environments and record the steps; write each episode that ends."""
         resetting = self._ended
         if self._mode == "disabled" and resetting.any():
             raise UsageError(
@@ -115,10 +119,10 @@ class RecordVectorEpisodes(VectorWrapper):
         return result
 
     def _refuse_second_reset(self, lanes: list[int]) -> None:
-        """Raise where the step after `reset` would reset an environment again, which looks like any other step.
+        """Raise if the step after this `reset` would reset an environment again, which would look like a real step.
 
-        Without shared memory the processes of an AsyncVectorEnv do not note that they were reset: seen in gymnasium
-        1.1 to 1.4.
+        Without shared memory the processes of an AsyncVectorEnv do not remember that they were reset (gymnasium 1.1 to
+        1.4).
         """
         env: Any = self.unwrapped
         if self._mode != "next" or not isinstance(env, AsyncVectorEnv) or env.shared_memory:
@@ -160,13 +164,13 @@ class RecordVectorEpisodes(VectorWrapper):
         self, lane: int, row: Any, outcome: tuple[Any, Any, Any], infos: Mapping[str, Any], info: Mapping[str, Any],
         frame: Any,
     ) -> None:  # fmt: skip
-        """Record the last step of an episode and the first observation of the next, which came together."""
+        """Record the last step of an episode and the first observation of the next, which came in one call."""
         if "final_obs" not in infos or not np.all(infos.get("_final_obs", np.ones(self.num_envs, bool))[lane]):
-            raise SchemaError(f"environment {lane} ended its episode, and the infos have no final_obs for it")
-        after = getattr(self.unwrapped, "_env_obs", None)  # of SyncVectorEnv: what the reset returned, not a copy
+            raise SchemaError(f"environment {lane} ended its episode, but the infos have no final_obs for it")
+        after = getattr(self.unwrapped, "_env_obs", None)  # SyncVectorEnv keeps what the reset returned here, uncopied
         if after is not None and _shares(infos["final_obs"][lane], after[lane]):
             raise SchemaError(
-                f"environment {lane} returns one array again and again: its reset overwrote its last observation",
+                f"environment {lane} reuses its observation array: its reset overwrote the episode's last observation",
                 hint="return copies, or use the autoreset mode NEXT_STEP",
             )
         last = {name: value for name, value in info.items() if name not in _FINAL}
@@ -189,15 +193,15 @@ class RecordVectorEpisodes(VectorWrapper):
 
     @property
     def episodes(self) -> int:
-        """How many episodes are written."""
+        """The number of episodes written so far."""
         return self.recorder.writer.episodes
 
     def finish(self) -> Manifest:
-        """Make a dataset of the recording and return its manifest; episodes under way are cut off."""
+        """Turn the recording into a dataset and return its manifest; unfinished episodes end truncated."""
         return self.recorder.finish()
 
     def close(self, **kwargs: Any) -> None:
-        """Close the environments, and the recording if it is not finished: it can be continued then."""
+        """Close the environments; a recording that is not finished stays as it is, and can be resumed."""
         self.recorder.close()
         super().close(**kwargs)
 
@@ -214,10 +218,10 @@ class RecordVectorEpisodes(VectorWrapper):
                 self.abandon()
 
     def abandon(self) -> None:
-        """Close after an error: nothing waits for environments in other processes, which may never answer."""
+        """Close after an error without waiting for environments in other processes, which may never answer."""
         env: Any = self.unwrapped
         if isinstance(env, AsyncVectorEnv) and not env.closed:
-            # Its close() waits for the step under way, and raises again what that raises: then it is not closed.
+            # AsyncVectorEnv.close() waits for a pending step and raises its error again, which leaves it open.
             for process in env.processes:
                 process.terminate()
             for process in env.processes:
@@ -245,7 +249,7 @@ def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
 
 
 def _shares(one: Any, other: Any) -> bool:
-    """Return whether two observations of one space have an array in common."""
+    """Return whether two observations of one space share memory."""
     if isinstance(one, Mapping):
         return any(_shares(value, other[name]) for name, value in one.items())
     if isinstance(one, tuple | list):
@@ -254,21 +258,21 @@ def _shares(one: Any, other: Any) -> bool:
 
 
 def _is_statistics(value: Any) -> bool:
-    """Return whether an info is what `RecordEpisodeStatistics` states about the episode that ended."""
+    """Return whether an info has the form of the statistics that `RecordEpisodeStatistics` adds at an episode's end."""
     return isinstance(value, Mapping) and value.keys() == {"r", "l", "t"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """An info that gymnasium batches as one object."""
+    """Wraps an info so that gymnasium batches it as one opaque object."""
 
     info: dict[str, Any]
 
 
 class WholeInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wraps one environment of a vector environment, so that its infos are recorded as it returns them.
+    """Wraps one environment of a vector environment, so that its infos are recorded exactly as it returns them.
 
-    They are copied: with `SAME_STEP`, the reset of an environment that returns one array again and again would
+    The infos are copied, because in autoreset mode `SAME_STEP` the reset of an environment that reuses its arrays would
     overwrite the last info of the episode.
     """
 
@@ -284,7 +288,7 @@ class WholeInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _copied(value: Any) -> Any:
-    """Copy arrays, lists and dicts of an info; anything else stays as it is."""
+    """Copy the arrays, lists and dicts of an info; return anything else unchanged."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) is dict:
@@ -293,7 +297,7 @@ def _copied(value: Any) -> Any:
 
 
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:
-    """Return the info of one environment out of those of all, without what the masks `_NAME` leave out."""
+    """Return the info of one environment from the batched infos, without entries whose mask `_NAME` is False for it."""
     found = {}
     if _WHOLE in infos:
         whole = infos[_WHOLE][lane]

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def create_infinite_iterator(iterator: Iterable[T]) -> Iterator[T]:
-    """Yield the elements of an iterable again and again, each time from its start; a buffer draws another order.
+    """Repeat an iterable forever; a replay buffer draws a new order each time.
 
-    UsageError (a ValueError) for an iterable that is over at its start, which would be so forever.
+    UsageError (a ValueError) if the iterable is empty or can be iterated over only once: the loop would never yield.
     """
     while True:
         element, empty = None, True
@@ -45,16 +45,17 @@ def get_dataloader(
     num_workers: int | None = None,
     **options: Any,
 ) -> Any:
-    """Return batches of a tokenized dataset, on `device`: an endless iterator, or a buffer for one epoch at a time.
+    """Return batches of a tokenized dataset in random order, on `device`.
 
-    - `batch_size`: rows of a batch; each row comes once an epoch, and those that fill no batch are left out.
-    - `block_size`: tokens a row.
-    - `tensorclass_type`: `PromptData`, `PairwiseDataset`, or another class with `from_dataset`; batches are of it.
-    - `infinite`: whether epochs follow each other without an end.
-    - `prefetch`: how many batches are made ahead.
+    For the other arguments and `options`, such as `tokenizer`, see `TokenizedDatasetLoader`. UsageError (a ValueError)
+    if `batch_size` is larger than the dataset.
 
-    The other arguments, and `options` such as `tokenizer`, are those of `TokenizedDatasetLoader`. UsageError (a
-    ValueError) for a batch that is larger than the dataset.
+    Args:
+        batch_size: rows per batch. Each row comes once per epoch; rows that do not fill a last batch are skipped.
+        block_size: tokens per row.
+        tensorclass_type: the class of the batches: `PromptData`, `PairwiseDataset`, or another with `from_dataset`.
+        infinite: return an endless iterator over epochs; if False, a replay buffer whose iterators run one epoch each.
+        prefetch: how many batches to prepare in advance.
     """
     if not hasattr(tensorclass_type, "from_dataset"):
         raise UsageError(f"tensorclass_type is {tensorclass_type!r}, expected a class with from_dataset")

@@ -61,27 +61,31 @@ _DEFAULT_TOKENIZER = "gpt2"
 
 
 class TokenizedDatasetLoader:
-    """Tokenizes a split of a dataset of text, and keeps the result as a dataset of its own, the token cache.
+    """Tokenizes a split of a text dataset once, and maps the stored tokens from then on.
 
-    - `split`: the name of the split; of one whose name begins with "valid", the first `valid_size` rows are taken.
-    - `max_length`: tokens a row.
-    - `dataset_name`: `OWNER/NAME` on the hub, which is downloaded once by `rbtool download hf-text`; with `from_disk`
-      the folder that `save_to_disk` of the datasets library wrote.
-    - `tokenizer_fn`: the class that tokenizes, such as `TensorDictTokenizer`; it is called with the tokenizer and
-      `max_length`.
-    - `pre_tokenization_hook`: a function that takes the split as a `datasets.Dataset` and returns one.
-    - `root_dir`: the storage root, by default that of rbtool.
-    - `tokenizer_class`, `tokenizer_model_name`: the class of transformers and the name that its `from_pretrained`
-      takes, by default `AutoTokenizer` and `gpt2`. `tokenizer` is one that already exists.
-    - `num_workers`: kept for callers of TorchRL, and without effect: fast tokenizers use all cores by themselves.
+    The tokens are stored as a dataset, the token cache, at `tokens/DATASET/SPLIT-LENGTH@DIGEST` below the storage root.
+    The digest covers the data, the tokenizer and all arguments, so a change of any of these makes another cache.
+    `rbtool inspect`, `check`, `sample` and `cache` work on token caches. A tokenizer without a pad token pads with its
+    EOS token.
 
-    A tokenizer without a pad token pads with its EOS token. Token caches are at `tokens/DATASET/SPLIT-LENGTH@DIGEST`
-    below the root, where the digest is that of the data, the tokenizer and all arguments: a change of any of these
-    makes another one. `rbtool inspect`, `check`, `sample` and `cache` work on them.
+    Args:
+        split: the name of the split. If it begins with "valid", only the first `valid_size` rows are taken.
+        max_length: tokens per row.
+        dataset_name: `OWNER/NAME` on the hub, downloaded once as by `rbtool download hf-text`; with `from_disk` a
+            folder written by `save_to_disk` of the datasets library.
+        tokenizer_fn: called with the tokenizer and `max_length`; returns what tokenizes batches. Usually a class such
+            as `TensorDictTokenizer`.
+        pre_tokenization_hook: a function from the split, a `datasets.Dataset`, to another `datasets.Dataset`.
+        root_dir: the storage root; by default the storage root of rbtool.
+        num_workers: accepted for compatibility with TorchRL and ignored: fast tokenizers use all cores by themselves.
+        tokenizer_class, tokenizer_model_name: which tokenizer to load with `from_pretrained`; by default
+            `AutoTokenizer` and `"gpt2"`.
+        tokenizer: a tokenizer that is already loaded, instead of these two.
 
-    UsageError (a ValueError) for arguments that make no sense and where no row is left, DatasetNotFoundError (a
-    FileNotFoundError) for a dataset or a split that is not there, RbtoolError where transformers is needed and not
-    installed, and what the download raises.
+    Raises:
+        UsageError (a ValueError): an argument makes no sense, or no row is left to store.
+        DatasetNotFoundError (a FileNotFoundError): the dataset or the split does not exist.
+        RbtoolError: transformers is needed and not installed; also whatever the download raises.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class TokenizedDatasetLoader:
     ) -> None:
         require_flags(from_disk=from_disk)
         if tokenizer is not None and (tokenizer_class is not None or tokenizer_model_name is not None):
-            raise UsageError("tokenizer is set, and a name or class to make one, expected one of them")
+            raise UsageError("both a tokenizer and a class or name to load one are set, expected one of them")
         self.split = split
         self.max_length = max_length
         self.dataset_name = dataset_name
@@ -116,20 +120,20 @@ class TokenizedDatasetLoader:
             tokenizer = self.make_tokenizer(tokenizer_class, tokenizer_model_name)
         self.tokenizer = _with_pad_token(tokenizer)
         self.path: Path | None = None
-        """The folder of the token cache, once it was loaded."""
+        """The folder of the token cache; None before `load`."""
 
     @staticmethod
     def make_tokenizer(tokenizer_class: Any = None, tokenizer_model_name: str | None = None) -> Any:
-        """Make a tokenizer with `from_pretrained` of a class of transformers, which may fetch it."""
+        """Load a tokenizer with `from_pretrained`, which may download it."""
         transformers = require_transformers("the tokenizer of a dataset")
         return (tokenizer_class or transformers.AutoTokenizer).from_pretrained(
             tokenizer_model_name or _DEFAULT_TOKENIZER
         )
 
     def load(self) -> TensorDict:
-        """Return the tokens of all rows, batch size `[n]`: mapped from the token cache, which is made where it lacks.
+        """Return the tokens of all n rows, mapped from the token cache, batch size `[n]`.
 
-        Edits stay in this process.
+        The first call writes the cache. The mapping is copy-on-write: edits of the tensors never reach the cache.
         """
         rows = self._rows()
         count = min(self.valid_size, rows.count) if self.split.startswith("valid") else rows.count
@@ -152,7 +156,7 @@ class TokenizedDatasetLoader:
         return stored_rows(os.fspath(self.dataset_name), self.split, self.root)
 
     def _batches(self, rows: TextRows, count: int) -> Iterator[Columns]:
-        """Tokenize the rows, some at a time."""
+        """Yield the tokenized rows in batches."""
         dataset = rows.dataset(count)
         if self.pre_tokenization_hook is not None:
             dataset = self.pre_tokenization_hook(dataset)
@@ -173,14 +177,21 @@ class TokenizedDatasetLoader:
         batch_dims: int = 1,
         valid_mask_key: str | None = None,
     ) -> TensorDict:
-        """Write columns of a `datasets.Dataset` of numbers as a memory-mapped tensordict to `data_dir`, and map that.
+        """Write numeric columns of a `datasets.Dataset` as a memory-mapped tensordict, and return it mapped.
 
-        `features` names the columns, by default all; `prefix` is the key that they go below; `batch_dims` is how many
-        of their dimensions are of the batch. Rows whose column `valid_mask_key` is false are left out, with that
-        column. At `data_dir` there may be nothing, or an empty folder; it is there whole, or not at all.
+        Args:
+            dataset: a `datasets.Dataset`, or anything with `column_names` and `dataset[:]`.
+            data_dir: the folder to write; it must be missing or empty. It appears only when it is complete.
+            prefix: the key below which the columns go.
+            features: the columns to write; by default all.
+            batch_dims: how many leading dimensions belong to the batch.
+            valid_mask_key: a column of flags. Rows where it is false are left out, and the column is not written.
 
-        SchemaError (a RuntimeError) for columns of other than numbers, or of unequal rows; MissingKeyError (a KeyError)
-        for columns that are not there; UsageError (a ValueError) for no columns, and for less than one dimension.
+        Raises:
+            SchemaError (a RuntimeError): a column does not hold numbers, its rows have different shapes, or the columns
+                do not share the batch dimensions.
+            MissingKeyError (a KeyError): a column does not exist.
+            UsageError (a ValueError): no columns are left to write, `batch_dims` is less than 1, or `data_dir` exists.
         """
         require_count("batch_dims", batch_dims, "dimensions")
         asked = dataset.column_names if features is None else features
@@ -190,16 +201,14 @@ class TokenizedDatasetLoader:
             if name not in columns:
                 raise MissingKeyError(f"the dataset has no column {name!r}; it has {', '.join(dataset.column_names)}")
         if not names:
-            raise UsageError("there are no columns to write, expected at least one in features")
+            raise UsageError("no columns to write, expected at least one in features")
         arrays = {name: _array(name, columns[name]) for name in names}
         if valid_mask_key is not None:
             kept = _mask(valid_mask_key, columns[valid_mask_key], len(dataset))
             arrays = {name: array[kept] for name, array in arrays.items()}
         batch = next(iter(arrays.values())).shape[:batch_dims]
         if any(array.shape[:batch_dims] != batch or array.ndim < batch_dims for array in arrays.values()):
-            raise SchemaError(
-                f"the columns have not {batch_dims} dimensions in common, which is what batch_dims states"
-            )
+            raise SchemaError(f"batch_dims is {batch_dims}, but the columns do not share that many dimensions")
         path = (prefix,) if isinstance(prefix, str) else tuple(prefix or ())
         _write_tree({(*path, name): array for name, array in arrays.items()}, batch, Path(data_dir))
         found = TensorDict.load_memmap(Path(data_dir))
@@ -207,7 +216,7 @@ class TokenizedDatasetLoader:
 
 
 def _with_pad_token(tokenizer: Any) -> Any:
-    """Return the tokenizer, or a copy that pads with the EOS token where it has no pad token."""
+    """Return the tokenizer; if it has no pad token, a copy that pads with its EOS token."""
     if getattr(tokenizer, "pad_token", "") is not None or getattr(tokenizer, "eos_token", None) is None:
         return tokenizer
     found = copy.deepcopy(tokenizer)
@@ -216,7 +225,7 @@ def _with_pad_token(tokenizer: Any) -> Any:
 
 
 def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
-    """The arrays that a tokenizer makes of a batch; of any callable that returns tensors or lists, too."""
+    """Tokenize a batch into arrays, with a `TensorDictTokenizer` or any callable that returns tensors or lists."""
     if isinstance(tokenize, TensorDictTokenizer):
         return tokenize.columns(sample)
     found = tokenize(sample)
@@ -228,7 +237,7 @@ def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
     counts = {name: len(column) if column.ndim else None for name, column in made.items()}
     count = next(iter(counts.values()))
     if count is None or {*counts.values()} != {count}:
-        raise SchemaError(f"tokenizer_fn returned columns of other numbers of rows: {counts}")
+        raise SchemaError(f"tokenizer_fn returned columns with different numbers of rows: {counts}")
     made[VALID] = np.ones(count, bool) if valid is None else _mask(VALID, valid, count)
     return made
 
@@ -236,8 +245,8 @@ def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
 def _array(name: str, values: Any) -> Array:
     try:
         found = values.numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
-    except TypeError as error:  # of torch for a type that NumPy lacks
-        raise SchemaError(f"{name!r} has values of {values.dtype}, which NumPy does not have") from error
+    except TypeError as error:  # torch raises it for a type that NumPy lacks, such as bfloat16
+        raise SchemaError(f"{name!r} has values of type {values.dtype}, which NumPy does not support") from error
     except ValueError as error:
         raise SchemaError(f"the rows of {name!r} have different shapes") from error
     if found.dtype.kind not in "biuf":
@@ -272,7 +281,7 @@ _LENGTH = "_length"
 
 
 class TextRows(ABC):
-    """The rows of one split: how many, the name and digest of what they are from."""
+    """The rows of one split: the name of their dataset, how many rows, and a digest of their content."""
 
     name: str
     count: int
@@ -290,11 +299,11 @@ class RowsOnDisk(TextRows):
         import datasets
 
         if not path.is_dir():
-            raise DatasetNotFoundError(f"there is no folder {path}, which should hold a saved dataset")
+            raise DatasetNotFoundError(f"no folder {path}, expected a dataset written by save_to_disk")
         try:
             found = datasets.load_from_disk(os.fspath(path))
         except (FileNotFoundError, ValueError, IndexError) as error:  # IndexError for a split without files
-            raise FormatError(f"{path} has no rows that save_to_disk of the datasets library wrote: {error}") from error
+            raise FormatError(f"{path} was not written by save_to_disk of the datasets library: {error}") from error
         if isinstance(found, datasets.DatasetDict):
             _require_split(str(path), split, list(found))
             found = found[split]
@@ -336,7 +345,7 @@ class StoredRows(TextRows):
 
 
 def _text_columns(reader: StepReader, start: int, stop: int) -> dict[str, Any]:
-    """The columns of some rows under the names that the source gave them; text as strings."""
+    """Return the columns of some rows, with the names that the source gave them; text as strings."""
     names = {there: name for name, there in reader.manifest.renamed_keys.items()}
     keys = {field.key for field in reader.fields}
     found: dict[str, Any] = {}
@@ -382,14 +391,17 @@ def _no_split(where: str, split: str, there: list[str]) -> DatasetNotFoundError:
 
 _TOKEN_SOURCE = "tokens"
 _VERSION = 1
-"""Changes when our own tokenizers make other rows of the same text."""
+"""Part of the digest; raised when the tokenizers here start to produce other rows from the same text."""
 _OF_THE_CALL = ("truncation", "padding")
 _OF_THE_PLACE = ("name_or_path", "is_local", "local_files_only", "special_tokens_map_file", "tokenizer_file")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """A token cache: `rows` rows of a split; `data`, `tokenizer`, `function` and `hook` are digests."""
+    """Everything that the content of a token cache depends on; it names the folder of the cache.
+
+    `data`, `tokenizer`, `function` (the class that tokenizes) and `hook` are digests.
+    """
 
     dataset: str
     split: str
@@ -402,22 +414,22 @@ class TokenRequest:
 
     @property
     def request(self) -> Request:
-        """What was asked for, as manifests have it."""
+        """The request as it is written to the manifest."""
         options = {name: value for name, value in asdict(self).items() if name not in ("dataset", "split")}
         name = f"{self.dataset}/{self.split}-{self.max_length}"
         return Request(_TOKEN_SOURCE, f"{_TOKEN_SOURCE}:{name}", name, options={**options, "version": _VERSION})
 
     def folder(self, root: Path) -> Path:
-        """Where the token cache is below the storage root."""
+        """Return the folder of the token cache below the storage root."""
         return dataset_folder(self.request, root)
 
     def existing(self, root: Path) -> Manifest | None:
-        """Return the manifest of the token cache, None if there is none; UsageError for a damaged one."""
+        """Return the manifest of the token cache, None if it does not exist; UsageError if it is damaged."""
         return existing_result(self.folder(root), self.request)
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """Return the name of a class of this package, or a digest of the code of anything else."""
+    """Return the name of a class of this package, which `_VERSION` covers, or a digest of the code of anything else."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if module.startswith(f"{__name__.rpartition('.')[0]}.") and "." not in name:
         return f"{module.rpartition('.')[2]}:{name}"
@@ -425,10 +437,10 @@ def function_digest(function: Callable[..., Any]) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Return a digest of what a tokenizer does: of the files that its `save_pretrained` writes.
+    """Return a digest of what a tokenizer does, from the files that its `save_pretrained` writes.
 
-    The options of its last call and the place it was loaded from do not count. That of a callable without
-    `save_pretrained` is a digest of its code and its values.
+    The options of its last call and the place it was loaded from are left out: they do not change tokens. A callable
+    without `save_pretrained` is digested by its code and its values.
     """
     save = getattr(tokenizer, "save_pretrained", None)
     if save is None:
@@ -437,7 +449,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
         save(folder)
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         if not files:
-            raise UsageError(f"the {type(tokenizer).__name__} saves no files, by which it could be recognised")
+            raise UsageError(f"save_pretrained of the {type(tokenizer).__name__} wrote no files to recognise it by")
         parts = {path.relative_to(folder).as_posix(): digest_bytes(_stable(read_regular(path))) for path in files}
     kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
     sides = [str(getattr(tokenizer, side, "")) for side in ("padding_side", "truncation_side")]
@@ -445,7 +457,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _stable(data: bytes) -> bytes:
-    """The bytes of a file without what does not change tokens."""
+    """Return the bytes of a saved file without the entries that do not change tokens."""
     with contextlib.suppress(ValueError):
         document = json.loads(data)
         if isinstance(document, dict):
@@ -455,19 +467,19 @@ def _stable(data: bytes) -> bytes:
 
 
 def write_token_cache(batches: Iterable[Columns], asked: TokenRequest, root: Path) -> None:
-    """Write a token cache below the root, where it is there whole or not at all; one that came meanwhile stays.
+    """Write a token cache below the root, atomically; if another process was faster, its cache stays.
 
-    UsageError where no row is complete, SchemaError for batches that are not alike.
+    UsageError if no row is valid, SchemaError if batches differ in their columns, types or shapes.
     """
     counter = _Complete(batches)
     rows = iter(counter)
     first = next(rows, None)
     if first is None:
         raise UsageError(
-            f"none of {counter.seen:,} texts of {asked.dataset} ends within {asked.max_length:,} tokens"
+            f"all {counter.seen:,} texts of {asked.dataset} are longer than {asked.max_length:,} tokens, or empty"
             if counter.seen
             else f"{asked.dataset} has no texts in {asked.split}",
-            hint="a larger max_length leaves fewer out" if counter.seen else "",
+            hint="use a larger max_length" if counter.seen else "",
         )
     fields: list[tuple[Field, Timing]] = [
         (Field((name,), dtype_name(column.dtype), column.shape[1:], "info"), "step") for name, column in first.items()
@@ -481,7 +493,7 @@ def write_token_cache(batches: Iterable[Columns], asked: TokenRequest, root: Pat
 
 
 class _Complete:
-    """The rows of batches that are complete; counts all."""
+    """Iterates over the valid rows of batches, and counts rows seen and kept."""
 
     def __init__(self, batches: Iterable[Columns]) -> None:
         self._batches = batches
@@ -516,7 +528,7 @@ def _origin(asked: TokenRequest, counter: _Complete) -> Origin:
     notes = [f"tokens of {asked.dataset}, split {asked.split}: every row is an episode of one step"]
     if left_out:
         which = "1 text is" if left_out == 1 else f"{left_out:,} texts are"
-        notes.append(f"{which} left out: without tokens, or not at their end within {asked.max_length:,}")
+        notes.append(f"{which} left out: empty, or longer than {asked.max_length:,} tokens")
     step = provenance_step(
         "tokenize", {"split": asked.split, "max_length": asked.max_length, "tokenizer": asked.tokenizer},
         {asked.dataset: asked.data},

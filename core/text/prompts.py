@@ -17,14 +17,12 @@ _GPT2_EOS = 50256
 
 
 class PromptData(TensorClass):
-    """Tokens of prompts and of the text that follows them, with batch size `[n]`.
+    """Tokens of prompts and the text that follows them, with batch size `[n]`; has the fields of TorchRL's class.
 
     - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
-    - `prompt_rindex`: the place of the last token of the prompt, int64 `[n]`.
+    - `prompt_rindex`: index of the prompt's last token, int64 `[n]`.
     - `labels`: what a model learns to predict, int64 `[n, L]`; -100 at padding.
-    - `logits`, `loss`: places for what a model returns; None.
-
-    Names and form are those of TorchRL.
+    - `logits`, `loss`: for the outputs of a model; None at first.
     """
 
     input_ids: torch.Tensor
@@ -35,7 +33,7 @@ class PromptData(TensorClass):
     loss: torch.Tensor | None = None
 
     def mask_label(self, pad_token_id: int = _GPT2_EOS) -> Self:
-        """Return the prompts alone: what follows the token at `prompt_rindex` is padding."""
+        """Return the prompts alone: everything after the token at `prompt_rindex` becomes padding."""
         places = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device)
         kept = (places <= self.prompt_rindex.unsqueeze(-1)) & self.attention_mask.bool()
         made: Self = type(self)(
@@ -60,8 +58,8 @@ class PromptData(TensorClass):
     ) -> Self:
         """Tokenize a split with the columns `prompt` and `label`, or open its token cache.
 
-        The arguments and `options`, such as `tokenizer`, are those of `TokenizedDatasetLoader`; texts that do not end
-        within `max_length` tokens are left out. The tensors are mapped from the cache; edits stay in this process.
+        Texts longer than `max_length` tokens are left out. The tensors are mapped copy-on-write from the cache. For the
+        arguments and `options`, such as `tokenizer`, see `TokenizedDatasetLoader`.
         """
         loader = TokenizedDatasetLoader(
             split, max_length, dataset_name or DEFAULT_DATASET, LabelledPromptTokenizer, root_dir=root_dir,

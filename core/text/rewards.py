@@ -22,7 +22,8 @@ class RewardData(TensorClass):
     """Tokens of texts, with batch size `[n]`, and what a reward model returns for them.
 
     - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
-    - `rewards`: a reward for each token, `[n, L, 1]` or `[n, L]`; `end_scores`: that of the whole text; None at first.
+    - `rewards`: a reward for each token, `[n, L, 1]` or `[n, L]`; None at first.
+    - `end_scores`: a score for each whole text; None at first.
     """
 
     input_ids: torch.Tensor
@@ -32,9 +33,9 @@ class RewardData(TensorClass):
 
 
 class PairwiseDataset(TensorClass):
-    """Pairs of texts with batch size `[n]`, `chosen_data` and `rejected_data`, each a `RewardData`.
+    """Pairs of texts of which people preferred one, batch size `[n]`: `chosen_data` and `rejected_data`.
 
-    Names and form are those of TorchRL.
+    Both are `RewardData`; the fields are as in TorchRL's class.
     """
 
     chosen_data: RewardData
@@ -54,9 +55,9 @@ class PairwiseDataset(TensorClass):
     ) -> Self:
         """Tokenize a split with the columns `prompt`, `chosen` and `rejected`, or open its token cache.
 
-        Each text is the prompt, a line feed and one of the two. Pairs of equal texts are left out, and those with one
-        of less than 5 words. The arguments and `options`, such as `tokenizer`, are those of `TokenizedDatasetLoader`.
-        The tensors are mapped from the cache; edits stay in this process.
+        Each text is the prompt, a line feed, and the chosen or rejected text. Pairs of equal texts, and pairs in which
+        one text has fewer than 5 words, are left out. The tensors are mapped copy-on-write from the cache. For the
+        arguments and `options`, such as `tokenizer`, see `TokenizedDatasetLoader`.
         """
         loader = TokenizedDatasetLoader(
             split, max_length, dataset_name or DEFAULT_DATASET, _PairTokenizer, comparable_pairs, root_dir=root_dir,
@@ -72,10 +73,9 @@ class PairwiseDataset(TensorClass):
 
 
 def comparable_pairs(dataset: Any) -> Any:
-    """Return the rows of a dataset whose two texts differ and have 5 words or more, each behind its prompt.
+    """Keep the rows whose two texts differ and have at least 5 words, and put the prompt before each text.
 
-    Its columns `chosen` and `rejected` become the prompt, a line feed and the text. MissingKeyError (a KeyError) for a
-    dataset without them, or without `prompt`.
+    MissingKeyError (a KeyError) if the dataset lacks one of the columns `prompt`, `chosen` and `rejected`.
     """
     import datasets
 
@@ -90,7 +90,7 @@ def comparable_pairs(dataset: Any) -> Any:
 
 
 class _PairTokenizer(TensorDictTokenizer):
-    """Turns two texts into tokens, `chosen_input_ids` and so on; a sample is valid where both have tokens."""
+    """Tokenizes pairs of texts, `chosen_input_ids` and so on; a sample is valid if both texts have tokens."""
 
     def columns(self, sample: Any) -> Columns:
         found: Columns = {}

@@ -23,26 +23,30 @@ from .tokenizers import require_transformers
 
 
 class RolloutFromModel:
-    """Generates text with a language model, and makes steps with rewards of it.
+    """Generates text with a language model and returns it as episodes with rewards, for RLHF.
 
-    - `model`: a causal language model of transformers, or one with its `generate` and `forward`.
-    - `ref_model`: the model that it is held to, with the same tokens.
-    - `reward_model`: called with `input_ids` and `attention_mask`; returns a pair whose second part are the scores of
-      the texts, `[B]`.
-    - `kl_coef`: the weight of the KL divergence in rewards.
-    - `max_new_tokens`: the number of steps, T.
-    - `score_clip`: the largest difference of two scores that counts; None for no limit.
-    - `kl_scheduler`: a controller, whose coefficient is taken in place of `kl_coef`; `step_scheduler` updates it with
-      the mean rewards for the divergence of the last `num_steps` rollouts, all since the last update by default.
-    - `eos_token_id`, `pad_token_id`: by default those of the model's configuration; several tokens may end a text.
+    An episode is one generated text, a step one token. It ends terminated at its first EOS token; a text without one
+    after `max_new_tokens` tokens ends truncated. Models run without dropout and without gradients. The arguments are
+    those of TorchRL's class, the rewards as in Ouyang et al., "Training language models to follow instructions" (2022):
 
-    Text ends with its first EOS token, which is the last step, terminated; one that has none after T tokens is
-    truncated. The models run without dropout and without gradients. UsageError (a ValueError) for arguments that make
-    no sense, and for prompts that leave less than T places in the model.
+        reward_kl  at each step       -kl_coef × (log p_model(token) - log p_ref(token))
+        reward_raw at the last step   score of the generated text - score of the text in the batch, clipped
+        reward                        reward_raw + reward_kl
 
-    The reward is that of Ouyang et al., "Training language models to follow instructions" (2022): at the last step of a
-    text, how much higher it is scored than the text of the batch, and at each step -`kl_coef` × (log-probability of the
-    token - that of the reference). Names and form are those of TorchRL.
+    UsageError (a ValueError) for arguments that make no sense, and for a prompt that leaves less than T positions in
+    the model's context.
+
+    Args:
+        model: a causal language model of transformers, or one with the same `generate` and `forward`.
+        ref_model: the frozen reference model, with the same vocabulary.
+        reward_model: called with `input_ids` and `attention_mask`; returns a pair whose second item is the score of
+            each text, `[B]`.
+        kl_coef: the weight of the KL term.
+        max_new_tokens: the number of steps, T.
+        score_clip: score differences are clipped to ± this value; None for no limit.
+        kl_scheduler: a controller that replaces `kl_coef`; `step_scheduler` updates it.
+        num_steps: how many of the last rollouts `step_scheduler` uses; by default all since the last update.
+        eos_token_id, pad_token_id: by default from the model's configuration; several tokens may end a text.
     """
 
     def __init__(
@@ -85,14 +89,15 @@ class RolloutFromModel:
         self._kl_values: deque[float] = deque(maxlen=num_steps)
 
     def rollout_from_data(self, batch: PromptData) -> TensorDict:
-        """Generate text after the prompts of a batch of B, and return its steps, batch size `[B, T]`.
+        """Generate text after B prompts and return its steps, batch size `[B, T]`.
 
-        - `input_ids` int64 and `attention_mask` bool `[B, T, L + T]`: the prompt and the tokens before the step, and
-          under `next` those after it. Both are views of one tensor: copy before you write to them.
-        - `action` int64 `[B, T]`: the token; `sample_log_prob` `[B, T, 1]`: its log-probability in `model`.
-        - `mask` bool `[B, T]`: whether the text had not ended before the step. Steps after it are padding: `done` and
-          `terminated` are set, so that no return crosses them, and rewards and log-probabilities are 0.
-        - `next`: `reward` = `reward_raw` + `reward_kl`, `done`, `terminated`, `truncated`, all `[B, T, 1]`.
+        - `input_ids` int64 and `attention_mask` bool `[B, T, L + T]`: the prompt and the tokens before the step; under
+          `next` also the token of the step. Root and `next` are views of one tensor: copy them before writing to them.
+        - `action` int64 `[B, T]`: the token of the step.
+        - `sample_log_prob` `[B, T, 1]`: its log-probability in `model`.
+        - `mask` bool `[B, T]`: False for the padding steps after the end of a text. There, `done` and `terminated` are
+          set, so that no return crosses them, and rewards and log-probabilities are 0.
+        - `next`: `reward`, `reward_raw`, `reward_kl`, `done`, `terminated` and `truncated`, all `[B, T, 1]`.
         """
         generated, log_probs, log_ratio = self.generate(batch)
         return self.create_rollout_td(batch, generated, log_probs, log_ratio)
@@ -101,12 +106,18 @@ class RolloutFromModel:
     def generate(
         self, batch: PromptData, generation_config: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return prompts with generated text, int64 `[B, L + T]`, log-probabilities, and those over the reference's.
+        """Generate text after the prompts, and score each new token with both models.
 
-        The text is padded on the right. Of each of its T tokens there are the log-probability, `[B, T, 1]`, and how
-        much higher it is than that of the reference, `[B, T]`; 0 behind the end. `generation_config` is one of
-        transformers; by default tokens are sampled from the model's distribution, whatever temperature, `top_p` or
-        other settings the model came with.
+        Returns, in this order:
+
+        - prompts with the generated text, padded on the right, int64 `[B, L + T]`;
+        - the log-probability of each generated token in `model`, `[B, T, 1]`, 0 after the end of a text;
+        - log p_model - log p_ref of each generated token, `[B, T]`, 0 after the end of a text.
+
+        Args:
+            batch: B prompts of up to L tokens; the text after them is ignored.
+            generation_config: a `GenerationConfig` of transformers. By default tokens are sampled from the model's own
+                distribution, whatever temperature, `top_p` or other settings the model came with.
         """
         prompts = left_padded(batch, self.pad_token_id)
         self._require_room(prompts)
@@ -121,7 +132,7 @@ class RolloutFromModel:
             if len(made) != len(prompts.ids):
                 raise UsageError(f"{len(made)} texts were generated for {len(prompts.ids)} prompts, expected one each")
             text = right_padded(prompts, made, self.max_new_tokens, self.eos_token_ids, self.pad_token_id)
-            places = text.new_places - 1  # the logits at a place are those of the token after it
+            places = text.new_places - 1  # logits at a place predict the token after it
             actions = text.ids.gather(1, text.new_places)
             own, other = (self._log_probs(model, text, places, actions) for model in (self.model, self.ref_model))
         log_probs = own.masked_fill(~text.new, 0)
@@ -134,7 +145,7 @@ class RolloutFromModel:
     def create_rollout_td(
         self, batch: PromptData, generated: torch.Tensor, log_probs: torch.Tensor, log_ratio: torch.Tensor
     ) -> TensorDict:
-        """Return the steps of generated text, as `rollout_from_data` does; the other arguments are from `generate`."""
+        """Return the steps of text that `generate` made for a batch, in the form of `rollout_from_data`."""
         steps = self.max_new_tokens
         lengths = left_padded(batch, self.pad_token_id).lengths
         index = torch.arange(steps, device=generated.device)
@@ -168,19 +179,19 @@ class RolloutFromModel:
         )
 
     def step_scheduler(self) -> float:
-        """Update the coefficient with the rewards for the divergence since, and return it.
+        """Update `kl_coef` from the KL rewards of the rollouts since the last update (at most `num_steps`); return it.
 
-        UsageError (a ValueError) without a controller, or without a rollout since the last update.
+        UsageError (a ValueError) if there is no `kl_scheduler`, or no rollout since the last update.
         """
         if self.kl_scheduler is None:
-            raise UsageError("there is no kl_scheduler, so kl_coef stays as it is")
+            raise UsageError("no kl_scheduler was given, so kl_coef is constant")
         self.kl_coef = self.kl_scheduler.update(list(self._kl_values))
         self._kl_values.clear()
         return self.kl_coef
 
     @staticmethod
     def logprobs_of_labels(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of tokens, `[B, T]`, by logits `[B, T, vocabulary]`."""
+        """Return the log-probabilities, `[B, T]`, of the tokens `labels`, from logits `[B, T, vocabulary]`."""
         chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return chosen - logits.logsumexp(-1)
 
@@ -190,7 +201,7 @@ class RolloutFromModel:
         return self.logprobs_of_labels(logits[rows, places].float(), actions)
 
     def _scores(self, batch: PromptData, generated: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """How much higher the generated texts are scored than those of the batch, `[B]`."""
+        """Return the score of each generated text minus the score of the batch's own text, clipped, `[B]`."""
         with _evaluated(self.reward_model):
             found, reference = (
                 _end_scores(self.reward_model(input_ids=ids, attention_mask=mask.long()), len(ids))
@@ -210,9 +221,9 @@ class RolloutFromModel:
         room = _configured(self.model, "max_position_embeddings")
         if room is not None and prompts.width + self.max_new_tokens > room:
             raise UsageError(
-                f"the longest prompt has {prompts.width:,} tokens, and with {self.max_new_tokens:,} new ones that is "
-                f"more than the {room:,} places of the model",
-                hint="take shorter prompts, or a smaller max_new_tokens",
+                f"the longest prompt has {prompts.width:,} tokens, and {self.max_new_tokens:,} new ones exceed the "
+                f"model's {room:,} positions",
+                hint="use shorter prompts, or a smaller max_new_tokens",
             )
 
 
@@ -225,7 +236,7 @@ def _end_scores(output: Any, count: int) -> torch.Tensor:
 
 
 def _configured(model: Any, name: str) -> Any:
-    """An entry of the model's configuration, of that for generation first; None where it has none."""
+    """Return an entry of the model's generation configuration, else of its configuration, else None."""
     configs = (getattr(model, "generation_config", None), getattr(model, "config", None))
     found = (getattr(config, name, None) for config in configs)
     return next((value for value in found if value is not None), None)
@@ -239,7 +250,7 @@ def _numbers(ends: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _without_settings(model: Any) -> Iterator[None]:
-    """Generate without the settings that a model came with, which fill in what a generation's own leave open."""
+    """Hide the model's own generation settings, with which `generate` fills in whatever its config leaves open."""
     settings = getattr(model, "generation_config", None)
     if settings is None:
         yield
@@ -253,7 +264,7 @@ def _without_settings(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluated(*models: Any) -> Iterator[None]:
-    """Run modules without dropout, then return each to its mode."""
+    """Put modules into evaluation mode (no dropout), and back afterwards."""
     training = [model for model in models if isinstance(model, torch.nn.Module) and model.training]
     try:
         for model in training:
@@ -266,10 +277,15 @@ def _evaluated(*models: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Tokens int64 `[B, W]`, and where they are no padding, bool `[B, W]`.
+    """Rows of tokens `ids`, int64 `[B, W]`; `real`, bool `[B, W]`, is False at padding.
 
-    `new_places`, int64 `[B, T]`, are the places of the tokens that were generated, and `new`, bool `[B, T]`, whether
-    the text had not ended before each.
+    Models generate from rows padded on the left; results are padded on the right:
+
+        left_padded    . . p p p            right_padded    p p p g g E . .
+                       p p p p p                            p p p p p g g g
+
+    `new_places`, int64 `[B, T]`, are the indices of the T generated tokens (g, E), and `new`, bool `[B, T]`, is False
+    for those after the EOS token E.
     """
 
     ids: torch.Tensor
@@ -279,7 +295,7 @@ class Sequences:
 
     @property
     def width(self) -> int:
-        """The number of places in a row."""
+        """The length of a row, padding included."""
         return self.ids.shape[1]
 
     @property
@@ -289,19 +305,19 @@ class Sequences:
 
 
 def left_padded(batch: PromptData, pad: int) -> Sequences:
-    """Return the prompts of a batch, with padding on the left; UsageError for one without a token."""
+    """Return the prompts of a batch, padded on the left; UsageError for an empty prompt."""
     prompts = batch.mask_label(pad)
     real = prompts.attention_mask.bool()
     lengths = real.sum(1)
     if not bool((lengths > 0).all()):
-        raise UsageError(f"the prompt at {int((lengths == 0).nonzero()[0])} is empty: there is no token in it")
+        raise UsageError(f"the prompt at {int((lengths == 0).nonzero()[0])} is empty: it has no tokens")
     order = real.long().argsort(dim=1, stable=True)[:, real.shape[1] - int(lengths.max()) :]
     none = order[:, :0]
     return Sequences(prompts.input_ids.gather(1, order), real.gather(1, order), none, none.bool())
 
 
 def right_padded(prompts: Sequences, made: torch.Tensor, steps: int, ends: tuple[int, ...], pad: int) -> Sequences:
-    """Join prompts with generated tokens, `[B, up to steps]`, up to the first that ends a text, padded on the right."""
+    """Join prompts with generated tokens, `[B, up to steps]`, drop those after an end token, and pad on the right."""
     made = torch.nn.functional.pad(made, (0, steps - made.shape[1]), value=pad)
     count, _ = end_places(made, ends)
     index = torch.arange(steps, device=made.device)
@@ -314,9 +330,9 @@ def right_padded(prompts: Sequences, made: torch.Tensor, steps: int, ends: tuple
 
 
 def end_places(made: torch.Tensor, ends: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many generated tokens are of the text, with the first that ends it, int64 `[B]`, and whether one does.
+    """Return the number of tokens up to and including the first end token, int64 `[B]`, and whether there is one, bool.
 
-    Of a text that no token ends all are.
+    A text without an end token has all its tokens.
     """
     stops = torch.isin(made, torch.tensor(ends, dtype=made.dtype, device=made.device))
     ended = stops.any(1)
@@ -327,22 +343,22 @@ _LARGEST_ERROR = 0.2
 
 
 class NoCoefficientError(UsageError, AttributeError):
-    """A model has no `kl_coef` that a controller could set."""
+    """The model of a KL controller has no attribute `kl_coef`."""
 
 
 class KLControllerBase(ABC):
-    """Sets the KL coefficient `coef`, and that of `model`, an object with an attribute `kl_coef`, if there is one."""
+    """Decides the KL coefficient `coef`, and copies it to `model.kl_coef` if a model is given."""
 
     coef: float
 
     def __init__(self, model: Any) -> None:
         if model is not None and not hasattr(model, "kl_coef"):
-            raise NoCoefficientError(f"the {type(model).__name__} has no attribute kl_coef, which is what is set")
+            raise NoCoefficientError(f"the {type(model).__name__} has no attribute kl_coef for the controller to set")
         self.model = model
 
     @abstractmethod
     def update(self, kl_values: Any) -> float:
-        """Return the coefficient after these rewards for the KL divergence, and set that of the model."""
+        """Update the coefficient from KL rewards, -coefficient × divergence each, and return it."""
 
     def _set(self, coef: float) -> float:
         self.coef = coef
@@ -352,16 +368,16 @@ class KLControllerBase(ABC):
 
 
 class ConstantKLController(KLControllerBase):
-    """A coefficient that stays as it is: `kl_coef`, or that of `model` if None.
+    """A constant coefficient: `kl_coef`, or `model.kl_coef` if None.
 
-    UsageError (a ValueError) for neither, or a coefficient that is no number from 0; a model without `kl_coef` is an
-    AttributeError, too.
+    UsageError (a ValueError) if neither is given, or the coefficient is not a number from 0; for a model without
+    `kl_coef` the error is an AttributeError, too.
     """
 
     def __init__(self, *, kl_coef: float | None = None, model: Any = None) -> None:
         super().__init__(model)
         if kl_coef is None and model is None:
-            raise UsageError("kl_coef and model are None, expected one that has the coefficient")
+            raise UsageError("kl_coef and model are None, expected one of them")
         self._set(_number("kl_coef", model.kl_coef if kl_coef is None else kl_coef, zero=True))
 
     def update(self, kl_values: Any = None) -> float:
@@ -370,13 +386,22 @@ class ConstantKLController(KLControllerBase):
 
 
 class AdaptiveKLController(KLControllerBase):
-    """A coefficient that grows while the divergence is above `target`, and shrinks while it is below.
+    """A coefficient that grows while the KL divergence is above `target`, and shrinks while it is below.
 
-    An update with n values multiplies it by 1 + error × n / `horizon`, where the error is how far the divergence is
-    from the target, as a part of it, and at most ±0.2. `init_kl_coef` is the first coefficient.
+    This is the controller of Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019). An update
+    with n values computes
 
-    UsageError (a ValueError) for arguments that are no numbers above 0, and for updates without values, with values
-    that are not finite, or with more than 5 × `horizon`, after which the coefficient could be negative.
+        error = clip(divergence / target - 1, -0.2, 0.2)
+        coef  = coef × (1 + error × n / horizon)
+
+    UsageError (a ValueError) for arguments that are not numbers above 0, and for updates without values, with values
+    that are not finite, or with 5 × `horizon` values or more: the coefficient could become 0 or negative.
+
+    Args:
+        init_kl_coef: the first coefficient.
+        target: the divergence to reach.
+        horizon: how many values it takes to change the coefficient by `error`; larger is slower.
+        model: an object whose `kl_coef` follows the coefficient.
 
     >>> controller = AdaptiveKLController(init_kl_coef=0.1, target=6.0, horizon=10)
     >>> round(controller.update([-2.0, -1.0]), 4)
@@ -390,15 +415,15 @@ class AdaptiveKLController(KLControllerBase):
         self._set(_number("init_kl_coef", init_kl_coef))
 
     def update(self, kl_values: Any) -> float:
-        """Return the coefficient after `kl_values`, rewards for the divergence: -coefficient × divergence each."""
+        """Update the coefficient from `kl_values`, KL rewards of -coefficient × divergence each, and return it."""
         if kl_values is None:
-            raise UsageError("kl_values is None, and the coefficient follows from these values")
+            raise UsageError("kl_values is None, expected the values that the coefficient depends on")
         values = _floats(kl_values)
         if not values:
-            raise UsageError("kl_values is empty, and the coefficient follows from these values")
+            raise UsageError("kl_values is empty, expected the values that the coefficient depends on")
         if not all(map(math.isfinite, values)):
             raise UsageError(
-                f"kl_values has {next(one for one in values if not math.isfinite(one))}, which is no number"
+                f"kl_values contains {next(one for one in values if not math.isfinite(one))}, expected finite numbers"
             )
         if _LARGEST_ERROR * len(values) >= self.horizon:
             raise UsageError(
@@ -417,7 +442,7 @@ def _floats(values: Any) -> list[float]:
         if isinstance(values, Iterable):
             return [float(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise UsageError(f"kl_values are numbers, and one of them is none: {error}") from error
+        raise UsageError(f"kl_values contains something that is not a number: {error}") from error
     raise UsageError(f"kl_values is a {type(values).__name__}, expected several numbers")
 
 

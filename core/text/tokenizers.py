@@ -18,26 +18,31 @@ from ..transforms.keyed import require_count
 Columns: TypeAlias = dict[str, Array]
 _PADDING = ("max_length", "longest", "do_not_pad")
 VALID = "valid_sample"
-"""The column that states which samples are complete."""
+"""The column that marks valid samples: those with tokens and, for prompts with labels, a whole text."""
 PASSED_OVER = -100
 """The label that losses of transformers pass over."""
 
 
 class TensorDictTokenizer:
-    """Turns the text under `key` of a dictionary, or of a tensordict, into tokens.
-
-    - `tokenizer`: one of transformers, or a callable that takes texts and options as those do.
-    - `max_length`: the number of tokens of a row; longer texts are cut there, unless `truncation` is off.
-    - `padding`: `max_length`; `longest`, or True, for the longest text of the batch; False where all have one length.
-      The side is that of the tokenizer.
-    - `return_tensordict`: whether calls return a tensordict, on `device`, in place of a dictionary of lists.
+    """Turns the text under a key of a dictionary or tensordict into tokens.
 
     A call with one text returns `input_ids` and `attention_mask`, int64 `[max_length]`, batch size `[]`; with a list of
-    n texts `[n, max_length]` and `[n]`. The tokens are those of `tokenizer(texts, padding=…, truncation=…)`.
+    n texts `[n, max_length]`, batch size `[n]`. The tokens equal `tokenizer(texts, padding=…, truncation=…)`. The class
+    has the arguments of TorchRL's.
 
-    UsageError (a ValueError) for a tokenizer without a pad token where rows are padded, for text without tokens, for
-    text that is too long where it is not cut, and for arguments that make no sense. MissingKeyError (a KeyError) where
-    there is no `key`. Names and form are those of TorchRL.
+    Args:
+        tokenizer: a tokenizer of transformers, or a callable that takes the same texts and options.
+        max_length: tokens per row. Longer texts are cut there, unless `truncation` is off.
+        key: where the text is in a sample.
+        padding: `"max_length"` pads to that length, `"longest"` or True to the longest text of the batch, False not at
+            all: then all texts must have the same number of tokens. The tokenizer's `padding_side` decides the side.
+        truncation: whether texts longer than `max_length` are cut (True) or refused (False).
+        return_tensordict: return a tensordict, on `device`, or else a dictionary of lists.
+
+    Raises:
+        UsageError (a ValueError): rows are padded and the tokenizer has no pad token; a text is empty, or is too long
+            and not cut; an argument makes no sense.
+        MissingKeyError (a KeyError): the sample has no `key`.
     """
 
     def __init__(
@@ -64,13 +69,13 @@ class TensorDictTokenizer:
         self.device = None if device is None else torch.device(device)
         if self.padding != "do_not_pad" and self.pad_token_id is None:
             raise UsageError(
-                f"the {type(tokenizer).__name__} has no pad token, with which rows are padded",
-                hint="name one, for example tokenizer.pad_token = tokenizer.eos_token",
+                f"the {type(tokenizer).__name__} has no pad token, and padding is {self.padding!r}",
+                hint="set one, for example tokenizer.pad_token = tokenizer.eos_token",
             )
 
     @property
     def pad_token_id(self) -> int | None:
-        """The number of the pad token."""
+        """The id of the pad token; None if the tokenizer has no pad token."""
         found: int | None = getattr(self.tokenizer, "pad_token_id", None)
         return found
 
@@ -80,7 +85,7 @@ class TensorDictTokenizer:
         return self.truncation not in (False, "do_not_truncate")
 
     def __call__(self, sample: Any) -> TensorDict | dict[str, Any]:
-        """Tokenize the text of a sample, or of several that are in lists."""
+        """Tokenize the text of one sample, or the texts of a batch of samples."""
         given = self._given(sample, self.key)
         single = isinstance(given, str)
         columns = self.columns(sample)
@@ -92,18 +97,18 @@ class TensorDictTokenizer:
         return {name: (rows[0] if single else rows).tolist() for name, rows in columns.items()}
 
     def _require_valid(self, columns: Columns) -> None:
-        """Raise UsageError for a text without tokens; takes the column that states so."""
+        """Remove the column `valid_sample`; UsageError for a text without tokens."""
         valid = columns.pop(VALID)
         if not valid.all():
             raise _empty(self.key, int(np.flatnonzero(~valid)[0]))
 
     def columns(self, sample: Any) -> Columns:
-        """Tokenize the texts of several samples into arrays of one row each; `valid_sample` is False without tokens."""
+        """Tokenize a batch of samples into arrays, one row each; `valid_sample` is False for a text without tokens."""
         rows = self.ragged(self.texts(sample, self.key))
         return {**self.padded(rows), VALID: rows.lengths > 0}
 
     def texts(self, sample: Any, key: str) -> list[str]:
-        """Return the texts under a key; one that is alone is a list of one."""
+        """Return the texts under a key as a list; a single text becomes a list of one."""
         given = self._given(sample, key)
         if not isinstance(given, str | list | tuple) and not hasattr(given, "__iter__"):
             raise UsageError(f"{key} is {given!r:.40}, expected text")
@@ -119,11 +124,11 @@ class TensorDictTokenizer:
             found = sample[key]
         except (KeyError, TypeError) as error:
             known = ", ".join(map(str, sample.keys())) if hasattr(sample, "keys") else f"a {type(sample).__name__}"
-            raise MissingKeyError(f"there is no {key!r} in the sample; it has {known or 'nothing'}") from error
+            raise MissingKeyError(f"no {key!r} in the sample; it has {known or 'nothing'}") from error
         return found.tolist() if hasattr(found, "tolist") else found
 
     def ragged(self, texts: Sequence[str]) -> RaggedTokens:
-        """Tokenize texts without padding, in one call; UsageError for one that is too long where it is not cut."""
+        """Tokenize texts in one call, without padding; UsageError if truncation is off and a text is too long."""
         options: dict[str, Any] = {"max_length": self.max_length} if self.cuts else {}
         ids: list[list[int]] = (
             self.tokenizer(
@@ -151,7 +156,7 @@ class TensorDictTokenizer:
         return {"input_ids": ids, "attention_mask": real.astype(np.int64)}
 
     def real(self, lengths: Array, width: int) -> Array:
-        """Where rows have tokens and no padding, bool `[n, width]`."""
+        """Return the mask of tokens that are not padding, bool `[n, width]`."""
         places = np.arange(width)
         return np.asarray(places >= width - lengths[:, None] if self.pads_left else places < lengths[:, None])
 
@@ -166,7 +171,7 @@ class TensorDictTokenizer:
         longest = int(lengths.max(initial=0))
         if self.padding == "do_not_pad" and (lengths != longest).any():
             raise UsageError(
-                f"the texts have {lengths.min():,} to {longest:,} tokens, and without padding rows have one length",
+                f"the texts have {lengths.min():,} to {longest:,} tokens, expected the same number without padding",
                 hint="padding='longest' pads them",
             )
         return longest
@@ -174,24 +179,22 @@ class TensorDictTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class RaggedTokens:
-    """Tokens of texts, a list each, and how many, int64 `[n]`."""
+    """The tokens of n texts before padding: a list for each, and their lengths, int64 `[n]`."""
 
     ids: list[list[int]]
     lengths: Array
 
 
 class PromptTensorDictTokenizer(TensorDictTokenizer):
-    """Turns prompts with their labels, the text that follows, into tokens of both together.
+    """Tokenizes prompts joined with their labels, the text that follows each prompt.
 
-    The prompt is under `key`, the label under `"label"`. Apart from `input_ids` and `attention_mask` of the joined text
-    there are:
+    The prompt is under `key`, the label under `"label"`. Arguments and errors are as for `TensorDictTokenizer`; an
+    empty prompt is a UsageError, too. Besides `input_ids` and `attention_mask` of the joined text, a call returns
 
-    - `prompt_rindex`, int64 `[n]`: the place of the last token of the prompt. Where the end of a prompt and the start
-      of its label become one token, that token belongs to the label.
-    - `valid_sample`, bool `[n]`: whether the text ends within `max_length`: there is room behind it, or it ends with
-      the EOS token, and its prompt has a token.
-
-    UsageError (a ValueError) for an empty prompt, and as for `TensorDictTokenizer`.
+    - `prompt_rindex`, int64 `[n]`: the index of the prompt's last token. A token that spans the end of the prompt and
+      the start of the label belongs to the label.
+    - `valid_sample`, bool `[n]`: whether the prompt has a token and the text was not cut. A text counts as whole if it
+      is shorter than `max_length` or ends with the EOS token.
     """
 
     label_key = "label"
@@ -216,7 +219,7 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
         """Tokenize prompts and labels into arrays of one row each."""
         prompts, labels = self.texts(sample, self.key), self.texts(sample, self.label_key)
         if len(prompts) != len(labels):
-            raise UsageError(f"there are {len(prompts):,} prompts and {len(labels):,} labels, expected as many")
+            raise UsageError(f"found {len(prompts):,} prompts and {len(labels):,} labels, expected one label a prompt")
         joined = self.ragged([prompt + label for prompt, label in zip(prompts, labels, strict=True)])
         alone = self.ragged(prompts)
         shared = np.fromiter(map(_common, alone.ids, joined.ids), np.int64, len(prompts))
@@ -230,10 +233,10 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
 
 
 class LabelledPromptTokenizer(PromptTensorDictTokenizer):
-    """As `PromptTensorDictTokenizer`, with `labels`, int64 `[n, max_length]`: what a model learns to predict.
+    """A `PromptTensorDictTokenizer` that adds `labels`, int64 `[n, max_length]`: what a model learns to predict.
 
-    They are the tokens of the text and, where padding begins with the EOS token, that one; -100, which losses of
-    transformers pass over, elsewhere.
+    Labels are the tokens of the text and -100 at padding, which the losses of transformers ignore. If the tokenizer
+    pads with its EOS token, the first pad token is kept as a label, so that the model learns to end a text.
     """
 
     def columns(self, sample: Any) -> Columns:
@@ -246,18 +249,18 @@ class LabelledPromptTokenizer(PromptTensorDictTokenizer):
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with in common."""
+    """Return the length of the common prefix of two token lists."""
     if other[: len(one)] == one:
         return len(one)
     return next(at for at, (left, right) in enumerate(zip([*one, -1], [*other, -2], strict=False)) if left != right)
 
 
 def _empty(key: str, at: int) -> UsageError:
-    return UsageError(f"{key} is empty at {at}: there is no token in it", hint="leave out samples without text")
+    return UsageError(f"{key} is empty at {at}: it has no tokens", hint="leave out samples without text")
 
 
 def require_transformers(user: str) -> Any:
-    """Import transformers for `user`, which messages name; RbtoolError where it is not installed."""
+    """Import transformers, the extra `text`; RbtoolError, which names `user`, if it is not installed."""
     try:
         import transformers
     except ImportError as error:

@@ -97,7 +97,7 @@ ACTIONS = {
     "a number": (spaces.Discrete(2), 1.5, "action is a float, expected whole numbers"),
     "shape": (BOX, np.zeros(3, np.float32), r"action is float32 \[3\], expected float32 \[2\]"),
     "type": (BOX, np.zeros(2), r"action is float64 \[2\], expected float32 \[2\]"),
-    "entry": (spaces.Dict({"a": BOX}), {"b": 1}, "action is a dict of other entries"),
+    "entry": (spaces.Dict({"a": BOX}), {"b": 1}, "action is a dict with other entries"),
     "tuple": (spaces.Tuple([BOX]), (), "action is a tuple of 0, expected a tuple of 1"),
     "text": (spaces.Text(3), 3, "action is a int, expected text"),
     "choice": (spaces.OneOf([BOX]), (1, 0), "action is choice 1"),

@@ -115,7 +115,7 @@ def test_another_environment_of_the_same_spaces_cannot_continue(tmp_path: Path) 
     run(one, 1)
     one.close()
     for other in ("MountainCar-v0", "Acrobot-v1"):
-        with pytest.raises(rbtool.UsageError, match="has episodes of CartPole-v1, expected the same"):
+        with pytest.raises(rbtool.UsageError, match="was recorded from CartPole-v1, expected the same"):
             rbtool.RecordEpisodes(gymnasium.make(other), tmp_path / "d", resume=True)
     rbtool.RecordEpisodes(gymnasium.make("CartPole-v1"), tmp_path / "d", resume=True).finish()
 
@@ -281,7 +281,7 @@ def test_a_last_observation_that_the_reset_overwrote_is_refused(tmp_path: Path, 
         recording.reset(seed=0)
         for _ in range(2):
             recording.step(np.zeros(1, np.int64))
-        with pytest.raises(rbtool.SchemaError, match="its reset overwrote its last observation"):
+        with pytest.raises(rbtool.SchemaError, match="its reset overwrote the episode's last observation"):
             recording.step(np.zeros(1, np.int64))
     assert Recorded(tmp_path / "d").table.length.tolist() == [2]
 

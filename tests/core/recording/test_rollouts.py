@@ -96,7 +96,7 @@ def test_leaves_that_are_no_tensors_are_named(tmp_path: Path) -> None:
 
 def test_what_is_no_rollout_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
-        ({}, "a rollout is a tensordict, found a dict"),
+        ({}, "expected a rollout as a tensordict, found a dict"),
         (TensorDict({}, []), "expected 1 to 3 dimensions"),
         (TensorDict({"observation": torch.zeros(2)}, [2]), "say where and why episodes end"),
         (rollout([[True]])[:, :0], "the rollout has no step"),

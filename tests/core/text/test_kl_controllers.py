@@ -80,8 +80,8 @@ def test_neither_coefficient_nor_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (None, "kl_values is None"), ([], "kl_values is empty"), ([0.1, NAN], "kl_values has nan"),
-        (["much"], "one of them is none"), (0.5, "is a float"), ([0.0] * 50, "kl_values has 50 values"),
+        (None, "kl_values is None"), ([], "kl_values is empty"), ([0.1, NAN], "kl_values contains nan"),
+        (["much"], "is not a number"), (0.5, "is a float"), ([0.0] * 50, "kl_values has 50 values"),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense_change_nothing(values: Any, message: str) -> None:

@@ -226,7 +226,7 @@ def test_the_controller_sees_the_mean_rewards_for_the_divergence() -> None:
 def test_a_constant_controller_and_none() -> None:
     made, _ = rollout(kl_scheduler=ConstantKLController(kl_coef=0.7))
     assert made.step_scheduler() == made.kl_coef == 0.7
-    with pytest.raises(UsageError, match="there is no kl_scheduler"):
+    with pytest.raises(UsageError, match="no kl_scheduler was given"):
         rollout()[0].step_scheduler()
 
 

@@ -79,7 +79,7 @@ def test_no_texts_give_no_rows() -> None:
 
 def test_a_tokenizer_without_a_pad_token_pads_nothing() -> None:
     tokenizer = tiny_tokenizer(pad_token="")
-    with pytest.raises(UsageError, match="has no pad token, with which rows are padded") as caught:
+    with pytest.raises(UsageError, match="has no pad token, and padding is") as caught:
         TensorDictTokenizer(tokenizer, 9)
     assert "tokenizer.pad_token = tokenizer.eos_token" in caught.value.hint
     found = TensorDictTokenizer(tokenizer, 9, padding=False)({"text": ["hello", "hello"]})
