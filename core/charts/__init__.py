@@ -1,4 +1,4 @@
-"""Charts: what to draw as plain data, drawn by matplotlib as inline SVG text or as a file; the one place that draws.
+"""Charts: described as plain data, and drawn by matplotlib as inline SVG or as files.
 
 from rbtool.core.charts.figure import inline_svg
 from rbtool.core.charts.marks import Histogram, ChartLabels

@@ -1,10 +1,11 @@
 """Charts drawn by matplotlib: as SVG text that fits into a page, and as files.
 
-The same numbers give the same bytes. Settings of the user's matplotlib have no influence, and its state is left alone.
+The same numbers give the same bytes: the user's matplotlib settings have no influence, and matplotlib's global state is
+left alone.
 
-SVG keeps, of what matplotlib writes, the shapes, with the colours and the font of the page. Text stays text. There are
-no style attributes, which a strict content security policy forbids, no scripts and nothing from elsewhere; every colour
-is a CSS variable `--chart-…`, with the text colour of the page where it is not set.
+Inline SVG keeps only the shapes that matplotlib writes, and takes colours and font from the page. Text stays text.
+There are no style attributes (a strict content security policy forbids them), no scripts and no external references.
+Every colour is a CSS variable `--chart-…`, which defaults to the text colour of the page.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _FONT = re.compile(r"(?P<size>[\d.]+)px.*")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _INSIDE = re.compile(r"url\(#(?P<id>[^)]+)\)")
 _MEASURED = frozenset({"d", "x", "y", "width", "height", "transform", "font-size", "stroke-width", "stroke-dasharray"})
-_LONG = 2000  # characters of a line
+_LONG = 2000  # characters of an attribute from which numbers are rounded to tenths
 _LEFT_OUT = frozenset({"metadata", "style"})
 _NOT_TURNED = re.compile(r"rotate\(-?0 [^)]*\)")
 _DEFAULTS = {"stroke-linejoin": "round", "stroke-dashoffset": "0"}
 
 
 def page_svg(drawn: bytes, name: str, title: str, description: str, colours: Mapping[str, str]) -> str:
-    """Turn a file of matplotlib into an element for a page; `name` begins its ids, `colours` replace those drawn."""
+    """Turn matplotlib's SVG into an element for a page; ids get the prefix `name`, colours are mapped by `colours`."""
     root = _plain(ElementTree.fromstring(drawn))
     size = root.attrib["viewBox"].split()
     attributes = {
@@ -60,13 +61,13 @@ def page_svg(drawn: bytes, name: str, title: str, description: str, colours: Map
 
 
 def file_svg(drawn: bytes, title: str, description: str) -> bytes:
-    """Turn a file of matplotlib into a file with its own colours, a generic font, and a title."""
+    """Turn matplotlib's SVG into a file with its own colours, a generic font, and a title."""
     text = page_svg(drawn, "chart", title, description, {}).replace("var(--chart-font, inherit)", "sans-serif")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'.encode()
 
 
 def _plain(element: ElementTree.Element) -> ElementTree.Element:
-    """Take the namespaces away."""
+    """Return a copy of an element without XML namespaces."""
     for one in element.iter():
         one.tag = one.tag.rpartition("}")[2]
         one.attrib = {key.rpartition("}")[2]: value for key, value in one.attrib.items()}
@@ -74,7 +75,7 @@ def _plain(element: ElementTree.Element) -> ElementTree.Element:
 
 
 def _children(element: ElementTree.Element, colours: Mapping[str, str]) -> list[ElementTree.Element]:
-    """Return the children, with groups that only hold others dissolved."""
+    """Return the children of an element; groups without attributes are replaced by their content."""
     found: list[ElementTree.Element] = []
     for child in element:
         if child.tag in _LEFT_OUT:
@@ -107,13 +108,13 @@ def _attributes(element: ElementTree.Element, colours: Mapping[str, str]) -> dic
 
 
 def _rounded(text: str) -> str:
-    """Round the numbers of an attribute to hundredths of a pixel, and those of a long line to tenths."""
+    """Round the numbers in an attribute to hundredths of a pixel, in a long one to tenths."""
     places = 2 if len(text) < _LONG else 1
     return _NUMBER.sub(lambda found: f"{round(float(found[0]), places) + 0.0:g}", text)
 
 
 def _rename(page: ElementTree.Element, name: str) -> None:
-    """Number the ids that are referred to, and remove the others; those of `name` stay."""
+    """Renumber the ids that are referred to, remove the others, and keep those that begin with `name`."""
     refers = [found["id"] for one in page.iter() for value in one.attrib.values() for found in _INSIDE.finditer(value)]
     refers += [one.attrib["href"].removeprefix("#") for one in page.iter() if "href" in one.attrib]
     known = {old: f"{name}-{number}" for number, old in enumerate(dict.fromkeys(refers))}
@@ -152,13 +153,13 @@ COLOURS: Mapping[str, Colour] = MappingProxyType(
         "below": Colour("#bd4d01", "#f1893f"),
     }
 )
-"""The colours of charts, which a page sets as `--chart-NAME`. Each name has values of its own."""
+"""The colours of charts; a page sets them as `--chart-NAME`. No two names have the same value."""
 
 SUFFIXES = (".svg", ".png", ".pdf")
-"""The files that charts can be saved to."""
+"""Suffixes of the files that charts can be saved to."""
 
 _SERIES = tuple(name for name in COLOURS if name.isdigit())
-_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))  # for those who do not see colours, and for paper
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))  # tell lines apart without colours
 _IN_PAGE = {
     colour.light: f"var(--chart-{name}, {'Canvas' if name == 'paper' else 'currentColor'})"
     for name, colour in COLOURS.items()
@@ -183,15 +184,15 @@ _SETTINGS = {
     **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), COLOURS["grid"].light),
     **dict.fromkeys(("axes.titlecolor", "text.color", "legend.labelcolor"), COLOURS["ink"].light),
 }
-_DOTS = 2  # dots of a PNG for each unit of size
-_LONGEST = 36  # characters of a name at an axis or in a legend
-_FEW = 60  # bins, points: so many can be distinguished
+_DOTS = 2  # pixels of a PNG per unit of size
+_LONGEST = 36  # most characters of a name at an axis or in a legend
+_FEW = 60  # up to so many bins or points can be told apart
 _WIDTH, _HEIGHT, _ROW = 560, 240, 22
-_HUGE = 150  # powers of ten on an axis before it is scaled: matplotlib computes with squares
+_HUGE = 150  # larger powers of ten are scaled down: matplotlib squares numbers
 
 
 def style_sheet() -> str:
-    """Return the CSS that sets the colours of charts, for light and dark pages as the system has it."""
+    """Return the CSS that sets the colours of charts, for light and dark mode."""
 
     def rule(shades: dict[str, str]) -> str:
         return ":root{" + "".join(f"--chart-{name}:{shade};" for name, shade in shades.items()) + "}"
@@ -201,12 +202,18 @@ def style_sheet() -> str:
 
 
 def inline_svg(chart: Chart, *, name: str = "", width: int = _WIDTH, height: int | None = None) -> str:
-    """Draw a chart as an `<svg>` element for a page, with text as text, a title and a description.
+    """Draw a chart as an `<svg>` element for a page, with a title and a description for screen readers.
 
-    Colours are `var(--chart-…)`: see `COLOURS` and `style_sheet`. `name` begins all ids; by default it depends on what
-    is drawn, so that different charts have different ones. `height` is by default that which the chart needs.
+    Colours are `var(--chart-…)`, see `COLOURS` and `style_sheet`.
 
-    Raises UsageError where matplotlib is not installed.
+    Args:
+        chart: what to draw.
+        name: prefix of all ids in the element; by default derived from the content, so that different charts differ.
+        width: in CSS pixels.
+        height: in CSS pixels; by default as much as the chart needs.
+
+    Raises:
+        UsageError: matplotlib is not installed.
     """
     drawn = _drawn([chart], "svg", "", width, [height or _height(chart)])
     name = name or f"chart-{hashlib.sha256(drawn).hexdigest()[:12]}"
@@ -214,9 +221,16 @@ def inline_svg(chart: Chart, *, name: str = "", width: int = _WIDTH, height: int
 
 
 def file_bytes(charts: Sequence[Chart], suffix: str, *, title: str = "", width: int = 800) -> bytes:
-    """Draw charts below each other as the content of a file; `suffix` is one of `SUFFIXES`.
+    """Draw charts below each other, and return the content of the file.
 
-    Raises UsageError for another suffix and where matplotlib is not installed.
+    Args:
+        charts: what to draw.
+        suffix: the kind of file, one of `SUFFIXES`.
+        title: the title of the file.
+        width: in CSS pixels.
+
+    Raises:
+        UsageError: the suffix is unknown, or matplotlib is not installed.
     """
     if suffix not in SUFFIXES:
         raise UsageError(f"the suffix is {suffix or 'missing'}, expected one of {', '.join(SUFFIXES)}")
@@ -234,7 +248,7 @@ def _height(chart: Chart) -> int:
 
 
 def _drawn(charts: Sequence[Chart], form: str, title: str, width: int, heights: Sequence[int]) -> bytes:
-    """Return the file that matplotlib writes; sizes are in CSS pixels, as in SVG."""
+    """Return the file that matplotlib writes; sizes are in CSS pixels."""
     with _matplotlib() as figure_class:
         size = (width / 72, (sum(heights) + (30 if title else 0)) / 72)
         figure = figure_class(figsize=size, layout="constrained", facecolor=COLOURS["paper"].light)
@@ -256,7 +270,7 @@ def _drawn(charts: Sequence[Chart], form: str, title: str, width: int, heights: 
 
 
 def require_matplotlib() -> tuple[Any, Callable[..., Any]]:
-    """Import matplotlib and return it and its class of figures; UsageError where it is not installed."""
+    """Import matplotlib, and return it and its class of figures; UsageError if it is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -269,7 +283,7 @@ def require_matplotlib() -> tuple[Any, Callable[..., Any]]:
 
 @contextmanager
 def _matplotlib() -> Iterator[Callable[..., Any]]:
-    """Yield the class of figures, with our settings and no others; its warnings are of fonts that lack a letter."""
+    """Yield the class of figures under fixed settings; warnings about letters missing in a font are suppressed."""
     matplotlib, figure_class = require_matplotlib()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -314,7 +328,7 @@ def _draw_histogram(axes: Any, chart: Histogram, width: int) -> None:
         return
     power = _power(chart.edges)
     edges = chart.edges / 10.0**power
-    if edges[0] == edges[-1]:  # a bin of one value has no width
+    if edges[0] == edges[-1]:  # all values are equal: give the bin a width
         half = max(abs(edges[0]), 1.0) / 2
         edges = np.linspace(edges[0] - half, edges[0] + half, len(edges))
     line = COLOURS["paper"].light if len(chart.counts) <= _FEW else "none"
@@ -336,7 +350,7 @@ def _draw_bars(axes: Any, chart: Bars, width: int) -> None:
     colours = [COLOURS["below" if value < 0 else "above"].light for value in values]
     axes.barh(places, values, color=colours, height=0.7)
     for place, value in zip(places, values, strict=True):
-        end = max(value, 0.0) if np.isfinite(value) else 0.0  # next to a bar to the left, the names have no room left
+        end = max(value, 0.0) if np.isfinite(value) else 0.0  # a label left of a negative bar would cover the names
         label = axes.annotate(
             shown(chart.values[place]), (end, place), (3, 0), textcoords="offset points", ha="left", va="center",
             fontsize=9,
@@ -391,7 +405,7 @@ def _grid(axes: Any, which: str = "both") -> None:
 
 
 def _nothing(axes: Any) -> None:
-    """Write that there is nothing to draw."""
+    """Draw a note that there are no data."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color=COLOURS["muted"].light)
 
@@ -402,13 +416,13 @@ def _are_whole(values: Array) -> bool:
 
 
 def _power(*values: Array) -> int:
-    """Return the power of ten that numbers are divided by before they are drawn: 0 but for huge ones."""
+    """Return the power of ten that numbers are divided by before they are drawn; 0 unless they are huge."""
     top = max((float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in values), default=0.0)
     exponent = math.floor(math.log10(top)) if top else 0
     return exponent if exponent > _HUGE else 0
 
 
 def _scale(axis: Any, power: int) -> None:
-    """Name the ticks of an axis whose numbers were divided by a power of ten."""
+    """Label the ticks of an axis whose numbers were divided by a power of ten."""
     if power:
         axis.set_major_formatter(lambda value, _: f"{value:.3g}e{power}" if value else "0")

@@ -1,7 +1,7 @@
-"""What a chart shows: numbers and words, without how they are drawn.
+"""What a chart shows: numbers and labels, independent of how they are drawn.
 
-NaN and infinite numbers have no place on an axis: they are gaps in a line, missing bars, and empty cells. Lines of many
-points are reduced to fewer that look the same: spikes and gaps stay.
+NaN and infinite numbers appear as gaps in a line, missing bars and empty cells. Lines with many points are reduced to
+fewer that look the same (`reduced`): spikes and gaps stay.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..progress import clean, counted
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-_LONGEST = 60  # characters of a name in a description
+_LONGEST = 60  # most characters of a name in a description
 _HUGE = 1e307
-_NAMED = 12  # series or bars that a description names
+_NAMED = 12  # most series or bars that a description names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLabels:
-    """The words of a chart. `x` and `y` name the axes; `description` is for those who do not see it, made if empty."""
+    """The labels of a chart: title, axes `x` and `y`, and a text for screen readers, generated if it is empty."""
 
     title: str
     x: str = ""
@@ -43,7 +43,7 @@ class Series:
     def __post_init__(self) -> None:
         x, y = (np.asarray(values, np.float64) for values in (self.x, self.y))
         if x.ndim != 1 or x.shape != y.shape:
-            raise UsageError(f"a line needs as many x as y, and has the shapes {x.shape} and {y.shape}")
+            raise UsageError(f"x and y of a line have the shapes {x.shape} and {y.shape}, expected [N] for both")
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
 
@@ -58,7 +58,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values are in each bin: `counts` [N] of the bins between `edges` [N + 1], which are finite."""
+    """How many values are in each bin: `counts` [N] between the finite `edges` [N + 1]."""
 
     counts: Array
     edges: Array
@@ -67,16 +67,16 @@ class Histogram:
     def __post_init__(self) -> None:
         counts, edges = np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
         if counts.ndim != 1 or edges.ndim != 1 or len(edges) != (len(counts) + 1 if len(counts) else len(edges)):
-            raise UsageError(f"there are {edges.size} edges, expected {len(counts) + 1} for {len(counts)} bins")
+            raise UsageError(f"found {edges.size} edges, expected {len(counts) + 1} for {len(counts)} bins")
         if not np.isfinite(edges).all() or (edges[1:] < edges[:-1]).any() or not np.isfinite(counts).all():
-            raise UsageError("the edges of bins are finite and in ascending order, and their counts finite")
+            raise UsageError("expected finite edges in ascending order, and finite counts")
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "edges", edges)
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar of length `values[i]` for each of `names`; from zero, to either side."""
+    """A bar from zero to `values[i]` for each of `names`."""
 
     names: Sequence[str]
     values: Array
@@ -85,15 +85,17 @@ class Bars:
     def __post_init__(self) -> None:
         values = np.asarray(self.values, np.float64)
         if values.shape != (len(self.names),):
-            raise UsageError(f"{len(self.names)} names have values of the shape {values.shape}")
+            raise UsageError(
+                f"the values have the shape {values.shape}, expected one for each of {len(self.names)} names"
+            )
         object.__setattr__(self, "values", values)
 
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """`matrix` [R, C] as coloured cells; one colour for numbers above zero, one for those below.
+    """`matrix` [R, C] as coloured cells; one colour for numbers above zero, another for numbers below.
 
-    `limit` is the magnitude of the full colour, by default the greatest there is.
+    `limit` is the magnitude that gets the full colour; by default the largest in the matrix.
     """
 
     matrix: Array
@@ -106,7 +108,7 @@ class Heatmap:
         matrix = np.asarray(self.matrix, np.float64)
         if matrix.shape != (len(self.row_names), len(self.column_names)):
             names = f"{len(self.row_names)} by {len(self.column_names)}"
-            raise UsageError(f"the names are of {names} cells, and the matrix has the shape {matrix.shape}")
+            raise UsageError(f"the names are for {names} cells, but the matrix has the shape {matrix.shape}")
         object.__setattr__(self, "matrix", matrix)
 
 
@@ -114,10 +116,10 @@ Chart: TypeAlias = Lines | Histogram | Bars | Heatmap
 
 
 def histogram_of(values: Array, labels: ChartLabels, bins: int = 20) -> Histogram:
-    """Count the finite ones of `values` (any shape) in equal bins, as `np.histogram` does.
+    """Count the finite values of an array of any shape in equal bins, as `np.histogram` does.
 
-    Whole numbers of a small range have a bin each, around the number; equal values have one bin of width 1. No values
-    have no bins.
+    Whole numbers in a small range get one bin each, centred on the number. If all values are equal, there is one bin of
+    width 1; without values there are no bins.
     """
     flat = np.asarray(values).reshape(-1)
     flat = flat.astype(np.uint8) if flat.dtype.kind == "b" else flat
@@ -131,19 +133,19 @@ def histogram_of(values: Array, labels: ChartLabels, bins: int = 20) -> Histogra
     if low == high:
         value = float(low)
         return Histogram(np.array([len(finite)]), np.array([value - 0.5, value + 0.5]), labels)
-    # Values are scaled by a power of two, which changes none of their digits: a range can overflow float64.
+    # Values are scaled by a power of two, which is exact, because the range could overflow float64.
     finite = finite.astype(np.float64)
     power = 2 if max(abs(float(low)), abs(float(high))) > _HUGE else 0
     scaled = np.ldexp(finite, -power)
     try:
         counts, edges = np.histogram(scaled, bins=bins)
-    except ValueError:  # there are fewer numbers between the extremes than bins
+    except ValueError:  # fewer floats lie between the extremes than there are bins
         counts, edges = np.array([len(scaled)]), np.array([scaled.min(), scaled.max()])
     return Histogram(counts, np.ldexp(edges, power), labels)
 
 
 def description(chart: Chart) -> str:
-    """Describe a chart in words and numbers, for those who do not see it."""
+    """Describe a chart in words and numbers, for readers who cannot see it."""
     if chart.labels.description:
         return chart.labels.description
     if isinstance(chart, Histogram):
@@ -184,20 +186,20 @@ def _listed(parts: Iterable[str]) -> str:
 
 
 def shown(value: float) -> str:
-    """Format a number to four digits, whole numbers in full."""
+    """Format a number to four significant digits; whole numbers in full."""
     if np.isnan(value):
         return "NaN"
     return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else f"{value:.4g}"
 
 
 def readable(text: str) -> str:
-    """Return text that every format of a chart can hold: control characters and what UTF-8 cannot hold are escaped."""
+    """Escape control characters and lone surrogates, which SVG, PNG and PDF cannot hold."""
     kept = clean(text).encode("utf-8", "backslashreplace").decode("utf-8")
     return kept.replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
 
 
 def shortened(text: str, most: int) -> str:
-    """Cut a readable name in its middle to at most so many characters."""
+    """Shorten a readable name to at most `most` characters by cutting out its middle."""
     text = readable(text)
     if len(text) <= most:
         return text
@@ -206,17 +208,18 @@ def shortened(text: str, most: int) -> str:
 
 
 def reduced(series: Series, columns: int) -> Series:
-    """Keep of each of `columns` equal parts of the x axis the first, the last, the lowest and the highest point.
+    """Reduce a line to at most five points in each of `columns` equal parts of the x axis.
 
-    Where a part is one pixel wide, the line is drawn as with all points (M4, Jugel et al., 2014, "M4: A
-    Visualization-Oriented Time Series Data Aggregation"). The first point that is not finite is kept, too: the line
-    has its gap there. A line of no more than four points a part is returned as it is.
+    Kept are the first, last, lowest and highest point of each part. If a part is one pixel wide, the line looks the
+    same as with all points (Jugel et al., "M4: A Visualization-Oriented Time Series Data Aggregation", 2014). The
+    first point that is not finite is kept, too, so that the line keeps its gap. A line with at most four points per
+    part is returned unchanged.
     """
     known = np.isfinite(series.x)
     x, y = series.x[known], series.y[known]
     if len(x) <= 4 * columns:
         return series if known.all() else Series(series.name, x, y)
-    span = x[-1] / 2 - x[0] / 2  # halves: the range of float64 is twice what float64 holds
+    span = x[-1] / 2 - x[0] / 2  # halved, because x[-1] - x[0] could overflow
     part = np.zeros(len(x), np.int64) if span <= 0 else ((x / 2 - x[0] / 2) / span * columns).astype(np.int64)
     part = np.minimum(part, columns - 1)
     starts = np.flatnonzero(np.r_[True, part[1:] != part[:-1]])
@@ -225,7 +228,7 @@ def reduced(series: Series, columns: int) -> Series:
 
 
 def _extremes(y: Array, starts: Array) -> list[Array]:
-    """Return the places of the first lowest, highest and not finite value of each part, where it has one."""
+    """Return the indices of each part's first lowest, first highest and first non-finite value, if it has one."""
     finite = np.isfinite(y)
     lengths = np.diff(np.r_[starts, len(y)])
     found = []

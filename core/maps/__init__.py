@@ -1,1 +1,1 @@
-"""Maps whose keys are rows of tensors: hashes of rows, their numbers, and storages that are asked by them."""
+"""Maps whose keys are rows of tensors: hashes of rows, numbers for hashes, and storages indexed by content."""

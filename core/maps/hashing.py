@@ -1,4 +1,4 @@
-"""Modules that turn rows of a tensor into whole numbers: hashes, and dense numbers for hashes."""
+"""Modules that turn rows of a tensor into integers: hashes, and consecutive numbers for hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..kernels.hashes import KeyTable, key_table, project, siphash
 Bytes = NDArray[np.uint8]
 
 DEFAULT_KEY = bytes(range(16))
-"""The default key: the one of SipHash's published test vectors."""
+"""The default key, from SipHash's published test vectors."""
 
 
 def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
@@ -35,19 +35,26 @@ def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
     if not rows.numel():
         return np.zeros((len(rows), width), np.uint8)
     flat = rows.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # a single element may have any stride
+    if flat.stride(0) != 1:  # possible for a single element, even if it is contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     found: Bytes = flat.view(torch.uint8).numpy().reshape(len(rows), width)
     return found
 
 
 class BinaryToDecimal(nn.Module):
-    """Reads the last dimension as binary numbers, and adds them up.
+    """Reads the last dimension as binary numbers of `num_bits` bits and returns their sum.
 
-    The last dimension is cut into chunks of `num_bits` bits, most significant first; the values of the chunks are
-    added: `[…, k * num_bits]` becomes `[…]` of `dtype` on `device`. Different rows may have the same sum. With
-    `convert_to_binary`, values above 0 count as 1 and others as 0; otherwise other values than 0 and 1 raise
-    UsageError (a ValueError), as do a last dimension that is no multiple of `num_bits`, and sums beyond `dtype`.
+    `[…, k * num_bits]` becomes `[…]`: the last dimension is cut into k chunks, most significant bit first, and the
+    values of the chunks are added. Different rows may have the same sum.
+
+    Args:
+        num_bits: bits per number.
+        device, dtype: of the result.
+        convert_to_binary: count values above 0 as 1 and all others as 0.
+
+    Raises:
+        UsageError (a ValueError): a value is neither 0 nor 1 (without `convert_to_binary`), the last dimension is not a
+            multiple of `num_bits`, or a sum does not fit `dtype`.
 
     >>> to_decimal = BinaryToDecimal(num_bits=4, device="cpu", dtype=torch.int32)
     >>> to_decimal(torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1]]))
@@ -78,26 +85,29 @@ class BinaryToDecimal(nn.Module):
         if self.convert_to_binary:
             features = features > 0
         elif ((features != 0) & (features != 1)).any():
-            raise UsageError("a value that is neither 0 nor 1 was found", hint="say convert_to_binary=True")
+            raise UsageError("found a value that is neither 0 nor 1", hint="use convert_to_binary=True")
         chunks = features.to(bases.device, torch.int64).unflatten(-1, (-1, self.num_bits))
         sums = (chunks * bases).sum((-1, -2))
         limits = torch.finfo(self.dtype) if self.dtype.is_floating_point else torch.iinfo(self.dtype)
         if sums.numel() and sums.max() > limits.max:
-            raise UsageError(f"the sum {int(sums.max())} was found, which is beyond {self.dtype}")
+            raise UsageError(f"the sum {int(sums.max())} does not fit {self.dtype}")
         decimals: torch.Tensor = sums.to(self.dtype)
         return decimals
 
 
 class SipHash(nn.Module):
-    """Hashes each row of a tensor `[n, …]` with SipHash-2-4; the result is int64 `[n]` on the tensor's device.
+    """Hashes each row of a tensor `[n, …]` with SipHash-2-4; returns int64 `[n]` on the tensor's device.
 
-    A row's hash depends on its bytes alone: it is the same in every process and on every machine, and 0.0 and -0.0
-    have different ones. `key` is 16 bytes; the default is the key of the published test vectors. With `as_tensor=False`
-    the bytes of each row are returned unhashed, as a list. Tensors without dimensions, nested and sparse ones raise
-    SchemaError (a RuntimeError).
+    A hash depends only on the bytes of the row: it is the same in every process and on every machine, and differs for
+    0.0 and -0.0. SipHash is by Aumasson and Bernstein (2012). TorchRL's module of this name uses Python's `hash`, which
+    differs from one process to the next.
 
-    The hash is by Aumasson and Bernstein (2012); TorchRL's module of this name uses Python's `hash`, which differs
-    from one process to the next.
+    Args:
+        as_tensor: if False, return the bytes of each row unhashed, as a list.
+        key: 16 bytes; by default the key of the published test vectors.
+
+    Raises:
+        SchemaError (a RuntimeError): the tensor has no dimensions, or is nested or sparse.
 
     >>> SipHash()(torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.1, 0.2]])).unique().numel()
     2
@@ -106,7 +116,7 @@ class SipHash(nn.Module):
     def __init__(self, as_tensor: bool = True, *, key: bytes = DEFAULT_KEY) -> None:
         super().__init__()
         if type(key) is not bytes or len(key) != 16:
-            raise UsageError(f"the key of a SipHash is 16 bytes, found {key!r}")
+            raise UsageError(f"key is {key!r}, expected 16 bytes")
         self.as_tensor = as_tensor
         self.key = key
 
@@ -118,15 +128,22 @@ class SipHash(nn.Module):
 
 
 class RandomProjectionHash(SipHash):
-    """Projects each row of a tensor `[n, …]` on `n_components` random directions, rounds, and hashes the result.
+    """Projects each row of a tensor `[n, …]` onto random directions, rounds, and hashes the result.
 
-    Rows that are almost alike get the same hash: it is short work for a table that compares keys, not an identity.
-    Directions are drawn for each number of features that is met, `fit(x)` draws them beforehand. Their entries are
-    +1 and -1 and the same everywhere (Achlioptas, 2003), unless `init_method` fills a float tensor
-    `[features, n_components]` in place, or returns one. Sums are taken in float64, feature after feature, and rounded
-    to `dtype_cast`; they depend neither on the machine nor on how many rows come at once.
+    Similar rows get the same hash, so the hash groups states rather than identifies them. The directions have entries
+    +1 and -1 (Achlioptas, 2003) and are the same in every process. They are drawn when a number of features is seen for
+    the first time, or in advance by `fit`. Sums are computed in float64, feature by feature, so that a hash depends
+    neither on the machine nor on the number of rows in a call.
 
-    UsageError (a ValueError) for less than 1 component and a `dtype_cast` that is no floating type.
+    Args:
+        n_components: the number of directions.
+        dtype_cast: the floating type that the projections are rounded to.
+        as_tensor: if False, return the bytes of the projections unhashed, as a list.
+        init_method: fills a float tensor `[features, n_components]` in place with directions, or returns one.
+        key: see `SipHash`.
+
+    Raises:
+        UsageError (a ValueError): there is less than 1 component, or `dtype_cast` is not a floating type.
     """
 
     def __init__(
@@ -149,7 +166,7 @@ class RandomProjectionHash(SipHash):
         self._matrices: dict[int, torch.Tensor] = {}
 
     def fit(self, x: torch.Tensor) -> None:
-        """Draw the directions for rows as wide as the rows of `x`, `[n, …]`, unless they exist."""
+        """Draw the directions for rows of the width of `x`, `[n, …]`, unless they exist already."""
         self._matrix(math.prod(x.shape[1:]))
 
     def _matrix(self, features: int) -> torch.Tensor:
@@ -185,12 +202,12 @@ class RandomProjectionHash(SipHash):
 
 
 class HashToInt(nn.Module):
-    """Numbers hashes from 0 on, in the order in which they come.
+    """Assigns consecutive numbers from 0 to hashes, in the order in which they are first seen.
 
-    Called with int64 hashes of any shape it returns their numbers, int64 in that shape; hashes that were never seen
-    raise MissingKeyError (a KeyError), or with `extend=True` get the next numbers. `find` and `add` take the keys that
-    were hashed too, and compare them: two keys with the same hash have different numbers then. The table grows by
-    doubling, and is part of `state_dict()`.
+    Called with int64 hashes of any shape, it returns their numbers in the same shape. Unknown hashes raise
+    MissingKeyError (a KeyError); with `extend=True` they get the next numbers instead. `find` and `add` also take the
+    hashed keys and compare them byte by byte, so that keys whose hashes collide get different numbers. The table grows
+    by doubling and is part of `state_dict()`.
 
     >>> numbers = HashToInt()
     >>> numbers(torch.tensor([70, -3, 70]), extend=True)
@@ -207,7 +224,7 @@ class HashToInt(nn.Module):
     def forward(self, hashes: Any, extend: bool = False) -> torch.Tensor:
         if not isinstance(hashes, torch.Tensor) or hashes.dtype != torch.int64:
             found = hashes.dtype if isinstance(hashes, torch.Tensor) else f"a {type(hashes).__name__}"
-            raise SchemaError(f"hashes are int64 tensors, found {found}")
+            raise SchemaError(f"expected hashes as an int64 tensor, found {found}")
         flat = hashes.detach().cpu().reshape(-1)
         keys = np.empty((len(flat), 0), np.uint8)
         numbers = self.add(flat, keys) if extend else self.find(flat, keys)
@@ -218,27 +235,29 @@ class HashToInt(nn.Module):
         return numbers.reshape(tuple(hashes.shape)).to(hashes.device)
 
     def find(self, hashes: torch.Tensor, keys: Bytes) -> torch.Tensor:
-        """Return the numbers of keys, int64 `[n]` on the CPU, -1 for unknown ones.
+        """Return the numbers of keys, int64 `[n]` on the CPU, -1 for unknown keys.
 
-        `hashes` are int64 `[n]`, `keys` uint8 `[n, width]`, with the width of all keys before, else SchemaError.
+        Args:
+            hashes: the hashes of the keys, int64 `[n]`.
+            keys: the keys, uint8 `[n, width]`. SchemaError if earlier keys had another width.
         """
         if self._table is None:
             return torch.full((len(keys),), -1)
         return torch.from_numpy(self._of(keys).find(hashes.cpu().numpy(), keys))
 
     def add(self, hashes: torch.Tensor, keys: Bytes) -> torch.Tensor:
-        """Return the numbers of keys as `find` does; unknown ones get the next numbers."""
+        """Return the numbers of keys as `find` does, but give unknown keys the next numbers."""
         return torch.from_numpy(self._of(keys).add(hashes.cpu().numpy(), keys))
 
     def _of(self, keys: Bytes) -> KeyTable:
         if self._table is None:
             self._table = key_table(keys.shape[1])
         if self._table.width != keys.shape[1]:
-            raise SchemaError(f"keys have {keys.shape[1]} bytes, those before have {self._table.width}")
+            raise SchemaError(f"keys have {keys.shape[1]} bytes, earlier ones have {self._table.width}")
         return self._table
 
     def truncate(self, count: int) -> None:
-        """Forget the numbers from `count` on; with 0 keys of another width may come."""
+        """Forget the numbers from `count` on; after `truncate(0)`, keys may have another width."""
         if self._table is not None:
             self._table.truncate(count)
         if not count:

@@ -1,4 +1,8 @@
-"""Maps from tensordicts to tensordicts: QueryModule numbers keys, TensorDictMap stores a value for each number."""
+"""Maps from tensordicts to tensordicts: `QueryModule` numbers keys, `TensorDictMap` stores a value for each number.
+
+key entries  ->  hash per entry  ->  one hash  ->  number  ->  row of a storage
+(in_keys)        (hash_module)       (aggregator)  (HashToInt, compares the keys' bytes)
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ HashModule = Callable[[torch.Tensor], Any]
 
 
 Kinds = list[tuple[torch.dtype, torch.Size]]
-"""The dtype and the shape, without the batch size, of each entry of a key."""
+"""The dtype and the shape (without the batch size) of each entry of a key."""
 
 
 class Hashed(NamedTuple):
-    """Keys of a tensordict with batch size `batch`: n hashes, int64 `[n]`, and n rows of bytes, uint8 `[n, width]`.
+    """The n keys in a tensordict of batch size `batch`: hashes, int64 `[n]`, and bytes, uint8 `[n, width]`.
 
-    `device` is the device of the first entry; numbers, hashes and masks for the user go there.
+    `device` is the device of the first entry; results for the user are moved there.
     """
 
     hashes: torch.Tensor
@@ -42,20 +46,26 @@ class Hashed(NamedTuple):
 
 
 class QueryModule(TensorDictModuleBase):
-    """Numbers the keys in a tensordict from 0 on: the same values of the entries `in_keys` have the same number.
-
-    Each entry `[*batch, …]` is hashed row by row, with `hash_module` or with one of a list of modules, one for each
-    entry (default: `SipHash`); a module takes a tensor `[n, …]` and returns n numbers. `aggregator` hashes the hashes
-    of several entries, int64 `[n, entries]`, to one (default: `SipHash`). `hash_to_int`, a `HashToInt`, numbers keys
-    and compares them byte by byte, so keys with the same hash have different numbers.
+    """Numbers the keys in tensordicts: equal values of the entries `in_keys` get the same number, counted from 0.
 
     Calling the module writes the numbers, int64 `[*batch]`, under `index_key`, and with `write_hash` the hashes under
-    `hash_key`, in the tensordict or with `clone` in a shallow copy of it, which is returned. Unknown keys get the next
-    numbers; with `extend=False` they raise MissingKeyError (a KeyError), as does an entry that is not there.
-    SchemaError (a RuntimeError) for entries whose dtype or shape differs from the first ones', and for those that are
-    no tensors. Empty `in_keys`, and another number of modules than entries, raise UsageError (a ValueError).
+    `hash_key`. Unknown keys get the next numbers; with `extend=False` they raise MissingKeyError. Keys are compared
+    byte by byte, so that keys whose hashes collide get different numbers. Names and defaults match TorchRL, except that
+    TorchRL's `aggregator` defaults to a single given `hash_module`.
 
-    Names and defaults match TorchRL, except that TorchRL's `aggregator` defaults to a single given `hash_module`.
+    Args:
+        in_keys: the entries, `[*batch, …]`, that make up a key.
+        index_key, hash_key: where numbers and hashes are written.
+        hash_module: hashes the rows of an entry: takes a tensor `[n, …]` and returns n integers. One module, or a list
+            with one for each entry; by default `SipHash`.
+        hash_to_int: numbers the hashes; by default a new `HashToInt`.
+        aggregator: hashes the hashes of several entries, int64 `[n, entries]`, to one; by default `SipHash`.
+        clone: write to a shallow copy of the tensordict and return that.
+
+    Raises:
+        UsageError (a ValueError): `in_keys` is empty, or the number of modules differs from the number of entries.
+        MissingKeyError (a KeyError): the tensordict lacks an entry, or a key is unknown and `extend` is False.
+        SchemaError (a RuntimeError): an entry is not a tensor, or its dtype or shape differs from earlier keys.
 
     >>> from tensordict import TensorDict
     >>> query = QueryModule(in_keys=["state", "goal"])
@@ -95,7 +105,7 @@ class QueryModule(TensorDictModuleBase):
         if given is None or callable(given):
             return [given or SipHash()] * len(self.in_keys)
         if len(given) != len(self.in_keys):
-            raise UsageError(f"there are {len(given)} hash modules, expected one for each of {len(self.in_keys)} keys")
+            raise UsageError(f"found {len(given)} hash modules, expected one for each of {len(self.in_keys)} keys")
         return list(given)
 
     def __len__(self) -> int:
@@ -124,9 +134,9 @@ class QueryModule(TensorDictModuleBase):
             tensordict.set(self.hash_key, hashed.hashes.reshape(hashed.batch).to(hashed.device))
 
     def hashed(self, tensordict: TensorDictBase) -> Hashed:
-        """Hash the keys in a tensordict; nothing is remembered."""
+        """Hash the keys in a tensordict without numbering them."""
         if not is_tensor_collection(tensordict):
-            raise UsageError(f"keys are entries of a tensordict, found a {type(tensordict).__name__}")
+            raise UsageError(f"expected a tensordict with the keys, found a {type(tensordict).__name__}")
         batch = tensordict.batch_size
         entries = [self._entry(tensordict, key) for key in self.in_keys]
         kinds = [(entry.dtype, entry.shape[len(batch) :]) for entry in entries]
@@ -159,25 +169,27 @@ class QueryModule(TensorDictModuleBase):
         """Hash rows `[n, …]` to int64 `[n]` on the CPU."""
         found = module(rows)
         if isinstance(found, list) and found and isinstance(found[0], bytes):
-            raise UsageError("a hash module returned bytes; numbers are needed", hint="say as_tensor=True")
+            raise UsageError("a hash module returned bytes, expected integers", hint="use as_tensor=True")
         hashes = torch.as_tensor(found).detach().cpu()
         if hashes.shape != rows.shape[:1] or hashes.is_complex():
-            raise SchemaError(f"a hash module made {list(hashes.shape)} of {len(rows)} rows; one number each is needed")
+            raise SchemaError(
+                f"a hash module returned {list(hashes.shape)} for {len(rows)} rows, expected a number each"
+            )
         return hashes.double().view(torch.int64) if hashes.is_floating_point() else hashes.long()
 
     def find(self, hashed: Hashed) -> torch.Tensor:
-        """Return the numbers of keys, int64 `[n]`, -1 for unknown ones."""
+        """Return the numbers of keys, int64 `[n]`, -1 for unknown keys."""
         return self.hash_to_int.find(hashed.hashes, hashed.keys)
 
     def add(self, hashed: Hashed) -> torch.Tensor:
-        """Return the numbers of keys, int64 `[n]`; unknown ones get the next numbers."""
+        """Return the numbers of keys, int64 `[n]`; unknown keys get the next numbers."""
         numbers = self.hash_to_int.add(hashed.hashes, hashed.keys)
         if len(numbers):
             self._kinds = hashed.kinds
         return numbers
 
     def truncate(self, count: int) -> None:
-        """Forget the numbers from `count` on, and with 0 also what keys look like."""
+        """Forget the numbers from `count` on; with 0 also the dtypes and shapes of keys."""
         self.hash_to_int.truncate(count)
         if not count:
             self._kinds = None
@@ -190,7 +202,7 @@ class QueryModule(TensorDictModuleBase):
 
 
 def known_only(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the numbers, or raise MissingKeyError where one is negative."""
+    """Return the numbers; MissingKeyError if one is negative, which stands for an unknown key."""
     unknown = numbers < 0
     if unknown.any():
         count, first = int(unknown.sum()), int(unknown.nonzero()[0, 0])
@@ -215,15 +227,15 @@ class TensorMap(ABC, Generic[K, V]):
 
     @abstractmethod
     def __getitem__(self, item: K) -> V:
-        """Return the values of keys; KeyError for unknown ones."""
+        """Return the values of keys; KeyError for an unknown key."""
 
     @abstractmethod
     def __setitem__(self, key: K, value: V) -> None:
-        """Give keys their values."""
+        """Set the values of keys."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Count the entries."""
+        """Return the number of entries."""
 
     @abstractmethod
     def contains(self, item: K) -> torch.Tensor:
@@ -235,21 +247,29 @@ class TensorMap(ABC, Generic[K, V]):
 
 
 class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
-    """A storage whose rows are asked for by the contents of a tensordict.
+    """A dictionary from tensordicts to tensordicts: a storage whose rows are looked up by content.
 
-    `map[key] = value` stores the entries `out_keys` of `value` (default: all of the first value) for the keys in the
-    tensordict `key`, entries `in_keys` of `query_module`, and writes their row numbers and hashes into `key`, unless
-    it is locked. `map[key]` and `map(key)` return the values, without changing `key`. Both take any batch size, also
-    `[]`; of a key that is given twice, the last value counts. `map[index]` reads rows by number. `map.contains(key)`
-    is a bool tensor, `key in map` whether all are there, `len(map)` the number of keys that have a value.
+    - `map[key] = value` stores entries of `value` for the keys in the tensordict `key`, and writes row numbers and
+      hashes into `key` unless it is locked. If a key occurs twice in a batch, the last value counts.
+    - `map[key]` and `map(key)` return the values, and do not change `key`. `map[index]` reads rows by number.
+    - `map.contains(key)` returns a bool tensor, `key in map` whether all keys have a value, `len(map)` the number of
+      keys with a value.
 
-    `storage` is a storage of tensordicts, or a dict of storages, one for each out key. `collate_fn` makes one batch of
-    what a storage returns of several rows (default: objects are stacked, tensors taken as they are).
-    `write_fn(new)` and, for keys that have a value, `write_fn(new, old)` make of the new values those that are stored;
-    equal keys of a batch are then written one after the other.
+    Keys and values have any batch size, also `[]`. A write that fails changes nothing.
 
-    Unknown keys raise MissingKeyError (a KeyError), row numbers beyond the map IndexError. A value that does not fit,
-    and more keys than the storage has room for, raise SchemaError (a RuntimeError), and nothing changes.
+    Args:
+        query_module: numbers the keys; its `in_keys` are the entries that make up a key.
+        storage: a storage of tensordicts, or a dict of storages, one for each out key.
+        collate_fn: makes a batch of what a storage returns for several rows; by default objects are stacked and tensors
+            returned unchanged.
+        out_keys: the entries of values that are stored; by default all entries of the first value.
+        write_fn: computes the value to store: `write_fn(new)` for a new key, `write_fn(new, old)` for a key with a
+            value. Equal keys in a batch are then written one after the other.
+
+    Raises:
+        MissingKeyError (a KeyError): a key is unknown.
+        IndexError: a row number is beyond the map.
+        SchemaError (a RuntimeError): a value does not fit the storage, or the storage is full.
 
     >>> query = QueryModule(in_keys=["state", "action"])
     >>> results = TensorDictMap(query_module=query, storage={"next_state": LazyTensorStorage(100)})
@@ -270,7 +290,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
     ) -> None:
         parts = storage.values() if isinstance(storage, Mapping) else [storage]
         if not parts or not all(isinstance(part, Storage) for part in parts):
-            raise UsageError("storage: expected a storage, or a dict of storages by out key")
+            raise UsageError("expected storage to be a storage, or a dict of storages by out key")
         super().__init__()
         self.query_module = query_module
         self.in_keys = query_module.in_keys
@@ -281,7 +301,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         self._wanted = list(map(unravel_key, out_keys or (() if isinstance(storage, Storage) else storage)))
         self._out_keys = list(self._wanted)
         if isinstance(storage, Mapping) and set(self._wanted) != set(self.storage):
-            raise UsageError(f"out_keys are {self._wanted}, the storages are of {list(self.storage)}")
+            raise UsageError(f"out_keys are {self._wanted}, but the storages are for {list(self.storage)}")
         self._filled = torch.zeros(0, dtype=torch.bool)
         self._count = 0
 
@@ -299,12 +319,21 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         write_fn: WriteFunction | None = None,
         consolidated: bool | None = None,
     ) -> TensorDictMap:
-        """Make a map for keys like `source` and values like `dest`.
+        """Create a map for keys like `source` and values like `dest`.
 
-        It keeps up to `max_size` keys; without a bound (None, the default; TorchRL's is 1000) its memory grows by
-        doubling. `storage_constructor` makes the storage, from `max_size` (1000 without one) if it is a class, without
-        arguments otherwise; `consolidated` puts all entries into one buffer. The other arguments are as in
-        `QueryModule` and this class. MissingKeyError for keys that `source` or `dest` does not have.
+        Args:
+            source: an example of keys.
+            dest: an example of values.
+            in_keys, out_keys: the entries of keys and values; by default all entries of `dest` are values.
+            max_size: the most keys. None, the default (TorchRL's is 1000), lets the memory grow by doubling.
+            storage_constructor: makes the storage: a class, called with `max_size` (1000 if None), or a function without
+                arguments.
+            hash_module: see `QueryModule`.
+            collate_fn, write_fn: see this class.
+            consolidated: put all entries into one buffer.
+
+        Raises:
+            MissingKeyError (a KeyError): `source` or `dest` lacks one of the keys.
         """
         query = QueryModule(in_keys=in_keys, hash_module=hash_module)
         query.hashed(source)
@@ -325,12 +354,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
 
     @property
     def max_size(self) -> int | None:
-        """How many keys there is room for; None for a map that grows."""
+        """The most keys that fit; None for a map that grows."""
         return None if self._remake is not None else min(storage.max_size for _, storage in self._stores())
 
     @property
     def out_keys(self) -> list[Key]:
-        """The keys of values; empty before the first write, where none were given."""
+        """The entries of values; empty before the first write if none were given."""
         keys: list[Key] = self._out_keys
         return keys
 
@@ -352,7 +381,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         hashed = self.query_module.hashed(item)
         return (self._rows(hashed) >= 0).reshape(hashed.batch).to(hashed.device)
 
-    def __contains__(self, item: Any) -> bool:  # nn.Module has none, but mypy asks for one of the two
+    def __contains__(self, item: Any) -> bool:  # for mypy: says which base class it comes from
         return TensorMap.__contains__(self, item)
 
     def _stores(self) -> Iterator[tuple[Key | None, Storage]]:
@@ -372,7 +401,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         flat = rows.reshape(-1)
         empty = ~self._filled[flat]
         if empty.any():
-            raise IndexError(f"row is {int(flat[empty][0])}, expected one whose key has a value")
+            raise IndexError(f"row {int(flat[empty][0])} has no value")
         return self._read(flat, rows.shape)
 
     def _rows(self, hashed: Hashed) -> torch.Tensor:
@@ -385,7 +414,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         return torch.where(known, rows, -1)
 
     def _read(self, rows: torch.Tensor, batch: torch.Size) -> TensorDictBase:
-        """Read rows, int64 `[n]`, as a tensordict of the batch size `batch`."""
+        """Read rows, int64 `[n]`, as a tensordict of batch size `batch`."""
         found = {key: self.collate_fn(storage.get(rows)) for key, storage in self._stores()}
         values = found[None] if None in found else TensorDict(found, rows.shape)
         return values if batch == rows.shape else values.reshape(batch)
@@ -409,7 +438,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             self.query_module.write(key, hashed, rows)
 
     def _store(self, rows: torch.Tensor, values: TensorDictBase) -> None:
-        """Write values, `[n]`, to rows, int64 `[n]`, all or none."""
+        """Write values, `[n]`, to rows, int64 `[n]`: all of them, or none if an error occurs."""
         if not len(rows):
             return
         out_keys = self._out_keys or list(values.keys(True, True))
@@ -428,12 +457,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         self._out_keys = out_keys
 
     def _make_room(self, count: int) -> None:
-        """Make the storage larger, or raise SchemaError."""
+        """Grow the storage; SchemaError if it has reached `max_size`."""
         size = min(storage.max_size for _, storage in self._stores())
         if count <= size:
             return
         if self._remake is None:
-            raise SchemaError(f"there are {count} different keys, expected at most {size}: the room of the map")
+            raise SchemaError(f"found {count} different keys, but the map has room for {size}")
         larger = self._remake(max(2 * size, count))
         if len(self.storage):
             larger.set(range(len(self.storage)), self.storage.get(slice(None)))
@@ -442,7 +471,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
     def _merged(
         self, write: WriteFunction, rows: torch.Tensor, values: TensorDictBase
     ) -> tuple[torch.Tensor, TensorDictBase]:
-        """Pass values through `write_fn`; return distinct rows and what is to be stored there."""
+        """Pass values through `write_fn`; return distinct rows and the values to store there."""
         order = rows.argsort(stable=True)
         ordered, _, counts = rows[order].unique_consecutive(return_inverse=True, return_counts=True)
         starts = counts.cumsum(0) - counts
@@ -467,7 +496,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         return ordered, stacked
 
     def _without_gaps(self, rows: torch.Tensor, values: TensorDictBase) -> tuple[torch.Tensor, TensorDictBase]:
-        """Add rows for keys that were numbered without a value, which nobody reads."""
+        """Add placeholder rows for keys that were numbered but never got a value; they are never read."""
         length = min(len(storage) for _, storage in self._stores())
         top = int(rows.max()) + 1
         if top <= length:
@@ -502,7 +531,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         if [key for key, _, _ in state["storages"]] != [key for key, _ in self._stores()]:
-            raise SchemaError("the storages of the map that was saved are of other keys than those here")
+            raise SchemaError("the saved map has storages for other keys than this one")
         if self._remake is not None and state["storages"][0][2] > self.storage.max_size:
             self.storage = self._remake(state["storages"][0][2])
         for (_, saved, _), (_, storage) in zip(state["storages"], self._stores(), strict=True):
@@ -518,11 +547,11 @@ def _require(values: TensorDictBase, keys: Sequence[Key]) -> None:
 
 
 def _stacked(found: Any) -> Any:
-    """Make one batch of what a storage returned of several rows."""
+    """Return one batch from what a storage returned for several rows."""
     if not isinstance(found, list):
         return found
     if found and is_tensor_collection(found[0]):
         return LazyStackedTensorDict.maybe_dense_stack(found)
     if not all(isinstance(item, torch.Tensor) for item in found):
-        raise SchemaError("the stored objects cannot be stacked", hint="give the map a collate_fn")
+        raise SchemaError("the stored objects cannot be stacked", hint="pass a collate_fn to the map")
     return torch.stack(found)

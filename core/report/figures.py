@@ -1,4 +1,11 @@
-"""What a report measures over all steps: each column's distribution, episodes, and correlation with the return."""
+"""What a report measures over all steps, in bounded memory: distributions, episodes, correlation with the return.
+
+How a field's columns are described depends on its type and size (`describe_columns`):
+
+    bytes and booleans       one pass: count each of the 256 values; every figure follows from the counts
+    at most `_HELD_BYTES`    one pass: keep the rows; exact quantiles
+    larger                   two passes: moments and estimated quantiles, then histograms between the extremes found
+"""
 
 from __future__ import annotations
 
@@ -24,25 +31,25 @@ from ..ted.rules import bounded_fields
 from ..ted.schema import NEXT, NEXT_REWARD, Field, Key, as_numbers, state_keys
 
 FRACTIONS = (0.01, 0.25, 0.5, 0.75, 0.99)
-"""The quantiles that are shown."""
+"""The quantiles in a report."""
 BINS = 40
 MOST_VALUES = 64
-"""Whole numbers with no more different values than these are counted one by one."""
+"""A column of whole numbers with at most this many different values has a count of each value."""
 _HELD_BYTES = 160 << 20
-"""A field of no more bytes is kept in memory, which gives exact quantiles."""
+"""A field of at most this many bytes is kept in memory, which gives exact quantiles."""
 _SMALL, _LARGE = 1e-300, 1e300
 
 Blocks: TypeAlias = Callable[[], Iterator[Array]]
 """Reads all rows of a field as blocks `[n, …]` of numbers, at least one row each; called once for each pass."""
 Limit: TypeAlias = tuple[float, float] | None
-"""The bounds of the recorded space, where it has any."""
+"""The bounds of a column in the recorded space; None if it is unbounded or not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistogram:
-    """Counts of finite values in equal bins from `low` to `high`, as `numpy.histogram` gives them for that range.
+    """Counts of finite values in equal bins from `low` to `high`, both included, equal to `numpy.histogram`.
 
-    Both ends belong to it. `below` and `above` count the finite values outside.
+    `below` and `above` count the finite values outside that range.
     """
 
     low: float
@@ -54,14 +61,17 @@ class ColumnHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One dimension of a field, or all of its numbers together.
+    """The distribution of one dimension of a field, or of all its numbers together.
 
-    Figures are of the finite values, `count` of them; `nan` and `infinite` count the others. `std` divides by the
-    count. `quantiles` are those of `numpy.quantile` at `FRACTIONS`, computed in float64; where `exact` is false,
-    estimates of the values at those ranks (rounded down) whose relative error is at most `QUANTILE_ERROR`. `values`
-    counts each value of whole numbers of which there are few, else it is empty. `bounded` is the histogram between the
-    bounds of the recorded space, where that has any; `at_low` and `at_high` count the values on those bounds. None and
-    empty where there is no finite value.
+    All figures but `nan` and `infinite` describe the `count` finite values; without any they are None or empty.
+
+    Args:
+        std: the population standard deviation (divides by `count`).
+        quantiles: at `FRACTIONS`. If `exact`, equal to `numpy.quantile` in float64; otherwise estimates of the values
+            at these ranks (rounded down) with a relative error of at most `QUANTILE_ERROR`.
+        values: how often each value occurs, for whole numbers with at most `MOST_VALUES` different values; else empty.
+        bounded: the histogram between the bounds of the recorded space; None without bounds. `at_low` and `at_high`
+            count the values exactly on the bounds.
     """
 
     count: int
@@ -81,16 +91,19 @@ class Distribution:
 
     @property
     def constant(self) -> bool:
-        """Whether all finite values are one and the same."""
+        """Whether all finite values are equal."""
         return self.count > 0 and self.min == self.max
 
 
 def describe_columns(
     blocks: Blocks, rows: int, width: int, limits: Sequence[Limit], seen: Callable[[Array], None]
 ) -> list[Distribution]:
-    """Describe the columns of `rows` rows: blocks are reshaped to `[…, width]`.
+    """Describe the columns of a field with `rows` rows.
 
-    `limits` has one entry for each column. `seen` gets every block once, in order.
+    Args:
+        blocks: reads the rows; each block is reshaped to `[…, width]`.
+        limits: the bounds of each column.
+        seen: called once with every block, in order.
     """
     first = next(blocks(), None)
     if first is None:
@@ -105,7 +118,7 @@ def describe_columns(
 
 
 def _by_bytes(blocks: Blocks, width: int, limits: Sequence[Limit], seen: Callable[[Array], None]) -> list[Distribution]:
-    """Count each of the 256 possible values, from which every figure of bytes and truth values follows."""
+    """Describe bytes and booleans from counts of each of the 256 possible values."""
     totals, signed = np.zeros((width, 256), np.int64), False
     for block in blocks():
         seen(block)
@@ -115,12 +128,12 @@ def _by_bytes(blocks: Blocks, width: int, limits: Sequence[Limit], seen: Callabl
             totals[column] += np.bincount(table[:, column], minlength=256)
     numbers = np.arange(256)
     if signed:
-        totals, numbers = np.roll(totals, 128, axis=1), numbers - 128  # -128 has the bits of 128
+        totals, numbers = np.roll(totals, 128, axis=1), numbers - 128  # int8 were counted by bits: -128 as 128
     return [_of_counts(numbers[row > 0], row[row > 0], limit) for row, limit in zip(totals, limits, strict=True)]
 
 
 def _of_counts(values: Array, counts: Array, limit: Limit) -> Distribution:
-    """Describe whole numbers, ascending, of which each comes so often."""
+    """Describe a column from its values, ascending whole numbers, and how often each occurs."""
     moments = Moments.of(values[:, None])
     column = _Column(moments, 0, limit)
     column.update(values, counts)
@@ -148,7 +161,7 @@ def _quantiles_of_counts(values: Array, counts: Array) -> tuple[float, ...]:
 def _held(
     blocks: Blocks, rows: int, width: int, limits: Sequence[Limit], seen: Callable[[Array], None]
 ) -> list[Distribution]:
-    """Keep all values in memory, one column after the other."""
+    """Describe a field by keeping all its values in memory."""
     moments, held, start = Moments(width), np.empty((width, 0)), 0
     for block in blocks():
         seen(block)
@@ -170,7 +183,7 @@ def _held(
 
 
 def _streamed(blocks: Blocks, width: int, limits: Sequence[Limit], seen: Callable[[Array], None]) -> list[Distribution]:
-    """Read everything twice: for moments and estimates of quantiles, then for histograms."""
+    """Describe a field in two passes: moments and estimates of quantiles, then histograms."""
     moments, sketch = Moments(width), QuantileSketch(width)
     for block in blocks():
         seen(block)
@@ -201,7 +214,7 @@ def _columns_of(moments: Moments, place: int, column: _Column, quantiles: Sequen
 
 
 class _Column:
-    """Histograms and counts of one column, of which the moments are known."""
+    """Histograms and counts of one column whose moments are known."""
 
     def __init__(self, moments: Moments, place: int, limit: Limit) -> None:
         low, high = moments.lowest[place], moments.highest[place]
@@ -212,7 +225,7 @@ class _Column:
         self._values: dict[int, int] | None = {}
 
     def update(self, values: Array, counts: Array | None = None) -> None:
-        """Take the next finite values `[n]`, each of which comes once, or so often."""
+        """Add finite values `[n]`, which occur once each or `counts` times."""
         if not len(values):
             return
         if values.dtype.kind == "f":
@@ -238,7 +251,7 @@ class _Column:
             self._values = None
 
     def entries(self) -> dict[str, Any]:
-        """The entries of a `Distribution` that this has counted."""
+        """Return the fields of `Distribution` that were counted here."""
         return {
             "histogram": None if self._inner is None else self._inner.histogram(),
             "bounded": None if self._bounded is None else self._bounded.histogram(),
@@ -253,7 +266,7 @@ class _Bins:
 
     def __init__(self, low: float, high: float) -> None:
         self._ends = low, high
-        # In units of a power of two, which changes no digit, no width of a bin overflows or vanishes.
+        # Values are scaled by a power of two, which is exact, so that no bin width overflows or underflows.
         size = max(abs(low), abs(high))
         self._down = -int(np.frexp(size)[1]) if not _SMALL < size < _LARGE else 0
         self._scaled = np.ldexp(low, self._down), np.ldexp(high, self._down)
@@ -263,7 +276,7 @@ class _Bins:
         self._outside = [0, 0]
 
     def update(self, values: Array, counts: Array | None) -> None:
-        """Count float64 values `[n]`, each once or so often."""
+        """Count float64 values `[n]`, which occur once each or `counts` times."""
         low, high = self._ends
         for side, outside in enumerate((values < low, values > high)):
             self._outside[side] += int(np.count_nonzero(outside) if counts is None else counts[outside].sum())
@@ -271,21 +284,21 @@ class _Bins:
         if self._apart:
             self._counts += np.histogram(scaled, BINS, (low, high), weights=counts)[0].astype(np.int64)
             return
-        inside = (scaled >= low) & (scaled <= high)  # so few numbers are between the ends that edges fall together
+        inside = (scaled >= low) & (scaled <= high)  # so few floats lie between the ends that edges coincide
         share = (scaled[inside] - low) / (high - low) if high > low else np.full(int(inside.sum()), 0.5)
         place = np.minimum(share * BINS, BINS - 1).astype(np.int64)
         self._counts += np.bincount(place, None if counts is None else counts[inside], BINS).astype(np.int64)
 
     def histogram(self) -> ColumnHistogram:
-        """What was counted."""
+        """Return the counts as a histogram."""
         return ColumnHistogram(*self._ends, tuple(self._counts.tolist()), *self._outside)
 
 
 class ReturnCorrelation:
-    """Pearson's correlation of `width` columns with the return, over episodes.
+    """Pearson's correlation, over episodes, between the mean of each of `width` columns and the return.
 
-    An episode counts for a column where its mean and its return are finite. The sums of products are merged part by
-    part, by the method of Chan, Golub and LeVeque (1979), so that memory does not grow with the number of episodes.
+    An episode counts for a column if the column's mean and the return are finite. Partial sums of products are merged
+    by the method of Chan, Golub and LeVeque (1979), so that memory does not grow with the number of episodes.
     """
 
     def __init__(self, table: EpisodeTable, returns: Array, width: int) -> None:
@@ -301,11 +314,11 @@ class ReturnCorrelation:
         self._range = np.stack([np.full((2, width), np.inf), np.full((2, width), -np.inf)])
 
     def see(self, rows: Array) -> None:
-        """Take the next rows, float64 `[n, width]`."""
+        """Add the next rows, float64 `[n, width]`."""
         stop = self._row + len(rows)
         last = int(np.searchsorted(self._ends, stop, side="right"))
         cuts = np.concatenate(([0], self._ends[self._episode : last] - self._row)).astype(np.int64)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is data, and leaves its episode out
+        with np.errstate(invalid="ignore", over="ignore"):  # a value that is not finite leaves its episode out
             if last > self._episode:
                 sums = np.add.reduceat(rows[: cuts[-1]], cuts[:-1], axis=0)
                 sums[0] += self._open
@@ -334,7 +347,7 @@ class ReturnCorrelation:
         self._range[1] = np.maximum(self._range[1], np.where(there, both, -np.inf).max(1))
 
     def results(self) -> list[float | None]:
-        """The correlation of each column; None where it or the return is the same in all episodes."""
+        """Return the correlation of each column; None if the column or the return is the same in all episodes."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             found = self._sums[2] / np.sqrt(self._sums[0]) / np.sqrt(self._sums[1])
             varies = (self._range[0] < self._range[1]).all(0) & np.isfinite(found)
@@ -343,20 +356,22 @@ class ReturnCorrelation:
 
 _BLOCK_BYTES = 4 << 20
 _WIDEST = 256
-"""Fields of more numbers a row are described as a whole."""
+"""A field with more numbers per row is described as a whole."""
 MOST_COLUMNS = 3000
-"""Of all fields together; those after it are described as a whole, too."""
+"""Most columns of all fields together; the fields after that are described as a whole, too."""
 _POINTS = 400
-"""The most points of the curve of returns."""
+"""Most points of the curve of returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldFigures:
-    """One leaf: `columns` has one distribution for each dimension (row-major), or one for all if it is `pooled`.
+    """The figures of one field.
 
-    `correlations` are Pearson's, of the mean in each episode with its return: None where they are not defined, empty
-    without returns. `rows` is how many rows were described, fewer than there are in a damaged dataset; `lost` states
-    why none could be read.
+    Args:
+        columns: a distribution for each dimension (row-major), or a single one for all numbers if `pooled`.
+        correlations: see `ReturnCorrelation`; None where not defined, empty without returns.
+        rows: how many rows were described: fewer than exist if the dataset is damaged.
+        lost: why no row could be read; empty otherwise.
     """
 
     field: Field
@@ -367,7 +382,7 @@ class FieldFigures:
     lost: str = ""
 
     def label(self, column: int) -> str:
-        """Name a column: `observation[3]`, `pose[1, 2]`."""
+        """Return the name of a column, such as `observation[3]` or `pose[1, 2]`."""
         if self.pooled or not self.field.shape or math.prod(self.field.shape) == 1:
             return self.field.name
         place = np.unravel_index(column, self.field.shape)
@@ -376,7 +391,7 @@ class FieldFigures:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """How many of the `steps` before the last of each episode have, as `next` of `key`, exactly the row after them."""
+    """Of the `steps` that are not the last of an episode, how many have the next row's `key` as their `next` of it."""
 
     key: Key
     steps: int
@@ -385,7 +400,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCurve:
-    """The returns of consecutive episodes, from `first` on: their mean, least and greatest, float64 `[points]`."""
+    """The returns of consecutive episodes, joined to points: each from episode `first` on, with mean, low and high."""
 
     first: Array
     mean: Array
@@ -395,7 +410,7 @@ class ReturnCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFigures:
-    """The episodes: `returns` and `curve` are None where there is no return, and `no_returns` states why."""
+    """The figures of episodes; without returns, `returns` and `curve` are None and `no_returns` says why."""
 
     table: EpisodeTable
     ends: BoundaryCounts
@@ -407,7 +422,7 @@ class EpisodeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of a dataset or checkpoint. `episodes` is None where the episode table cannot be read: `lost`."""
+    """The figures of a dataset or checkpoint; if the episode table cannot be read, `lost` says why."""
 
     steps: int
     fields: tuple[FieldFigures, ...]
@@ -417,10 +432,10 @@ class Figures:
 
 
 def measure(reader: StepReader, progress: Progress) -> Figures:
-    """Read every row and return the figures; bounded memory.
+    """Read every row, in bounded memory, and return the figures.
 
-    Text, ids and complex numbers have no figures. States are described at the root only. Of damaged files, what can be
-    read is described.
+    Text, ids and complex numbers have no figures. Observations are described at the root only, not again under `next`.
+    Of damaged files, the rows that can be read are described.
     """
     episodes, lost = _episodes(reader)
     whole = episodes is not None and episodes.table.covers(reader.manifest.steps)
@@ -459,13 +474,13 @@ def _episodes(reader: StepReader) -> tuple[EpisodeFigures | None, str]:
 
 
 def _of_array(values: Array) -> Distribution:
-    """Describe one number for each episode."""
+    """Describe an array with one number per episode."""
     blocks = [values] if len(values) else []
     return describe_columns(lambda: iter(blocks), len(values), 1, [None], lambda block: None)[0]
 
 
 def _curve(returns: Array) -> ReturnCurve:
-    """Join consecutive returns to a few points, so that no high or low one is lost; those that are not finite are."""
+    """Join consecutive finite returns to at most `_POINTS` points, which keep the lowest and highest of each group."""
     count = len(returns)
     first = np.unique(np.linspace(0, count, min(count, _POINTS), endpoint=False).astype(np.int64))
     there = np.isfinite(returns)
@@ -478,7 +493,7 @@ def _curve(returns: Array) -> ReturnCurve:
 
 
 class _FiguresPass:
-    """Reads the fields of a dataset one after the other; `followed` grows with each state."""
+    """Reads and describes the fields of a dataset one by one; `followed` gets an entry for each observation."""
 
     def __init__(self, reader: StepReader, episodes: EpisodeFigures | None, progress: Progress) -> None:
         self.followed: list[Followed] = []
@@ -492,7 +507,7 @@ class _FiguresPass:
         }
 
     def describe(self, field: Field, pooled: bool) -> FieldFigures:
-        """Describe a field; of damaged files, the rows before those that are lost."""
+        """Describe a field; in a damaged dataset, the rows before the damage."""
         try:
             return self._described(field, pooled, self._reader.manifest.steps)
         except (CorruptDataError, FormatError) as error:
@@ -504,7 +519,7 @@ class _FiguresPass:
 
     @cached_property
     def _kept_steps(self) -> int:
-        """How many steps at the beginning are whole in all files of a damaged dataset."""
+        """Return how many steps from the start are intact in all files of a damaged dataset."""
         return self._reader.kept_steps if isinstance(self._reader, FolderReader) else 0
 
     def _described(self, field: Field, pooled: bool, rows: int) -> FieldFigures:
@@ -549,7 +564,7 @@ class _FiguresPass:
 
 
 class _Following:
-    """Compares a state's `next` rows with the rows after them, bit for bit."""
+    """Compares the `next` rows of an observation with the rows after them, bit for bit."""
 
     def __init__(self, reader: StepReader, field: Field, table: EpisodeTable) -> None:
         self._reader = reader
@@ -562,7 +577,7 @@ class _Following:
         stop = self._row + len(block)
         key = (NEXT, *self._field.key)
         after = as_numbers(self._reader.view(key, self._row, stop), self._field.dtype)
-        inside = np.ones(len(block), bool)  # whether the row before is of the same episode
+        inside = np.ones(len(block), bool)  # whether the row before belongs to the same episode
         low, high = np.searchsorted(self._starts, (self._row, stop))
         inside[self._starts[low:high] - self._row] = False
         follows = self._continuity.see(self._field.key, block, after)
@@ -575,5 +590,5 @@ class _Following:
 
 
 def is_image(field: Field) -> bool:
-    """Whether rows of a field look like images; at the root, because those under `next` repeat them."""
+    """Return whether a field at the root looks like images (those under `next` only repeat them)."""
     return field.key[0] != NEXT and looks_like_picture(field)

@@ -1,4 +1,4 @@
-"""Elements of the page as HTML, escaped, and numbers: rounded for people, exact for programs."""
+"""HTML elements with everything escaped, and numbers: rounded for readers, exact for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..charts.marks import shown as rounded
 
 
 class Html(str):
-    """Markup: what `element` and `joined` return, and nothing that comes from a dataset."""
+    """Markup that may be inserted unescaped: made by `element` and `joined`, never taken from a dataset."""
 
     __slots__ = ()
 
@@ -21,19 +21,20 @@ _VOID = frozenset({"br", "col", "img", "input", "line", "meta", "path", "polylin
 
 
 def text(value: str) -> Html:
-    """Escape a text; control characters, and those that turn the direction of writing, become visible."""
+    """Escape a text, and make control characters and those that change the writing direction visible."""
     return value if isinstance(value, Html) else Html(html.escape(readable(value)))
 
 
 def joined(children: Iterable[Child], between: str = "") -> Html:
-    """Join markup and texts, which are escaped."""
+    """Join markup and texts; texts are escaped."""
     return Html(text(between).join(text(child) for child in children if child is not None))
 
 
 def element(tag: str, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """Write an element. Attributes are escaped; `class_` is `class`, and `_` becomes `-`.
+    """Return an element; attribute values are escaped.
 
-    True is an attribute without a value; False and None leave it out.
+    In attribute names `class_` stands for `class`, and `_` for `-`. The value True makes an attribute without a value;
+    False and None leave the attribute out.
     """
     given = []
     for name, value in attributes.items():
@@ -49,7 +50,7 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
 def table(
     heads: Iterable[Child], rows: Iterable[Iterable[Child]], *, label: str, row_heads: bool = True, class_: str = ""
 ) -> Html:
-    """Write a table that scrolls by itself where the page is too narrow; the first cell of a row is its head."""
+    """Return a table that scrolls by itself if the page is too narrow; the first cell of a row is its heading."""
 
     def cells(row: Iterable[Child]) -> Iterable[Html]:
         for place, cell in enumerate(row):
@@ -62,18 +63,18 @@ def table(
 
 
 def shown(value: float | None) -> str:
-    """Write whole numbers in full up to nine digits, others with four digits; a dash for None."""
+    """Format a number: whole numbers of up to nine digits in full, others to four digits, None as a dash."""
     return "–" if value is None else rounded(value)
 
 
 def number(value: float | None) -> Html | str:
-    """Write a number with its exact value for programs, where that is longer."""
+    """Return a rounded number; if rounding changed it, as a `<data>` element with the exact value."""
     short = shown(value)
     return short if value is None or repr(value) == short else element("data", short, value=repr(value))
 
 
 def share(part: int, whole: int) -> str:
-    """Write a share in per cent: neither 0 % of something nor 100 % of not all."""
+    """Format a share in per cent; never "0 %" if it is more than nothing, nor "100 %" if it is not all."""
     if not whole:
         return "–"
     percent = 100 * part / whole

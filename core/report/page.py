@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file with its style, its script and all that it shows, which requests nothing."""
+"""The page of a report: one self-contained HTML file with style, script, charts and images, without any request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .sections import actions, continuity, correlation, episodes, fields, findin
 from .subject import Subject
 
 MOST_BYTES = 3_000_000
-"""No page is larger."""
+"""The largest size of a page."""
 IMAGE_BYTES = 1_200_000
-"""Of all images of a page, about."""
+"""About how much of a page may be images."""
 _FRAME_BYTES = 60_000
-"""Of style, script, head and contents."""
+"""Reserved for style, script, head and table of contents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What a page states about itself: who made it, when (UTC), and by which command."""
+    """What a page says about itself: the program that made it, when (UTC), and the command."""
 
     made_by: str
     made_at: str
@@ -32,7 +32,7 @@ class Words:
 
 
 def page_of(subjects: Sequence[Subject], words: Words) -> bytes:
-    """Write the page, at most `MOST_BYTES` long; it states what is left out for that."""
+    """Return the page, at most `MOST_BYTES` long; it says what was left out to stay below that."""
     for simpler in (_whole, _without_episodes, _without_images):
         written = _page([simpler(subject) for subject in subjects], words).encode()
         if len(written) <= MOST_BYTES:
@@ -82,7 +82,7 @@ _Part: TypeAlias = tuple[str, str, Html]
 
 
 def _parts(subjects: Sequence[Subject], words: Words) -> list[_Part]:
-    """Write the parts of the page in order; the one about fields takes what room the others leave."""
+    """Return the sections in order; the one about fields gets the bytes that the others leave."""
     made: dict[tuple[str, str], Html | None] = {
         ("overview", "What it is"): overview(subjects),
         ("findings", "Findings"): findings(subjects),
@@ -106,7 +106,7 @@ def _contents(parts: Sequence[_Part]) -> Child:
 
 
 def _policy(style: str, script: str) -> str:
-    """The content security policy: this style and this script, images in the page, and nothing else."""
+    """Return the content security policy: only this style, this script and embedded images are allowed."""
     return (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"

@@ -26,20 +26,20 @@ from .html import Child, Html, element, joined, number, share, shown, table
 from .subject import CheckedSubject, Sheet, ShownEpisode, ShownImages, Subject, Trace
 
 Cards: TypeAlias = Callable[[Subject, str], Child]
-"""Makes what is shown of one dataset; the text begins all ids in it."""
+"""Makes the card of one dataset; the text is a prefix for all ids in it."""
 WIDTH = 336
-"""Pixels of a chart: it fits on a telephone without being scaled, and several fit next to each other."""
+"""Width of a chart in pixels: it fits on a phone without scaling, and several fit side by side."""
 _HEIGHT = 210
 _LONGEST = 3000
 
 
 def section(anchor: str, title: str, *children: Child) -> Html:
-    """Write a part of the page."""
+    """Return a section of the page."""
     return element("section", element("h2", title), *children, id=anchor, aria_label=title)
 
 
 def side_by_side(subjects: Sequence[Subject], make: Cards) -> Html:
-    """Write a card for each dataset, with its name where there are several."""
+    """Return a card for each dataset, with a heading if there are several."""
     several = len(subjects) > 1
     cards = [
         element(
@@ -54,12 +54,12 @@ def side_by_side(subjects: Sequence[Subject], make: Cards) -> Html:
 
 
 def chart(drawn: Chart, name: str, *, height: int | None = _HEIGHT) -> Html:
-    """Draw a chart, which escapes its own words."""
+    """Draw a chart as inline SVG (which escapes its own labels)."""
     return element("div", Html(inline_svg(drawn, name=name, width=WIDTH, height=height)), class_="figure")
 
 
 def details(summary: str, *children: Child) -> Html:
-    """Write what is open on paper and closed at first on a screen."""
+    """Return a part that is collapsed at first on a screen, and expanded in print."""
     return element("details", element("summary", summary), *children)
 
 
@@ -67,7 +67,7 @@ def details(summary: str, *children: Child) -> Html:
 
 
 def overview(subjects: Sequence[Subject]) -> Html:
-    """Write a column of facts for each dataset."""
+    """Return the facts about each dataset, side by side."""
     facts = [dict(_facts(subject)) for subject in subjects]
     names = list(dict.fromkeys(name for one in facts for name in one))
     rows = [[name, *(one.get(name, "–") for one in facts)] for name in names]
@@ -124,14 +124,14 @@ def _long(value: str) -> Child:
 
 
 def verdict(checked: CheckedSubject) -> Html:
-    """Write how many findings there are."""
+    """Return a summary of a dataset's findings: errors, warnings, or none."""
     words = f"{counted(checked.errors, 'error')}, {counted(checked.warnings, 'warning')}"
     state = "bad" if checked.errors else "doubtful" if checked.warnings else "good"
     return element("a", words, href="#findings", class_=f"verdict {state}")
 
 
 def findings(subjects: Sequence[Subject]) -> Html:
-    """Write what `rbtool check` found, and what the rules check."""
+    """Return what `rbtool check` found, with the meaning of each rule."""
     named = {one.rule for subject in subjects for one in subject.checked.findings}
     rows = [
         [
@@ -185,7 +185,7 @@ def _more(total: int) -> str:
 
 
 def episodes(subjects: Sequence[Subject]) -> Html:
-    """Write how episodes end, how long they are, and what they return; alike axes where there are several datasets."""
+    """Return charts of how episodes end, their lengths and returns; several datasets share the axes."""
     known = [subject.figures.episodes for subject in subjects if subject.figures and subject.figures.episodes]
     lengths = _edges([one.table.length for one in known])
     returns = _edges([one.table.total_reward for one in known if one.returns is not None])
@@ -221,7 +221,7 @@ def _ends(subject: Subject) -> Child:
 
 
 def _edges(values: Sequence[Array]) -> Array:
-    """Return the edges of bins that all of these numbers, one for each episode, are counted in."""
+    """Return common bin edges for several arrays, each with one number per episode."""
     together = np.concatenate([np.zeros(0), *(one.astype(np.float64) for one in values)])
     finite = together[np.isfinite(together)]
     if not len(finite):
@@ -265,7 +265,7 @@ def _curve(subject: Subject, name: str) -> Child:
 
 
 def provenance(subjects: Sequence[Subject], command: str) -> Html:
-    """Write the steps by which each dataset was made, with the commands that do them again."""
+    """Return the steps that made each dataset, with the commands that repeat them."""
     again = element("p", "This page: ", element("code", command))
     return section(
         "provenance", "How it was made", side_by_side(subjects, lambda subject, name: _provenance(subject)), again
@@ -300,7 +300,7 @@ def _provenance(subject: Subject) -> Child:
 
 
 def described(distribution: Distribution) -> str:
-    """Describe a distribution in a few words, for those who do not see its histogram."""
+    """Describe a distribution in a few words, for readers who cannot see its histogram."""
     return f"from {shown(distribution.min)} to {shown(distribution.max)}, median {shown(distribution.quantiles[2])}"
 
 
@@ -316,10 +316,10 @@ _OPTIONS = (
 
 
 def reproducing(manifest: Manifest) -> list[tuple[Provenance, str]]:
-    """Return each step of the provenance with the command that does it again; "" where no command does.
+    """Return each step of the provenance with the command that repeats it, or "" if no command does.
 
-    Datasets between the steps are `step-1`, `step-2`, …, and the last is `DEST`. The command of a merge names the
-    datasets that were merged, whose own steps come before it.
+    The intermediate datasets are called `step-1`, `step-2`, …, and the last one `DEST`. The command of a merge names
+    the datasets that were merged; their own steps come before it.
     """
     steps = manifest.provenance
     found, before = [], ""
@@ -392,7 +392,7 @@ def _preprocess(given: Mapping[str, Any], before: str, after: str) -> str:
 
 
 def _operation(document: Mapping[str, Any]) -> str:
-    """Write an operation as a table of a pipeline file; JSON of these types is TOML as well."""
+    """Return an operation as an inline table of a pipeline file; JSON of these types is valid TOML."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in document.items() if value is not None]
     return "\n".join(["[[operation]]", *lines])
 
@@ -424,18 +424,18 @@ _FINDINGS, _RANGES, _STEPS, _NOTES = 100, 12, 30, 40
 
 
 _MARGIN = 20_000
-"""Bytes of all else in the part about fields."""
+"""Bytes reserved for everything but table rows in the section about fields."""
 _AT_FIRST = 30
-"""Rows that are seen at once; more open with a click."""
+"""Rows that are visible at first; a click opens the others."""
 _MOST_ACTIONS, _MOST_BARS = 24, 15
 _FULL = 5
-"""Times the steps of an even spread: the full colour of the map of actions."""
+"""A cell of the map of actions has the full colour at this multiple of a uniform distribution."""
 _JOINED = 2
-"""Bins that are one cell of the map of actions."""
+"""Histogram bins per cell of the map of actions."""
 
 
 def fields(subjects: Sequence[Subject], most_bytes: int) -> Html:
-    """Write the distributions of all columns, as many as take up to so many bytes."""
+    """Return a table of the distributions of all columns, cut off at about `most_bytes`."""
     own = max(0, most_bytes - _MARGIN) // len(subjects)
     return section("fields", "Fields", side_by_side(subjects, lambda subject, name: _fields(subject, own)))
 
@@ -508,7 +508,7 @@ def _remarks(found: FieldFigures, column: Distribution, steps: int) -> Iterator[
 
 
 def spark(histogram: ColumnHistogram | None) -> Child:
-    """Draw a histogram in a cell of a table; the numbers next to it are for those who do not see it."""
+    """Draw a histogram in a table cell; the numbers beside it serve readers who cannot see it."""
     if histogram is None:
         return ""
     top = max(histogram.counts, default=0) or 1
@@ -523,7 +523,7 @@ def spark(histogram: ColumnHistogram | None) -> Child:
 
 
 def actions(subjects: Sequence[Subject]) -> Html:
-    """Write which actions there are, and which parts of the action space they leave out."""
+    """Return which actions were taken, and which parts of the action space they leave out."""
     return section("actions", "Actions", side_by_side(subjects, _actions))
 
 
@@ -581,7 +581,7 @@ def _one_action(label: str, column: Distribution, name: str) -> Html:
 
 
 def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
-    """Draw a row for each column of the action: the share of its steps in each part of its range."""
+    """Draw a heatmap with a row for each action column: the share of steps in each part of its range."""
     counts = np.array([_range(column).counts for _, column in columns], np.float64)
     joined_counts = counts.reshape(len(columns), -1, _JOINED).sum(2)
     shares = joined_counts / np.maximum(joined_counts.sum(1, keepdims=True), 1)
@@ -613,7 +613,7 @@ def _coverage(label: str, column: Distribution) -> list[Child]:
 
 
 def correlation(subjects: Sequence[Subject]) -> Html:
-    """Write which columns go along with the return of an episode."""
+    """Return which columns correlate with the return of an episode."""
     words = (
         "Pearson's correlation between the mean of a column in each episode and the return of that episode. It is no "
         "cause: longer episodes alone can bring it about."
@@ -640,7 +640,7 @@ def _correlation(subject: Subject, name: str) -> Child:
 
 
 def continuity(subjects: Sequence[Subject]) -> Html:
-    """Write how many next observations are the observation of the row after them."""
+    """Return how many next observations equal the observation of the following row."""
     words = "Steps inside episodes whose next observation is, bit for bit, the observation of the following row."
     return section("continuity", "Next observations", element("p", words), side_by_side(subjects, _continuity))
 
@@ -670,11 +670,11 @@ def _continuity(subject: Subject, name: str) -> Child:
 
 
 _TRACE_WIDTH, _TRACE_HEIGHT = 1000, 48
-"""The box in which a trace is drawn; it is stretched to the width of the page."""
+"""The view box of a trace, which is stretched to the width of the page."""
 
 
 def images(subjects: Sequence[Subject]) -> Html | None:
-    """Write sheets and strips of the fields with images; None where no dataset has any."""
+    """Return sheets and strips of the fields with images; None if no dataset has any."""
     if not any(subject.images for subject in subjects):
         return None
     return section("images", "Images", side_by_side(subjects, _images))
@@ -708,7 +708,7 @@ def _figure(child: Child, words: str) -> Html:
 
 
 def _frame(sheet: Sheet, words: str) -> Html:
-    """Show one frame of a sheet of one row; a script moves the image to show the others."""
+    """Show one frame of a one-row sheet; a script moves the image to show the others."""
     image = element("image", href=sheet.data, x=0, y=0, width=sheet.width * sheet.count, height=sheet.height)
     return element(
         "svg", image, class_="frame", viewBox=f"0 0 {sheet.width} {sheet.height}", width=2 * sheet.width,
@@ -717,7 +717,7 @@ def _frame(sheet: Sheet, words: str) -> Html:
 
 
 def player(subjects: Sequence[Subject]) -> Html | None:
-    """Write the chosen episodes of each dataset; None where there are none."""
+    """Return a player for the chosen episodes of each dataset; None if no episode was chosen."""
     if not any(subject.shown for subject in subjects):
         return None
     return section("steps", "Episodes step by step", side_by_side(subjects, _player))
@@ -768,7 +768,7 @@ def _json(value: float) -> float | str:
 
 
 def script_data(document: object) -> Html:
-    """Write a document that the script reads; nothing in it can end the element."""
+    """Return a JSON element for the script, escaped so that no content can close the element."""
     written = json.dumps(document, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         written = written.replace(sign, f"\\u{ord(sign):04x}")
@@ -791,12 +791,12 @@ def _lane(trace: Trace, one: ShownEpisode) -> Html:
 
 
 def _lines(values: Array, steps: Array) -> list[str]:
-    """Return the points of a line for each run of finite values."""
+    """Return the points of one line for each run of consecutive finite values."""
     there = np.isfinite(values)
     if not there.any():
         return []
     low, high = values[there].min(), values[there].max()
-    half = high / 2 - low / 2  # the range of float64 is twice what float64 holds
+    half = high / 2 - low / 2  # high - low could overflow
     x = np.round(_TRACE_WIDTH * steps / max(1, int(steps[-1])), 1)
     middle = np.full(len(values), 0.5)
     y = middle if half <= 0 else (np.where(there, values, low) / 2 - low / 2) / half
@@ -807,5 +807,5 @@ def _lines(values: Array, steps: Array) -> list[str]:
 
 
 def _dash(x: float, y: float) -> str:
-    """Return the points of a short line for a value with none next to it."""
+    """Return the points of a short line for a single finite value between gaps."""
     return f"{max(0.0, x - 4):g},{y:g} {min(_TRACE_WIDTH, x + 4):g},{y:g}"

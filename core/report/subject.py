@@ -1,4 +1,4 @@
-"""What a report shows of one dataset: its figures, the episodes chosen for the player, and images."""
+"""What a report shows about one dataset: its figures, the episodes chosen for the player, and sheets of images."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 _SIDE = 112
-"""Pixels of the longer side of a frame in a sheet."""
+"""Longest side of a frame in a sheet, in pixels."""
 _LEAST = 16
 _QUALITY = 72
 _BETWEEN = (128, 128, 128)
 
 
 def as_rgb(rows: Array) -> Array:
-    """Return images `[n, …]` as RGB of bytes, `[n, height, width, 3]`; of stacked frames the newest.
+    """Return images `[n, …]` as RGB, uint8 `[n, height, width, 3]`; of stacked frames, the newest.
 
-    Real numbers are taken to be from 0 to 1, or to 255 where one is above 1.
+    Floats are taken to range from 0 to 1, or from 0 to 255 if any is above 1.
     """
     layout = picture_layout(rows.shape[1:])
     if layout is None:
-        raise ValueError(f"rows of shape {list(rows.shape[1:])} are no images")
+        raise ValueError(f"rows of shape {list(rows.shape[1:])} are not images")
     newest = layout.seen(rows[0]).newest(rows)
     high = 255.0 if newest.dtype.kind != "f" or np.nanmax(newest, initial=0.0) > 1 else 1.0
     found = as_bytes(newest, 0.0, high)
@@ -53,7 +53,7 @@ def as_rgb(rows: Array) -> Array:
 
 
 class ImageSource:
-    """The images of one field: pixels in its rows, or frames of videos that the dataset keeps."""
+    """The images of one field: pixels in its rows, or frames of the dataset's videos."""
 
     def __init__(self, reader: StepReader, key: Key, *, reference: bool) -> None:
         self.name = key_name(image_key(key) if reference else key)
@@ -63,9 +63,11 @@ class ImageSource:
         self._dtype = next(field.dtype for field in reader.fields if field.key == key)
 
     def frames(self, steps: Sequence[int]) -> Array:
-        """Return the frames of these steps as RGB; CorruptDataError for one that cannot be read.
+        """Return the frames of these steps as RGB.
 
-        UsageError where frames are in videos and PyAV is not installed.
+        Raises:
+            CorruptDataError: a frame cannot be read.
+            UsageError: the frames are in videos and PyAV is not installed.
         """
         rows = np.concatenate([self._reader.read(self._key, step, step + 1) for step in steps])
         if not self._reference:
@@ -74,7 +76,7 @@ class ImageSource:
 
 
 def image_sources(reader: StepReader) -> list[ImageSource]:
-    """Find the fields with images."""
+    """Return the fields with images."""
     references = [key for key in reference_keys(reader.fields) if key[0] != NEXT]
     found = [ImageSource(reader, field.key, reference=False) for field in reader.fields if is_image(field)]
     return found + [ImageSource(reader, key, reference=True) for key in references]
@@ -82,9 +84,9 @@ def image_sources(reader: StepReader) -> list[ImageSource]:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Frames in one image, `columns` of them in a row.
+    """Frames tiled in one image, `columns` per row.
 
-    `data` is the URL of the image, `width` and `height` are the pixels of a frame.
+    `data` is the image as a data URL; `width` and `height` are the size of a frame in pixels.
     """
 
     data: str
@@ -95,9 +97,9 @@ class Sheet:
 
 
 def sheet_of(frames: Array, columns: int, most_bytes: int, *, gap: int = 0) -> Sheet:
-    """Put frames, RGB `[n, height, width, 3]`, into an image whose URL takes at most about so many bytes.
+    """Tile frames, RGB `[n, height, width, 3]`, into an image whose data URL has at most about `most_bytes` bytes.
 
-    Frames are scaled down to `_SIDE` pixels, and further until they fit; `gap` pixels are between them.
+    Frames are scaled down to `_SIDE` pixels, and further until they fit, with `gap` pixels between them.
     """
     side = _SIDE
     while True:
@@ -108,7 +110,7 @@ def sheet_of(frames: Array, columns: int, most_bytes: int, *, gap: int = 0) -> S
 
 
 def _sheet(frames: Array, columns: int, side: int, gap: int) -> Sheet:
-    from PIL import Image  # needed only where there are images
+    from PIL import Image  # imported only if there are images
 
     height, width = frames.shape[1:3]
     scale = min(1.0, side / max(height, width))
@@ -124,7 +126,7 @@ def _sheet(frames: Array, columns: int, side: int, gap: int) -> Sheet:
 
 
 def _url(image: Image) -> str:
-    """Write an image as PNG or JPEG, whichever takes fewer bytes."""
+    """Return an image as a data URL, PNG or JPEG, whichever is smaller."""
     files = []
     for form, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": _QUALITY})):
         file = io.BytesIO()
@@ -135,12 +137,12 @@ def _url(image: Image) -> str:
 
 
 _STEPS = 500
-"""Steps of an episode that are shown; of longer ones, every second, third, …"""
+"""Most steps of an episode that are shown; of longer episodes every second, third, … step."""
 _FRAMES = 40
 _ACTIONS = 8
-"""Columns of actions that are shown."""
+"""Most action columns that are shown."""
 _TOGETHER = 1 << 15
-"""Rows that are read at once."""
+"""Rows read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +155,13 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEpisode:
-    """An episode: why it was chosen, the steps shown and their traces; frames of some of the steps.
+    """An episode in the player.
 
-    `row` is its place in the storage order, `stride` the distance between the steps shown; the last step is always
-    among them. `frame_steps` are the steps that `frames` show. `more_actions` counts the columns of actions left out.
+    Args:
+        row: its index in storage order; `why`: the reason it was chosen.
+        steps, stride: the steps shown and their distance; the last step is always included.
+        traces: the reward and the action columns at these steps; `more_actions` columns are left out.
+        frames, frame_steps: frames of some of the steps.
     """
 
     row: int
@@ -175,7 +180,7 @@ class ShownEpisode:
 
 
 def chosen_episodes(table: EpisodeTable, most: int, *, returns: bool) -> list[tuple[int, str]]:
-    """Choose rows of the episode table that are worth a look, each with the reason: at most so many."""
+    """Choose at most `most` episodes worth a look; return their rows in the episode table with the reasons."""
     if not len(table):
         return []
     reasons: dict[int, list[str]] = {}
@@ -198,7 +203,7 @@ def chosen_episodes(table: EpisodeTable, most: int, *, returns: bool) -> list[tu
 def show_episodes(
     reader: StepReader, figures: Figures, sources: list[ImageSource], most: int, frame_bytes: int
 ) -> list[ShownEpisode]:
-    """Read the chosen episodes; frames are those of the first field with images, in so many bytes an episode."""
+    """Read the chosen episodes, with frames of the first field with images in at most `most_bytes` per episode."""
     if figures.episodes is None or not figures.episodes.table.covers(figures.steps):
         return []
     table = figures.episodes.table
@@ -208,7 +213,7 @@ def show_episodes(
         try:
             found.append(_shown(reader, table, row, why, sources, frame_bytes, returns=returns))
         except (CorruptDataError, FormatError):
-            continue  # what is damaged is among the findings
+            continue  # the findings report the damage
     return found
 
 
@@ -251,7 +256,7 @@ def _traces(reader: StepReader, start: int, steps: Array) -> tuple[tuple[Trace, 
 
 
 def _values(reader: StepReader, field: Field, start: int, steps: Array) -> Array:
-    """Return the rows of these steps of an episode, ascending, as float64 `[n, width]`."""
+    """Return the rows of an episode at these ascending steps as float64 `[n, width]`."""
     found, last = [], int(steps[-1]) + 1
     for low in range(0, last, _TOGETHER):
         high = min(low + _TOGETHER, last)
@@ -265,14 +270,14 @@ def _values(reader: StepReader, field: Field, start: int, steps: Array) -> Array
 _SHEET_FRAMES, _SHEET_COLUMNS = 24, 8
 _STRIP_FRAMES = 32
 _FIELDS = 4
-"""Fields with images that are shown."""
+"""Most fields with images that are shown."""
 _STATED = ("license", "licence", "citation", "author", "author_email", "algorithm_name", "code_permalink", "env_id")
 """Entries of the source's own metadata that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSubject:
-    """What `check` found: the findings, how many rules ran, those that could not run, and notes."""
+    """The result of `check`: the findings, how many rules ran, rules that could not run, and notes."""
 
     findings: tuple[Finding, ...] = ()
     rules: int = 0
@@ -281,20 +286,20 @@ class CheckedSubject:
 
     @property
     def errors(self) -> int:
-        """How many findings are errors."""
+        """The number of errors among the findings."""
         return sum(finding.severity == "error" for finding in self.findings)
 
     @property
     def warnings(self) -> int:
-        """How many findings are warnings."""
+        """The number of warnings among the findings."""
         return len(self.findings) - self.errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownImages:
-    """A field with images: frames spread over all steps, and consecutive ones of one episode.
+    """A field with images: frames spread over all steps, and consecutive frames of one episode.
 
-    Both are None where they cannot be read, for the reason in `note`.
+    Both are None if they cannot be read; `note` says why.
     """
 
     name: str
@@ -306,9 +311,9 @@ class ShownImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One dataset of a report; without `manifest` and `figures` where it cannot be opened.
+    """One dataset in a report; `manifest` and `figures` are None if it cannot be opened.
 
-    `share` is that of a dataset in a mixture. `stated` has entries of the source's own metadata.
+    `share` is the dataset's weight in a mixture. `stated` has selected entries of the source's own metadata.
     """
 
     name: str
@@ -328,7 +333,7 @@ def subject_of(
     reader: StepReader, name: str, checked: CheckedSubject, progress: Progress, *, image_bytes: int, episodes: int,
     share: float | None = None,
 ) -> Subject:  # fmt: skip
-    """Measure a dataset; images take at most about `image_bytes`, and up to `episodes` episodes are shown."""
+    """Measure a dataset, and read up to `episodes` episodes and about `image_bytes` of images for the report."""
     figures = measure(reader, progress)
     sources = image_sources(reader) if reader.manifest.steps else []
     chosen = sources[:_FIELDS]
@@ -358,7 +363,7 @@ def _images_of(source: ImageSource, figures: Figures, shown: list[ShownEpisode],
 
 
 def _stated(reader: StepReader) -> Iterator[tuple[str, str]]:
-    """Yield what the source's own metadata states of where it comes from."""
+    """Yield the entries of the source's own metadata about origin, licence and authors."""
     with contextlib.suppress(CorruptDataError):
         for name, data in sorted(reader.documents().items()):
             document: Any = None

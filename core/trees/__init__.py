@@ -1,1 +1,1 @@
-"""Trees of what was tried from a state on: forests that collect rollouts, the trees made of them, their drawings."""
+"""Search trees from rollouts: forests that collect rollouts, the trees below a state, and drawings of trees."""

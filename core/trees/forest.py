@@ -1,4 +1,16 @@
-"""Forests: rollouts that start anywhere, stored as steps and as a graph of states, from which trees are made."""
+"""Forests: rollouts that start anywhere, stored as steps and as a graph of states, from which trees are built.
+
+Rollouts that pass through the same state share it. Steps are rows of the data map; the node map numbers the states and
+lists the steps ("branches") that start at each:
+
+    rollouts                  graph of states                 compact tree from s0
+
+    s0 -a-> s1 -b-> s2        s0 -a-> s1 -b-> s2              s1, rollout [a]
+    s0 -a-> s1 -c-> s3                  -c-> s3 -d-> s4         (0,)  s2, rollout [b]
+    s3 -d-> s4                                                  (1,)  s4, rollout [c, d]
+
+In a compact tree a state with a single branch is not a vertex: its steps belong to the rollout of the vertex below.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +29,31 @@ from .tree import Path, Tree
 
 
 class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
-    """The branches at each observation: the rows of the steps that start there, in the order in which they came.
+    """Maps observations to their branches: the rows of the steps that start there, in the order they were added.
 
-    `nodes[td]` reads, for observations of any batch size, the rows `_index` and hashes `_hash` of these steps, int64
-    `[*batch, branches]` (a lazy stack where the numbers of branches differ), and `count`, int32 `[*batch]`: how many
-    steps were added there, repeated ones included. Observations that no rollout has raise MissingKeyError (a
-    KeyError). A forest writes; `query_module` numbers the observations.
+    `nodes[td]` returns for observations of any batch size
+
+    - `_index` and `_hash`: the rows and hashes of these steps, int64 `[*batch, branches]` (a lazy stack if the numbers
+      of branches differ);
+    - `count`: how many steps were added there, including repeated ones, int32 `[*batch]`.
+
+    Unknown observations raise MissingKeyError (a KeyError). Only a forest writes to the map.
+
+    Args:
+        query_module: numbers the observations.
     """
 
     def __init__(self, query_module: QueryModule) -> None:
         self.query_module = query_module
         self.branches: list[list[int]] = []
-        """The rows of the steps that start at each node."""
+        """For each node, the rows of the steps that start there."""
         self.targets: list[int] = []
-        """The node to which each step leads."""
+        """For each step, the node it leads to."""
         self.hashes: list[int] = []
-        """The hash of each step."""
+        """For each step, its hash."""
         self._visits: list[int] = []
         self._forward = True
-        """Whether each step leads to a node of a higher number, as without states that are met again."""
+        """Whether every step leads to a node with a higher number, so that there can be no cycle."""
 
     def __len__(self) -> int:
         return len(self.branches)
@@ -51,7 +69,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
         return (self.query_module.find(hashed) >= 0).reshape(hashed.batch)
 
     def connect(self, nodes: Sequence[int], targets: Sequence[int], rows: Sequence[int], hashes: Sequence[int]) -> None:
-        """Add steps from nodes to nodes; those whose row is known count as a visit."""
+        """Add steps between nodes; a step whose row is known only increases `count`."""
         while len(self.branches) < len(self.query_module):
             self.branches.append([])
             self._visits.append(0)
@@ -79,10 +97,10 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
         return TensorDict({"_index": torch.tensor(rows, dtype=torch.int64), "_hash": hashes, "count": count}, [])
 
     def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
-        raise UsageError("branches are not written one by one", hint="add rollouts with the forest's extend")
+        raise UsageError("branches cannot be written one by one", hint="add rollouts with the forest's extend")
 
     def acyclic_from(self, start: int) -> bool:
-        """Whether no path from a node leads back to where it was."""
+        """Return whether no path from a node visits a node twice."""
         if self._forward:
             return True
         active, done = {start}, set[int]()
@@ -106,19 +124,24 @@ _MOST = 100_000
 
 
 class Vertex:
-    """A vertex to be: the rows of the steps that lead to it, and the vertices that follow."""
+    """A vertex while a tree is built: the rows of the steps that lead to it, and its children."""
 
     def __init__(self, steps: list[int], node: int, depth: int, passed: frozenset[int]) -> None:
         self.steps = steps
         self.node = node
         self.depth = depth
         self.passed = passed
-        """The steps on the path, where paths may come back to a state."""
+        """The steps on the path from the root; only kept if the graph has cycles."""
         self.below: list[Vertex] = []
 
 
 def grow(nodes: NodeMap, start: int, steps: list[int] | None, *, max_depth: int | None, compact: bool) -> list[Vertex]:
-    """Return the vertices of the tree below a node, level by level; the root has `steps`, or those to a branching."""
+    """Return the vertices of the tree below a node, level by level.
+
+    The root gets `steps` as its rollout, or if None the steps up to the first branching. In a graph without cycles a
+    state that is reached in several ways is one vertex; with cycles, paths never repeat a step, and each path has its
+    own vertices.
+    """
     acyclic = nodes.acyclic_from(start)
     known: dict[Any, Vertex] = {}
 
@@ -154,7 +177,7 @@ def grow(nodes: NodeMap, start: int, steps: list[int] | None, *, max_depth: int 
                 queue.append(child)
             vertex.below.append(child)
         if len(found) > _MOST:
-            raise SchemaError(f"the tree has more than {_MOST:,} vertices", hint="say max_depth=…")
+            raise SchemaError(f"the tree has more than {_MOST:,} vertices", hint="set max_depth")
     return found
 
 
@@ -162,23 +185,24 @@ _DONE: tuple[Key, ...] = ("done", "terminated", "truncated")
 
 
 class MCTSForest:
-    """Collects rollouts, and makes trees of all that was tried from a state on.
+    """Collects rollouts, and builds the tree of everything that was tried from a state on.
 
-    `extend(rollout)` adds steps in TED. Each pair of observation and action is stored once, so rollouts that begin
-    alike share their first steps, and rollouts that start at a state of another one continue it. `get_tree(state)`
-    returns the tree of the steps from a state on, `len(forest)` the number of steps.
+    `extend(rollout)` adds steps in TED. Each pair of observation and action is stored once, so that rollouts with a
+    common beginning share their first steps, and a rollout that starts at a state of another one continues it.
+    `get_tree(state)` returns the tree below a state, `len(forest)` the number of steps. The idea and the names are
+    TorchRL's, where a later outcome of a pair silently replaces the earlier one.
 
-    `data_map` (from observation and action to the step) and `node_map` (from an observation to the rows of the steps
-    that start there) are made from the first rollout. A `data_map` of your own is used as it is; of an empty
-    `TensorDictMap` given as `node_map` the query module is used. `max_size` bounds the number of steps; without it
-    the forest grows. `excluded_keys` of rollouts are not stored, also under `next`; `consolidated` puts the entries of
-    steps into one buffer. Keys that are not given are "observation", "action", "reward" and "done", "terminated",
-    "truncated".
-
-    A pair of observation and action leads to one next observation: a step that contradicts this raises SchemaError (a
-    RuntimeError), and nothing of its rollout is added. With `stochastic` every outcome is a step of its own.
-
-    Ideas and names are from TorchRL, where a later outcome replaces the earlier one.
+    Args:
+        data_map: maps observation and action to the step; by default created from the first rollout.
+        node_map: an empty map, or an empty `TensorDictMap` whose query module numbers the observations; by default
+            created from the first rollout.
+        max_size: the most steps; by default the forest grows.
+        done_keys: the keys of flags, by default "done", "terminated" and "truncated".
+        reward_keys, observation_keys, action_keys: by default "reward", "observation" and "action".
+        excluded_keys: entries that are not stored, at the root and under `next`.
+        consolidated: put the entries of steps into one buffer.
+        stochastic: store every outcome of a pair of observation and action as a step of its own. Otherwise a step with
+            another next observation than before raises SchemaError (a RuntimeError), and its rollout is not added.
 
     >>> from tensordict import TensorDict
     >>> forest = MCTSForest()
@@ -246,14 +270,14 @@ class MCTSForest:
         return self._keys["action"] or ["action"]
 
     def get_keys_from_env(self, env: Any) -> None:
-        """Take the keys that were not given from an environment: its `done_keys`, `reward_keys` and so on.
+        """Take the keys that were not given from an environment's `done_keys`, `reward_keys` and so on.
 
-        UsageError (a ValueError) for what has none of them, and for a forest that has steps.
+        UsageError (a ValueError) if the environment has none of them, or the forest already has steps.
         """
         if len(self):
-            raise UsageError("the keys of a forest cannot change once it has steps")
+            raise UsageError("the forest has steps, so its keys cannot change")
         if not any(hasattr(env, f"{name}_keys") for name in self._keys):
-            raise UsageError(f"the {type(env).__name__} has no keys of an environment, such as action_keys")
+            raise UsageError(f"the {type(env).__name__} has none of an environment's keys, such as action_keys")
         for name, keys in self._keys.items():
             found = getattr(env, f"{name}_keys", None)
             if keys is None and found:
@@ -265,15 +289,21 @@ class MCTSForest:
     # Adding ----------------------------------------------------------------------------------------
 
     def extend(self, rollout: TensorDictBase, *, return_node: bool = False) -> Tree | None:
-        """Add the steps of a rollout, `[steps]`, or of several, `[rollouts, steps]`; known steps change nothing.
+        """Add the steps of one rollout or several; steps that are known only count as visits.
 
-        With `return_node` the vertex after the last step is returned, whose `rollout` is the one that was added.
-        MissingKeyError (a KeyError) where observation, action or next observation is not there, SchemaError (a
-        RuntimeError) for steps that differ in kind, that contradict a known one, and beyond `max_size`; then nothing
-        is added.
+        If an error is raised, nothing is added.
+
+        Args:
+            rollout: steps in TED, `[steps]` or `[rollouts, steps]`.
+            return_node: return the vertex after the last step; its `rollout` has the added steps.
+
+        Raises:
+            MissingKeyError (a KeyError): an observation, action or next observation is missing.
+            SchemaError (a RuntimeError): a step has other dtypes or shapes than before, contradicts a known step, or
+                exceeds `max_size`.
         """
         if not is_tensor_collection(rollout) or not rollout.batch_dims:
-            raise UsageError("a rollout is a tensordict whose last dimension counts steps", hint="add takes one step")
+            raise UsageError("expected a tensordict whose last dimension counts steps", hint="add() takes one step")
         excluded = [*self.excluded_keys, *_below_next(self.excluded_keys)]
         steps = rollout.reshape(math.prod(rollout.batch_size)).exclude("_index", "_hash", *excluded)
         self._require(steps)
@@ -329,14 +359,14 @@ class MCTSForest:
         return self.data_map, self.node_map
 
     def _new(self, hashed: Hashed, rows: list[int], targets: list[int], nodes: NodeMap) -> list[int]:
-        """Return which steps are new, each once; SchemaError for one that leads to two observations."""
+        """Return which steps are new, without repetitions; SchemaError for a step with two next observations."""
         found: dict[bytes, int] = {}
         new: list[int] = []
         for number, (row, target) in enumerate(zip(rows, targets, strict=True)):
             known = found.setdefault(hashed.keys[number].tobytes(), target) if row < 0 else nodes.targets[row]
             if known != target:
                 raise SchemaError(
-                    f"step {number} leads to another observation than the same observation and action did before",
+                    f"step {number} has another next observation than the same observation and action had before",
                     hint="use stochastic=True to keep every outcome",
                 )
             if row < 0 and len(found) > len(new):
@@ -346,17 +376,24 @@ class MCTSForest:
     # Trees -----------------------------------------------------------------------------------------
 
     def get_tree(self, root: TensorDictBase, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """Return the tree of all steps from the state in `root` on, a tensordict of batch size `[]`.
+        """Return the tree of all steps from a state on.
 
-        In a compact tree, states with a single branch are no vertices of their own. Vertices more than `max_depth`
-        levels below the root have no children. No path repeats a step: where a rollout came back to a state, the tree
-        continues with the steps that are not on the path yet; such a tree may be large, and SchemaError is raised
-        beyond 100,000 vertices. MissingKeyError (a KeyError) for a state that no rollout has.
+        No path in the tree repeats a step. If a rollout came back to an earlier state, the tree continues from there
+        with the steps that are not on the path yet; such a tree may be large.
+
+        Args:
+            root: a tensordict of batch size `[]` with the state.
+            max_depth: vertices this many levels below the root have no children; by default all levels are built.
+            compact: leave out states with a single branch: their steps join the rollout of the vertex below.
+
+        Raises:
+            MissingKeyError (a KeyError): no rollout has the state.
+            SchemaError (a RuntimeError): the tree has more than 100,000 vertices.
         """
         if not is_tensor_collection(root) or math.prod(root.batch_size) != 1:
-            raise UsageError("the root of a tree is a tensordict with one state, of batch size []")
+            raise UsageError("expected the root as a tensordict of batch size [], with one state")
         if max_depth is not None and max_depth < 0:
-            raise UsageError(f"max_depth is {max_depth}; expected a whole number from 0")
+            raise UsageError(f"max_depth is {max_depth}, expected a whole number from 0")
         return self._tree(root.reshape(()), self._node(root), None, max_depth=max_depth, compact=compact)
 
     def _node(self, root: TensorDictBase) -> int:
@@ -377,7 +414,7 @@ class MCTSForest:
         max_depth: int | None = None,
         compact: bool = True,
     ) -> Tree:
-        """Make the tree below a node, whose root has these steps for its rollout; all steps are read at once."""
+        """Build the tree below a node; the root's rollout has the given steps. All steps are read in one go."""
         assert self.data_map is not None
         assert self.node_map is not None
         nodes, state = self.node_map, root.select(*self.observation_keys).clone()
@@ -411,14 +448,14 @@ class MCTSForest:
         return trees[0]
 
     def _specs(self) -> Any:
-        """The specs of vertices, None where the keys are the usual ones."""
+        """Return the specs that name the keys of vertices; None if the keys are the default ones."""
         if self.action_keys == ["action"] and self.done_keys == list(_DONE):
             return None
         named = {"full_action_spec": self.action_keys, "full_done_spec": self.done_keys}
         return Composite({name: Composite(dict.fromkeys(keys)) for name, keys in named.items()})
 
     def get_child(self, root: TensorDictBase) -> TensorDictBase:
-        """Return the steps that start at the state in `root`, `[branches]`; KeyError for an unknown one."""
+        """Return the steps that start at the state in `root`, `[branches]`; KeyError if the state is unknown."""
         node = self._node(root)
         assert self.data_map is not None
         assert self.node_map is not None
@@ -426,7 +463,7 @@ class MCTSForest:
 
     @staticmethod
     def valid_paths(tree: Tree) -> list[Path]:
-        """Return the paths to the vertices of a tree that have no children."""
+        """Return the paths to the leaves of a tree."""
         return list(tree.valid_paths())
 
     def to_string(self, td_root: TensorDictBase, node_format_fn: Callable[[Tree], Any] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Trees: all that was tried from one state on, as text and as a drawing in SVG."""
+"""Trees: everything that was tried from one state on, with text and SVG output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Figure = Literal["tree", "box"]
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 96, 84, 30, 13
 _RADIUS = 16
 
-# Attributes instead of a style sheet, which some viewers ignore, and which would reach other pictures of a notebook.
+# Attributes instead of a style sheet: some viewers ignore it, and in a notebook it would affect other pictures.
 _LABELS = 'font-family="sans-serif" font-size="11" text-anchor="middle" fill="#222"'
 _ACTIONS = 'font-family="sans-serif" font-size="10" text-anchor="start" fill="#666"'
 _STEPS = 'stroke="#999"'
@@ -27,7 +27,7 @@ _VERTICES = 'fill="#dce8f5" stroke="#4a78a8"'
 
 
 class Shape(NamedTuple):
-    """A vertex to draw: its path, the lines of its label, the label of the step that leads to it, and its children."""
+    """A vertex to draw: its path, label lines, the label of the step leading to it, and its children."""
 
     path: tuple[int, ...]
     lines: tuple[str, ...]
@@ -36,16 +36,16 @@ class Shape(NamedTuple):
 
 
 class Drawing(str):
-    """SVG text, which notebooks show as a picture."""
+    """SVG text that notebooks show as a picture."""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
 
 def draw(shapes: Sequence[Shape], figure: Figure) -> Drawing:
-    """Draw vertices that come level by level, from the root on."""
+    """Draw vertices, which are given level by level from the root."""
     if figure not in get_args(Figure):
-        raise UsageError(f"figure is {figure!r}; it can be 'tree' or 'box'")
+        raise UsageError(f"figure is {figure!r}, expected 'tree' or 'box'")
     spans = _spans(shapes)
     depth = max(len(shape.path) for shape in shapes)
     width = _WIDTH * spans[()][1] + 2 * _MARGIN
@@ -59,7 +59,7 @@ def draw(shapes: Sequence[Shape], figure: Figure) -> Drawing:
 
 
 def _spans(shapes: Sequence[Shape]) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Return by path the first of the leaves below a vertex, and how many there are, itself where it is a leaf."""
+    """Return for each path the index of the first leaf below the vertex and the number of its leaves (1 for a leaf)."""
     sizes = {shape.path: 0 if shape.children else 1 for shape in shapes}
     for shape in reversed(shapes):
         if shape.path:
@@ -87,7 +87,7 @@ def _circles(shapes: Sequence[Shape], spans: dict[tuple[int, ...], tuple[int, in
         if shape.path:
             above_x, above_y = places[shape.path[:-1]]
             lines.append(f'<line x1="{above_x:g}" y1="{above_y:g}" x2="{x:g}" y2="{y:g}"/>')
-            # Nearer to the vertex below: there the lines of many children are further apart.
+            # The label is closer to the child, because lines to many children are further apart there.
             actions += _text([shape.action], x + (above_x - x) * 0.4 + 6, y + (above_y - y) * 0.4)
     parts = ((_STEPS, lines), (_ACTIONS, actions), (_VERTICES, circles), (_LABELS, labels))
     return [_group(*part) for part in parts]
@@ -123,7 +123,7 @@ _FIELDS = ("count", "wins", "index", "hash", "node_id", "node_data", "visits", "
 
 
 class Parents:
-    """The tensordicts of the vertices above one, for as long as others keep these; copies to elsewhere have none."""
+    """Weak references to the tensordicts of a vertex's parents; copies and pickles have none."""
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[TensorDictBase]] = []
@@ -139,20 +139,22 @@ class Parents:
 
 
 class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an option of tensordict, no type
-    """A vertex, and all that is below it; the children are the stack `subtree`, of the batch size `[children]`.
+    """A vertex of a search tree with everything below it. The idea and the names are TorchRL's.
 
-    A vertex is a state, which `node_data` shows, and `rollout` leads to it from the vertex above: steps in
-    TED, `[steps]`. In a compact tree, states with a single branch are not vertices, so rollouts may have many steps,
-    and the root's rollout leads from the requested state to the first branching, if there is one. A vertex that is
-    reached in several ways is the same object below each of its parents.
+    A vertex stands for a state. In a compact tree, states with a single branch are not vertices, so that a rollout may
+    have several steps. A vertex that is reached in several ways is the same object below each of its parents.
 
-    `index` are the rows of the branches in the forest's data map, int64 `[children]`; `hash` is the hash of the first
-    step of `rollout`, or of the observations at the root; `node_id` numbers vertices level by level from 0. `count`
-    (int32) and `wins` (float32) are 0 in a new tree: they belong to the search that uses it. `specs`, a `Composite`,
-    names the keys of actions in `full_action_spec` (default "action"), of flags in `full_done_spec` (default "done",
-    "terminated", "truncated") and of observations in `full_observation_spec` (default: all of `node_data`).
-
-    Ideas and names are from TorchRL.
+    - `node_data`: the observations of the state.
+    - `rollout`: the steps in TED, `[steps]`, that lead from the parent to this state; at the root, the steps from the
+      requested state to the first branching, if any.
+    - `subtree`: the children, a stack of batch size `[children]`.
+    - `index`: the rows of the branches in the forest's data map, int64 `[children]`.
+    - `hash`: the hash of the first step of `rollout`; at the root, of the observations.
+    - `node_id`: the number of the vertex, level by level from 0.
+    - `count` (int32), `wins` (float32): 0 in a new tree, for the search algorithm to use.
+    - `specs`: a `Composite` that names the keys of actions in `full_action_spec` (default "action"), of flags in
+      `full_done_spec` (default "done", "terminated", "truncated") and of observations in `full_observation_spec`
+      (default: all of `node_data`).
 
     >>> from tensordict import TensorDict
     >>> below = [Tree.make_node(TensorDict(observation=torch.tensor(number))) for number in (3, 4)]
@@ -183,7 +185,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         batch_size: torch.Size | None = None,
         specs: Any = None,
     ) -> Tree:
-        """Make a vertex without children for the state in `data`."""
+        """Create a vertex without children for the state in `data`."""
         size = data.batch_size if batch_size is None else batch_size
         device = data.device if device is None else device
         count, wins = torch.zeros(size, dtype=torch.int32, device=device), torch.zeros(size, device=device)
@@ -191,7 +193,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return made
 
     def set_children(self, children: Sequence[Tree]) -> None:
-        """Put vertices below this one, in place of those that are there."""
+        """Replace the children of this vertex."""
         for child in children:
             if child.parents is None:
                 child.parents = Parents()
@@ -202,7 +204,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def parent(self) -> Tree | None:
-        """The vertex above, of several a stack; None for the root, and once the tree above is no more."""
+        """The parent, a stack if there are several; None at the root, or if the tree above was garbage-collected."""
         above = [] if self.parents is None else [type(self).from_tensordict(found) for found in self.parents.alive()]
         if len(above) < 2:
             return above[0] if above else None
@@ -221,7 +223,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the episode ended here, by the flags of the last step; without any, whether there are no children."""
+        """Whether the episode ended here, by the flags of the last step; without flags, whether this is a leaf."""
         after = None if self.rollout is None else self.rollout[..., -1].get("next")
         keys = self._keys("full_done_spec", "done", "terminated", "truncated")
         flags = [] if after is None else [flag for key in keys if (flag := after.get(key, None)) is not None]
@@ -229,7 +231,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def branching_action(self) -> Any:
-        """The action of the first step from the vertex above: a tensor, of several keys a tensordict, or None."""
+        """The action of the first step from the parent: a tensor, a tensordict if there are several keys, or None."""
         return self._action(0)
 
     @property
@@ -244,12 +246,12 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def selected_actions(self) -> Any:
-        """The branching actions of the children, `[children, …]`; None where there are none."""
+        """The branching actions of the children, `[children, …]`; None without children."""
         return torch.stack([child.branching_action for child in self._children()]) if self.num_children else None
 
     @property
     def node_observation(self) -> Any:
-        """The observation of this state: a tensor, of several keys a tensordict."""
+        """The observation of this state: a tensor, or a tensordict if there are several keys."""
         observations = self.node_observations
         keys = list(observations.keys(True, True))
         return observations.get(keys[0]) if len(keys) == 1 else observations
@@ -267,7 +269,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return list(default) if known is None else list(known.keys(True, True))
 
     def fully_expanded(self, env: Any) -> bool:
-        """Whether there are as many children as `env.action_spec` has values."""
+        """Return whether there are as many children as `env.action_spec` has values."""
         return bool(self.num_children == env.action_spec.cardinality())
 
     # What is below ---------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return [] if self.subtree is None else [self.subtree[number] for number in range(len(self.subtree))]
 
     def _walk(self) -> Iterator[tuple[Path, Tree, Sequence[Tree]]]:
-        """Yield each path, level by level, with the vertex where it ends and the children of that."""
+        """Yield each path, level by level, with its last vertex and the children of that vertex."""
         queue: deque[tuple[Path, Tree]] = deque([((), self)])
         while queue:
             path, vertex = queue.popleft()
@@ -285,30 +287,32 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
             queue.extend(((*path, number), child) for number, child in enumerate(children))
 
     def vertices(self, *, key_type: KeyType = "hash") -> dict[Any, Tree]:
-        """Return all vertices by `node_id`, by `hash`, or by path, the numbers of the children from here on.
+        """Return all vertices in a dictionary.
 
-        By path, a vertex that is reached in several ways appears several times. A vertex of your own without an id
-        or hash has its path instead.
+        Args:
+            key_type: what the vertices are keyed by: "id" (`node_id`), "hash", or "path", a tuple of child indices from
+                here. By path, a vertex that is reached in several ways appears several times. A vertex without an id
+                or hash is keyed by its path.
         """
         found: dict[Any, Tree] = {}
         for path, vertex, _ in self._walk():
             key = {"id": vertex.node_id, "hash": vertex.hash, "path": path}.get(key_type, "")
             if key == "":
-                raise UsageError(f"key_type is {key_type!r}; it can be 'id', 'hash' or 'path'")
+                raise UsageError(f"key_type is {key_type!r}, expected 'id', 'hash' or 'path'")
             found.setdefault(path if key is None else key, vertex)
         return found
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
-        """Count the vertices, with `count_repeat` once for each way to reach them."""
+        """Return the number of vertices; with `count_repeat`, a vertex counts once for each path to it."""
         return len(self.vertices(key_type="path" if count_repeat else "id"))
 
     def edges(self) -> list[tuple[int, int]]:
-        """Return the ids of each vertex and child, level by level."""
+        """Return the pairs of ids of parent and child, level by level."""
         pairs = ((vertex.node_id, child.node_id) for _, vertex, below in self._walk() for child in below)
         return list(dict.fromkeys(pairs))
 
     def valid_paths(self) -> Iterator[Path]:
-        """Yield the paths that end at vertices without children, the shortest first."""
+        """Yield the paths to the leaves, shortest first."""
         return (path for path, _, children in self._walk() if not children)
 
     def max_length(self) -> int:
@@ -316,12 +320,12 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return max(map(len, self.valid_paths()))
 
     def rollout_from_path(self, path: Sequence[int]) -> TensorDictBase | None:
-        """Return the steps along a path, `[steps]`, None without any; IndexError for a child that is not there."""
+        """Return the steps along a path, `[steps]`, or None if it has none; IndexError if a child does not exist."""
         vertex, parts = self, [self.rollout]
         for number in path:
             if not -vertex.num_children <= number < vertex.num_children:
                 raise IndexError(
-                    f"child {number} is in the path {tuple(path)}, expected one of {vertex.num_children} children there"
+                    f"the path {tuple(path)} goes to child {number} of a vertex with {vertex.num_children} children"
                 )
             vertex = vertex.subtree[number]
             parts.append(vertex.rollout)
@@ -345,7 +349,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         raise UsageError(f"the tree has no vertex with the {key_type} {key}")
 
     def __contains__(self, other: Any) -> bool:
-        """Whether a vertex has the hash of another tree, or is the other tree where that has no hash."""
+        """Return whether a vertex has the hash of another tree, or, if that has no hash, is that tree."""
         if not isinstance(other, Tree):
             return False
         mine = (vertex for _, vertex, _ in self._walk())
@@ -356,9 +360,10 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
     # Text and pictures -----------------------------------------------------------------------------
 
     def to_string(self, node_format_fn: Callable[[Tree], Any] | None = None) -> str:
-        """Return a line for each vertex that a rollout leads to: its path, indented by level, and its state.
+        """Return a line for each vertex with a rollout: its path, indented by level, and its state.
 
-        `node_format_fn(vertex)` gives what is shown instead of the state.
+        Args:
+            node_format_fn: called with a vertex; what it returns is printed instead of the state.
         """
         lines: list[str] = []
         stack: list[tuple[Path, Tree]] = [((), self)]
@@ -378,16 +383,18 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         info: Sequence[str] = (),
         make_labels: Callable[[Tree], Any] | None = None,
     ) -> Drawing:
-        """Draw the tree as SVG, circles and lines, or with `figure="box"` boxes below one another.
+        """Draw the tree as SVG text, which can be written to a file and is shown by notebooks.
 
-        The result is a str to be written to a file, and is shown in notebooks. A vertex has its `node_id` for a label,
-        with `info` the values of these fields below, or what `make_labels(vertex)` returns instead. UsageError (a
-        ValueError) for another backend: no browser is needed here, and none of TorchRL's `"plotly"`.
+        Args:
+            backend: only "svg"; TorchRL's "plotly" is not available and raises UsageError (a ValueError).
+            figure: "tree" for circles and lines, "box" for nested boxes.
+            info: fields whose values are shown below the label.
+            make_labels: called with a vertex, returns its label; by default the `node_id`.
         """
         if backend != "svg":
-            raise UsageError(f"backend is {backend!r}; trees are drawn as 'svg'")
+            raise UsageError(f"backend is {backend!r}, expected 'svg'")
         if unknown := [name for name in info if name not in _FIELDS]:
-            raise UsageError(f"info names {unknown[0]!r}; it can name {', '.join(_FIELDS)}")
+            raise UsageError(f"info has {unknown[0]!r}, expected {', '.join(_FIELDS)}")
         shapes: list[Shape] = []
         for path, vertex, children in self._walk():
             shown = vertex.node_id if make_labels is None else make_labels(vertex)
@@ -405,6 +412,6 @@ def _chosen(step: TensorDictBase, keys: Sequence[Key]) -> Any:
 
 
 def _short(value: Any) -> str:
-    """Write a field in a few characters."""
+    """Format a field in a few characters."""
     text = str(value.tolist() if isinstance(value, torch.Tensor) else value)
     return text if len(text) <= 24 else text[:23] + "…"

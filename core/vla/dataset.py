@@ -1,4 +1,4 @@
-"""Datasets of vision-language-action models: what a dataset is (its metadata), and how a step is laid out."""
+"""Datasets for vision-language-action models: their metadata, and the layout of a step."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _KEYS = ("state_key", "instruction_key", "action_key")
 
 @dataclass(frozen=True, eq=False)
 class RobotDatasetMetadata:
-    """What a dataset of a robot is: ids, actions, control frequency in Hz, keys of entries, licence and address.
+    """Describes a robot dataset: ids, actions and their statistics, control frequency in Hz, keys, licence and URL.
 
-    `action_mean`, `action_std`, `action_low` and `action_high` are tensors or sequences of numbers, `[action_dim]` or
-    one number for all; they are kept as float32, or float64 where such a tensor is given. `action_space` is one of
-    `ActionSpace`, `gripper_mode` of `GripperMode`.
+    The fields are those of TorchRL's class. The statistics `action_mean`, `action_std`, `action_low` and `action_high`
+    are tensors or sequences of numbers, `[action_dim]` or one number for all dimensions. They are kept as float32, or
+    as float64 if such a tensor is given (TorchRL keeps integers as they are). `action_space` is one of `ActionSpace`,
+    `gripper_mode` one of `GripperMode`.
 
-    UsageError (a ValueError) for an `action_dim` that is no whole number from 1, an unknown space or mode, a frequency
-    that is not above 0, statistics that are NaN or of another shape, and bounds in the wrong order. Names match
-    TorchRL, where integer statistics stay integers.
+    Raises:
+        UsageError (a ValueError): `action_dim` is not a whole number from 1, the space or mode is unknown, the
+            frequency is not above 0, statistics are NaN or have the wrong shape, or bounds are in the wrong order.
 
     >>> metadata = RobotDatasetMetadata("bridge", action_dim=2, action_low=[-1, 0], action_high=[1, 5])
     >>> metadata.action_low, metadata.make_action_spec(shape_prefix=(4,)).shape
@@ -102,12 +103,12 @@ class RobotDatasetMetadata:
     def make_action_spec(
         self, *, shape_prefix: tuple[int, ...] = (), device: torch.device | str | None = None
     ) -> TensorSpec:
-        """Return the spec of actions `[*shape_prefix, action_dim]`, bounded if both bounds are known.
+        """Return the spec of actions of shape `[*shape_prefix, action_dim]`, bounded if both bounds are known.
 
-        UsageError (a ValueError) without `action_dim`.
+        UsageError (a ValueError) if `action_dim` is None.
         """
         if self.action_dim is None:
-            raise UsageError(f"the action_dim of {self.dataset_id!r} is not known: there is no spec of its actions")
+            raise UsageError(f"{self.dataset_id!r} has no action_dim, without which there is no spec of its actions")
         shape = torch.Size((*shape_prefix, self.action_dim))
         if self.action_low is None or self.action_high is None:
             return Unbounded(shape, device=device)
@@ -124,20 +125,25 @@ class RobotDatasetMetadata:
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> RobotDatasetMetadata:
-        """Read a document, or the file at a path, that `to_json` wrote, here or in TorchRL; unknown keys are ignored.
+        """Read metadata that `to_json` wrote, here or in TorchRL; unknown keys are ignored.
 
-        A text that starts with "{" is a document. FormatError (a ValueError) for anything else than an object that has
-        a `dataset_id`; FileNotFoundError for a missing file; UsageError for values that the class refuses.
+        Args:
+            source: a JSON document (a text that starts with "{") or the path of a file.
+
+        Raises:
+            FormatError (a ValueError): the document is not an object with a `dataset_id`.
+            FileNotFoundError: the file does not exist.
+            UsageError (a ValueError): the class refuses a value.
         """
         if isinstance(source, str) and source.lstrip().startswith("{"):
             try:
                 found = json.loads(source)
             except ValueError as error:
-                raise FormatError(f"the metadata is no JSON document: {error}") from error
+                raise FormatError(f"the metadata is not a JSON document: {error}") from error
         else:
             found = load_json(Path(source))
         if not isinstance(found, Mapping) or not isinstance(found.get("dataset_id"), str):
-            raise FormatError("the metadata is no object with a dataset_id")
+            raise FormatError("the metadata is not an object with a dataset_id")
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in found.items() if name in known})
 
@@ -151,13 +157,13 @@ def _plain(value: Any) -> Any:
 
 
 def _statistics(name: str, given: Any, dim: int | None) -> torch.Tensor | None:
-    """Return statistics as a tensor of floats; UsageError for other shapes and values that are no numbers."""
+    """Return statistics as a tensor of floats; UsageError for a wrong shape and for values that are not numbers."""
     if given is None:
         return None
     try:
         values = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{name} is no numbers: {error}") from error
+        raise UsageError(f"{name} has to be numbers: {error}") from error
     if values.is_complex() or values.dtype == torch.bool:
         raise UsageError(f"{name} is {values.dtype}, expected numbers")
     values = values if values.dtype == torch.float64 else values.to(torch.float32)
@@ -186,10 +192,10 @@ ACTION_IS_PAD_KEY = "action_is_pad"
 
 
 class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
-    """Images of a batch of steps: of the main camera, of one at the wrist, and of others by name; None for none.
+    """The images of a batch of steps, `[*batch, C, H, W]`; has the fields of TorchRL's tensorclass.
 
-    Images are `[*batch, C, H, W]`, `extra` is a tensordict of them; `padded` states that the last steps repeat others.
-    Named as TorchRL's tensorclass.
+    There are images of the main camera, of a wrist camera, and in the tensordict `extra` of other cameras by name; each
+    may be None. `padded` marks steps at the end that repeat others.
     """
 
     image: Any = None
@@ -199,9 +205,9 @@ class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
 
 
 class VLAObservation(TensorClass):
-    """What a policy sees: images, the state of the robot `[*batch, n]`, the instruction, and preprocessed entries.
+    """What a policy sees: images, robot state `[*batch, n]`, instruction, and preprocessed entries.
 
-    Named as TorchRL's tensorclass.
+    Has the fields of TorchRL's tensorclass.
     """
 
     images: Any = None
@@ -211,10 +217,10 @@ class VLAObservation(TensorClass):
 
 
 class VLAAction(TensorClass["nocast", "shadow"]):  # type: ignore[type-arg, name-defined]
-    """What a policy does: a chunk of actions `[*batch, steps, action_dim]`, its tokens, and how likely they are.
+    """What a policy does: a chunk of actions `[*batch, steps, action_dim]`, its tokens, and their log-probabilities.
 
-    `tokens` and `raw_tokens` (as the model gave them) are int64, `mask` bool; `padded` states that the last steps of
-    chunks repeat others. Named as TorchRL's tensorclass.
+    `tokens` and `raw_tokens` (as the model produced them) are int64, `mask` is bool; `padded` marks steps at the end of
+    a chunk that repeat others. Has the fields of TorchRL's tensorclass.
     """
 
     chunk: Any = None
@@ -227,7 +233,7 @@ class VLAAction(TensorClass["nocast", "shadow"]):  # type: ignore[type-arg, name
 
 
 class VLASchemaError(SchemaError, ValueError):
-    """A tensordict is not laid out as steps of a vision-language-action dataset."""
+    """A tensordict does not have the layout of steps of a vision-language-action dataset."""
 
 
 @suggests_keywords()
@@ -244,14 +250,17 @@ def validate_vla_tensordict(
     check_finite: bool = True,
     raise_on_error: bool = True,
 ) -> list[str]:
-    """Return what is wrong with steps, one sentence each; an empty list for sound ones.
+    """Check the layout of steps; return the problems, one sentence each, or an empty list.
 
-    An instruction is text that is not blank, for all steps or for each, or tokens; actions are numbers, with
-    `check_finite` finite ones; there is an image or a state. What is not required may be missing, and is checked where
-    it is there. VLASchemaError (a ValueError and a RuntimeError) with all sentences, unless
-    `raise_on_error` is False; UsageError (a ValueError) for what is no tensordict.
+    Checked are the instruction (text that is not blank, one for all steps or one per step, or tokens), the actions
+    (numbers, finite with `check_finite`), and that there is an image or a state. Entries that are not required are
+    checked if they exist. TorchRL's function of this name looks at the first instruction only, and accepts text as
+    actions.
 
-    TorchRL's function of this name looks at the first instruction only, and accepts text as actions.
+    Raises:
+        VLASchemaError (a ValueError and a RuntimeError): there are problems, and `raise_on_error` is True. The message
+            has all sentences.
+        UsageError (a ValueError): the steps are not a tensordict.
 
     >>> from tensordict import TensorDict
     >>> steps = TensorDict({"action": torch.zeros(3, 7), "observation": {"state": torch.zeros(3, 8)}}, [3])
@@ -300,7 +309,7 @@ def _instruction_issues(name: str, found: Any) -> list[str]:
 
 
 def _texts(found: Any) -> list[Any]:
-    """Return all values of an entry that is no tensor, in one list."""
+    """Return all values of a non-tensor entry in one list."""
     if isinstance(found, NonTensorStack):
         found = found.tolist()
     elif isinstance(found, NonTensorData):

@@ -1,4 +1,4 @@
-"""Images as OpenVLA sees them: through JPEG, resized to a square, with or without its centre crop, and normalized."""
+"""Preprocessing of images as in OpenVLA: JPEG compression, resizing to a square, centre crop and normalization."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from PIL import Image
 from ..errors import SchemaError, UsageError
 
 _AREA = 0.9
-"""The share of the area that the centre crop keeps, as the images that OpenVLA is trained on."""
+"""Share of the area that the centre crop keeps; OpenVLA was trained with it."""
 _LOBES = 3
 _CHANNELS = 3
 
 
 class OpenVLAImagePreprocessor:
-    """Prepares camera images `[*batch, C, H, W]`, C being 3 or 1, as OpenVLA does: `[*batch, 3, size, size]`.
+    """Prepares camera images as OpenVLA does, from `[*batch, C, H, W]` with C = 3 or 1 to `[*batch, 3, size, size]`.
 
-    Each image is stored as a JPEG and read again, with `jpeg_quality` and halved colour as in the data that OpenVLA
-    is trained on, resized to `size`, and with `center_crop` its centre, 0.9 of the area, is enlarged to `size` again.
-    All steps round to uint8, which is what is returned, on the device of the images. With `mean` and `std`, `[3]`, it
-    is `(pixels / 255 - mean) / std` in float32; `[N, 3]` makes N such images, one after the other: `[*batch, 3 * N,
-    size, size]`. An image with one channel has it three times.
+    The steps follow OpenVLA-OFT (Kim et al., 2025), the arguments TorchRL. Each image is
 
-    Images are uint8 or other integers from 0 to 255, or floats: of 0 to 1 if none of a call is above 1, else of 0 to
-    255. So float images that are almost black are ambiguous; pass uint8.
+    1. compressed as JPEG with chroma subsampling and decoded again, like the data that OpenVLA was trained on;
+    2. resized to `size`;
+    3. with `center_crop`, replaced by its centre (0.9 of the area), enlarged to `size`;
+    4. with `mean` and `std`, normalized to `(pixels / 255 - mean) / std` in float32.
 
-    `backend` is how images are resized: `torch_reference` with the Lanczos kernel of three lobes, wider where an image
-    shrinks, and `torchvision` with the antialiased bicubic kernel, both by torch alone; `pil` by Pillow's Lanczos.
-    All of them use Pillow's JPEG. `tensorflow` is not built: `torch_reference` follows its formulas, in
-    float32, but TensorFlow decodes JPEG with a faster, less exact transform.
+    Steps 1 to 3 round to uint8, which is the result without normalization. Images stay on their device; one channel is
+    repeated three times. Input is uint8, other integers from 0 to 255, or floats. Floats range from 0 to 1 if none in
+    the call is above 1, else from 0 to 255, so that almost black float images are ambiguous: prefer uint8.
 
-    UsageError (a ValueError) for arguments that make no sense, SchemaError (a RuntimeError and, as
-    `ImageShapeError`, a ValueError) for what is no image.
+    Args:
+        size: height and width of the result.
+        center_crop: whether to crop.
+        jpeg_quality: quality of the JPEG compression.
+        mean, std: numbers `[3]`; with `[N, 3]` the result has N normalized copies, `[*batch, 3 * N, size, size]`.
+        backend: how images are resized. `"torch_reference"`: Lanczos with three lobes, antialiased, in torch;
+            `"torchvision"`: antialiased bicubic, in torch; `"pil"`: Lanczos of Pillow. JPEG is always Pillow's.
+            TorchRL's `"tensorflow"` is not available: `"torch_reference"` uses its formulas in float32, but TensorFlow
+            decodes JPEG with a faster, less exact transform.
 
-    The steps follow OpenVLA-OFT (Kim et al., 2025), the names TorchRL.
+    Raises:
+        UsageError (a ValueError): an argument makes no sense.
+        ImageShapeError (a RuntimeError and a ValueError): the input is not images.
 
     >>> OpenVLAImagePreprocessor(size=64)(torch.zeros(2, 3, 32, 48, dtype=torch.uint8)).shape
     torch.Size([2, 3, 64, 64])
@@ -84,7 +90,7 @@ class OpenVLAImagePreprocessor:
         return self._normalized(made.reshape(*batch, *made.shape[1:]).to(device))
 
     def _through_jpeg(self, image: torch.Tensor) -> torch.Tensor:
-        """Store an image `[3, H, W]` as JPEG, colour at half the resolution, and read it again."""
+        """Compress an image `[3, H, W]` as JPEG with chroma at half the resolution, and decode it again."""
         stored = io.BytesIO()
         _picture(image).save(stored, "JPEG", quality=self.jpeg_quality, subsampling="4:2:0")
         with Image.open(stored) as found:
@@ -99,7 +105,7 @@ class OpenVLAImagePreprocessor:
 
 
 class ImageShapeError(SchemaError, ValueError):
-    """What is given is no image, or has values that no image has."""
+    """The input is not images, or has values outside of 0 to 255."""
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:
@@ -160,10 +166,10 @@ def _by_lanczos(image: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _kernel(old: int, new: int) -> torch.Tensor:
-    """Return the weights of `old` pixels for each of `new`, float32 `[new, old]`; each row sums to 1.
+    """Return the Lanczos weights of `old` pixels for each of `new` pixels, float32 `[new, old]`; rows sum to 1.
 
-    Pixels are squares, so that their centres are at halves. The kernel is stretched where the image shrinks, and what
-    of it is outside of the image is left out.
+    Pixel centres are at half-integers. If the image shrinks, the kernel is stretched by the same factor (antialiasing);
+    the part of it outside of the image is cut off, and the rest normalized.
     """
     scale = old / new
     centres = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
@@ -189,10 +195,11 @@ _RESIZERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 def _cropped(image: torch.Tensor) -> torch.Tensor:
-    """Enlarge the centre of a square image, 0.9 of its area, to its size, bilinearly.
+    """Enlarge the centre of a square image, 0.9 of its area, to the full size by bilinear interpolation.
 
-    The outermost samples are at the edges of the centre, places being counted from the middle of the first pixel to
-    the middle of the last. Values are cut to whole numbers as TensorFlow converts floats to uint8.
+    As in TensorFlow's `crop_and_resize`, positions count from the middle of the first pixel to the middle of the last,
+    and the outermost samples lie on the edges of the crop. Values are truncated to whole numbers, as TensorFlow does
+    when it converts floats to uint8.
     """
     weights = _crop_weights(image.shape[-1])
     shares = weights @ (image.to(torch.float32) / 255) @ weights.T
@@ -201,7 +208,7 @@ def _cropped(image: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _crop_weights(size: int) -> torch.Tensor:
-    """Return the bilinear weights of `size` pixels for as many samples of the centre, float32 `[size, size]`."""
+    """Return the bilinear weights of `size` pixels for `size` samples of the crop, float32 `[size, size]`."""
     side = _AREA**0.5
     start, last = (1 - side) / 2 * (size - 1), (1 + side) / 2 * (size - 1)
     places = torch.linspace(start, last, size, dtype=torch.float64)

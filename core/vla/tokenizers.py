@@ -1,4 +1,4 @@
-"""Actions as tokens: bins of a range, and the tail of a language model's vocabulary."""
+"""Actions as tokens: uniform bins, and OpenVLA's bins at the end of a language model's vocabulary."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _TINY = 1e-8
 
 
 class ActionTokenizerBase(torch.nn.Module, ABC):
-    """Turns actions into tokens and back; a module, so that its constants move with a model.
+    """Turns actions into tokens and back. It is a module, so that its constants move to a device with a model.
 
-    A tokenizer implements `encode(actions)`, from floats `[..., action_dim]` to int64 of the same shape,
-    `decode(tokens)`, which gives float32, and `vocab_size`.
+    Subclasses implement `encode(actions)`, from floats `[..., action_dim]` to int64 of the same shape,
+    `decode(tokens)`, back to float32, and `vocab_size`.
     """
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Tokens are below this number."""
+        """The size of the vocabulary; all tokens are smaller."""
 
     @abstractmethod
     def encode(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of actions, int64 of their shape."""
+        """Return the tokens of actions, int64 of the same shape."""
 
     @abstractmethod
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the actions that tokens stand for, float32 of their shape."""
+        """Return the actions that tokens stand for, float32 of the same shape."""
 
     def forward(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the tokens of actions."""
@@ -42,12 +42,19 @@ class ActionTokenizerBase(torch.nn.Module, ABC):
 
 
 class UniformActionTokenizer(ActionTokenizerBase):
-    """Divides the range of each action dimension into `num_bins` bins of one width; a token is the number of a bin.
+    """Divides the range of each action dimension into `num_bins` bins of equal width; a token is the index of a bin.
 
-    `low` and `high` are numbers, or `[action_dim]`. Actions outside of the range get the first or last bin; `decode`
-    gives the centres of bins. UsageError (a ValueError) for bounds that are not finite or not in order, another shape,
-    and fewer than 1 bin; SchemaError (a RuntimeError) for actions that are NaN or of another width, and tokens that are
-    no bins. Names match TorchRL, which encodes NaN as some token.
+    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments are
+    those of TorchRL's class, which encodes NaN as some token, while this one raises.
+
+    Args:
+        num_bins: the number of bins per dimension.
+        low, high: the range, numbers or `[action_dim]`.
+        action_dim: the width of actions, if the bounds are numbers.
+
+    Raises:
+        UsageError (a ValueError): bounds are not finite, not in order or of different shapes, or there is no bin.
+        SchemaError (a RuntimeError): actions are NaN or of another width, or tokens are not bins.
 
     >>> tokenizer = UniformActionTokenizer(4, low=-1.0, high=1.0)
     >>> tokens = tokenizer.encode(torch.tensor([-2.0, -0.3, 0.0, 1.0]))
@@ -64,17 +71,17 @@ class UniformActionTokenizer(ActionTokenizerBase):
         low, high = (_floats(name, value) for name, value in (("low", low), ("high", high)))
         _require_range("low", low, "high", high)
         if not bool((low < high).all()):
-            raise UsageError("low is not below high in every dimension")
+            raise UsageError("expected low below high in every dimension")
         dim = len(low) if low.dim() else None
         if action_dim is not None and dim not in (None, action_dim):
-            raise UsageError(f"action_dim is {action_dim}, expected {dim} as the bounds have")
+            raise UsageError(f"action_dim is {action_dim}, but the bounds have {dim}")
         self.action_dim = None if action_dim is None and dim is None else _count("action_dim", action_dim or dim, 1)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
 
     @classmethod
     def from_metadata(cls, metadata: RobotDatasetMetadata, num_bins: int) -> UniformActionTokenizer:
-        """Make one for the bounds of a dataset; UsageError (a ValueError) if they are not known."""
+        """Create a tokenizer for the action bounds of a dataset; UsageError (a ValueError) if they are not known."""
         if metadata.action_low is None or metadata.action_high is None:
             raise UsageError(f"the action bounds of {metadata.dataset_id!r} are not known")
         return cls(num_bins, low=metadata.action_low, high=metadata.action_high, action_dim=metadata.action_dim)
@@ -99,19 +106,32 @@ class UniformActionTokenizer(ActionTokenizerBase):
 
 
 class VocabTailActionTokenizer(ActionTokenizerBase):
-    """OpenVLA's tokens: bins of [-1, 1] as the last tokens of a vocabulary, the lowest bin being the last one.
+    """OpenVLA's action tokens: bins of [-1, 1] are the last tokens of a vocabulary, in descending order.
 
-    With V the size of the vocabulary, `full_vocab_size` or `num_bins`, an action x is the token V - digitize(x), among
-    `num_bins` edges at equal distances from -1 to 1. `decode` gives the centres between edges; tokens that stand for no
-    bin, as a model may produce, give the nearest one.
+    Actions are first scaled from [`norm_low`, `norm_high`] to [-1, 1]. With V the size of the vocabulary and
+    `num_bins` equally spaced edges from -1 to 1, an action x becomes the token V - digitize(x, edges):
 
-    `norm_low` and `norm_high`, `[action_dim]`, are the range of actions that becomes [-1, 1], for OpenVLA the 1st and
-    99th percentile; dimensions where `norm_mask` is False, such as a gripper, are kept. `decode` makes those 1 above
-    `gripper_binarize_threshold` and -1 elsewhere with `gripper_binarize`, and changes their sign with `gripper_invert`.
+        action   -1                       1
+        edges     |     |     |     |     |
+        token       V-1   V-2   V-3   V-4
 
-    UsageError (a ValueError) for fewer than 2 bins, a vocabulary that is smaller, and ranges that are not finite, not
-    in order, of other shapes, or only one end of them; SchemaError (a RuntimeError) for actions that are NaN or of
-    another width, and tokens outside of the vocabulary. Names match TorchRL; the tokens match OpenVLA.
+    `decode` returns the centres between edges; a token that stands for no bin, as a model may produce one, is decoded
+    as the nearest bin. The tokens match OpenVLA, the arguments TorchRL.
+
+    Args:
+        num_bins: the number of edges.
+        full_vocab_size: V; by default `num_bins`.
+        norm_low, norm_high: the range of actions `[action_dim]` that is scaled to [-1, 1]; for OpenVLA the 1st and 99th
+            percentile. None for no scaling.
+        norm_mask: bool `[action_dim]`; dimensions where it is False, such as a gripper, are not scaled.
+        gripper_binarize: let `decode` round the dimensions that are not scaled to 1 (above
+            `gripper_binarize_threshold`) or -1.
+        gripper_invert: let `decode` change their sign.
+
+    Raises:
+        UsageError (a ValueError): there are fewer than 2 bins, or more bins than tokens in the vocabulary; a range is
+            not finite, not in order, of another shape, or incomplete.
+        SchemaError (a RuntimeError): actions are NaN or of another width, or tokens are outside of the vocabulary.
 
     >>> tokenizer = VocabTailActionTokenizer(256, full_vocab_size=32000)
     >>> tokens = tokenizer.encode(torch.tensor([-1.0, 0.0, 1.0]))
@@ -139,11 +159,11 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
         self.num_bins = _count("num_bins", num_bins, 2)
         self.full_vocab_size = full_vocab_size
         if full_vocab_size is not None and _count("full_vocab_size", full_vocab_size, 1) < num_bins:
-            raise UsageError(f"full_vocab_size is {full_vocab_size}, below the {num_bins} bins")
+            raise UsageError(f"full_vocab_size is {full_vocab_size}, expected at least the {num_bins} bins")
         self.gripper_binarize, self.gripper_invert = gripper_binarize, gripper_invert
         self.gripper_binarize_threshold = gripper_binarize_threshold
         if (norm_low is None) != (norm_high is None):
-            raise UsageError("norm_low and norm_high belong together, found one of them")
+            raise UsageError("only one of norm_low and norm_high is set, expected both or neither")
         low = high = mask = None
         if norm_low is not None:
             low, high = (_floats(name, value) for name, value in (("norm_low", norm_low), ("norm_high", norm_high)))
@@ -152,7 +172,7 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
             if mask.shape != low.shape:
                 raise UsageError(f"norm_mask is {list(mask.shape)}, expected {list(low.shape)}")
         elif norm_mask is not None:
-            raise UsageError("norm_mask belongs to norm_low and norm_high, which are None")
+            raise UsageError("norm_mask is set, but norm_low and norm_high are None")
         edges = torch.from_numpy(np.linspace(-1, 1, num_bins))  # torch.linspace rounds differently
         self.register_buffer("edges", edges, persistent=False)
         for name, value in (("norm_low", low), ("norm_high", high), ("norm_mask", mask)):
@@ -164,12 +184,13 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
     def from_norm_stats(
         cls, norm_stats: Mapping[str, Any], unnorm_key: str, **options: Any
     ) -> VocabTailActionTokenizer:
-        """Make one from OpenVLA's statistics: `norm_stats[unnorm_key]["action"]` has `q01`, `q99` and maybe `mask`.
+        """Create a tokenizer from OpenVLA's statistics.
 
-        MissingKeyError (a KeyError) for an unknown dataset, and one without those.
+        `norm_stats[unnorm_key]["action"]` has `q01`, `q99` and optionally `mask`; MissingKeyError (a KeyError) if the
+        dataset or one of the first two is missing.
         """
         if unnorm_key not in norm_stats:
-            raise MissingKeyError(f"{unnorm_key!r} is not in the statistics, which are of {', '.join(norm_stats)}")
+            raise MissingKeyError(f"{unnorm_key!r} is not in the statistics, which have {', '.join(norm_stats)}")
         found = norm_stats[unnorm_key].get("action", {})
         missing = [name for name in ("q01", "q99") if name not in found]
         if missing:
@@ -183,7 +204,7 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
 
     @property
     def action_dim(self) -> int | None:
-        """The width of actions, where ranges are given."""
+        """The width of actions; None if no range is given."""
         return len(self.norm_low) if self.norm_low is not None and self.norm_low.dim() else None
 
     def encode(self, actions: torch.Tensor) -> torch.Tensor:
@@ -221,11 +242,11 @@ def _floats(name: str, given: Any) -> torch.Tensor:
     try:
         return torch.as_tensor(given, dtype=torch.float64).clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{name} is no numbers: {error}") from error
+        raise UsageError(f"{name} has to be numbers: {error}") from error
 
 
 def _require_range(low_name: str, low: torch.Tensor, high_name: str, high: torch.Tensor) -> None:
-    """Raise UsageError unless two tensors are the ends of ranges."""
+    """Raise UsageError unless two tensors are the lower and upper ends of ranges."""
     if low.shape != high.shape or low.dim() > 1:
         raise UsageError(f"{low_name} is {list(low.shape)} and {high_name} {list(high.shape)}, expected [action_dim]")
     if not bool((low.isfinite() & high.isfinite()).all()):
@@ -240,15 +261,15 @@ def _require_width(found: torch.Tensor, width: int | None, what: str) -> None:
 
 
 def _actions(actions: torch.Tensor, width: int | None) -> torch.Tensor:
-    """Return actions as float32, or float64 as it is; SchemaError for NaN and another width."""
+    """Return actions as float32, or unchanged if float64; SchemaError for NaN and for another width."""
     _require_width(actions, width, "actions")
     if bool(actions.isnan().any()):
-        raise SchemaError("actions are NaN somewhere: there is no token for that", hint="drop or repair those steps")
+        raise SchemaError("actions contain NaN, for which there is no token", hint="drop or repair those steps")
     return actions if actions.dtype == torch.float64 else actions.to(torch.float32)
 
 
 def _require_tokens(tokens: torch.Tensor, size: int, width: int | None) -> None:
-    """Raise SchemaError for what are no tokens of a vocabulary of this size."""
+    """Raise SchemaError unless these are tokens of a vocabulary of this size."""
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise SchemaError(f"tokens are {tokens.dtype}, expected whole numbers")
     _require_width(tokens, width, "tokens")

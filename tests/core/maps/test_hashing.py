@@ -46,7 +46,7 @@ def test_leading_dimensions_of_bits_stay() -> None:
         ({"num_bits": 4}, torch.ones(2, 3), "the last dimension has 3 bits"),
         ({"num_bits": 4}, torch.tensor(1), "the last dimension has 0 bits"),
         ({"num_bits": 2}, torch.tensor([0.5, 1]), "neither 0 nor 1"),
-        ({"num_bits": 9, "dtype": torch.uint8}, torch.ones(9), "the sum 511 was found, which is beyond torch.uint8"),
+        ({"num_bits": 9, "dtype": torch.uint8}, torch.ones(9), "the sum 511 does not fit torch.uint8"),
         ({"num_bits": 0}, torch.ones(2), "num_bits is 0; expected a whole number from 1 to 62"),
     ],
 )
@@ -94,8 +94,8 @@ def test_rows_as_bytes() -> None:
         (lambda: RandomProjectionHash(dtype_cast=torch.int64), rbtool.UsageError, "expected a floating type"),
         (lambda: RandomProjectionHash(init_method=lambda matrix: torch.ones(2, 2))(torch.rand(3, 4)),
          rbtool.SchemaError, r"init_method made \[2, 2\], expected \[4, 16\]"),
-        (lambda: HashToInt()(torch.tensor([1.0])), rbtool.SchemaError, "hashes are int64 tensors"),
-        (lambda: HashToInt()([1, 2]), rbtool.SchemaError, "hashes are int64 tensors"),
+        (lambda: HashToInt()(torch.tensor([1.0])), rbtool.SchemaError, "expected hashes as an int64 tensor"),
+        (lambda: HashToInt()([1, 2]), rbtool.SchemaError, "expected hashes as an int64 tensor"),
     ],
 )  # fmt: skip
 def test_hashes_of_nonsense_are_refused(make: Any, kind: type[Exception], message: str) -> None:

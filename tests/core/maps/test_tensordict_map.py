@@ -121,7 +121,7 @@ def test_a_query_is_saved() -> None:
             rbtool.SchemaError,
             "only entries that are dense tensors",
         ),
-        (torch.zeros(1, 1), rbtool.UsageError, "entries of a tensordict, found a Tensor"),
+        (torch.zeros(1, 1), rbtool.UsageError, "expected a tensordict with the keys, found a Tensor"),
     ],
     ids=["shape", "dtype", "missing", "text", "nested", "no tensordict"],
 )
@@ -280,7 +280,7 @@ def test_a_map_without_a_bound_grows() -> None:
 def test_more_keys_than_there_is_room_for(make: Any) -> None:
     found = make()
     found[keys_of([0, 1, 2])] = values_of([0, 1, 2])
-    with pytest.raises(rbtool.SchemaError, match="there are 5 different keys, expected at most 4"):
+    with pytest.raises(rbtool.SchemaError, match="found 5 different keys, but the map has room for 4"):
         found[keys_of([2, 8, 9])] = values_of([7, 8, 9])
     assert (len(found), found.max_size, found.contains(keys_of([8, 9])).any()) == (3, 4, False)
     assert found[keys_of([2])]["reward"].item() == 2

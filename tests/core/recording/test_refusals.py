@@ -204,7 +204,7 @@ def test_a_reward_that_would_be_rounded_is_refused(reward: Any) -> None:
     buffer = EpisodeBuffer(space_encoder("o", BOX, "observation"), space_encoder("a", spaces.Discrete(2), "action"))
     buffer.begin(BOX.sample(), {})
     buffer.act(0)
-    with pytest.raises(rbtool.SchemaError, match="is no float64"):
+    with pytest.raises(rbtool.SchemaError, match="is not exact as float64"):
         buffer.observe(BOX.sample(), reward, False, False, {})
     assert buffer.length == 0
 

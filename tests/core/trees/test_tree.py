@@ -68,7 +68,7 @@ def test_a_vertex_that_is_not_there(tree: Tree) -> None:
     with pytest.raises(ValueError, match="no vertex with the hash 99"):
         tree.get_vertex_by_hash(99)
     for path in ((1,), (0, 2), (0, 0, 0), (-2,)):
-        with pytest.raises(IndexError, match="is in the path"):
+        with pytest.raises(IndexError, match="goes to child"):
             tree.rollout_from_path(path)
 
 
@@ -179,9 +179,9 @@ def test_labels_of_your_own(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "plotly"}, "trees are drawn as 'svg'"),
+        ({"backend": "plotly"}, "expected 'svg'"),
         ({"figure": "star"}, "figure is 'star'"),
-        ({"info": ["colour"]}, "info names 'colour'"),
+        ({"info": ["colour"]}, "info has 'colour'"),
     ],
 )
 def test_pictures_of_nonsense(tree: Tree, options: dict[str, Any], message: str) -> None:
