@@ -1,7 +1,7 @@
-"""What the command line reads when it starts: the declared formats, their options, and operations of `preprocess`.
+"""What the command line needs when it starts: the formats, their options, and the operations of `preprocess`.
 
-Each package in `rbtool.converters` that is a format lists it in `FORMATS`, and imports nothing else. This is the one
-module of core that imports from `rbtool.converters`.
+Each package in `rbtool.converters` declares its formats in `FORMATS`, without importing the code that reads them. This
+is the only module of core that imports from `rbtool.converters`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,27 @@ def from_leaf(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FormatDeclaration:
-    """A format: `reader`, `source`, `sink` and `steps` are `module:Class` inside `package`, None where there is none.
+    """Declares a format: where its code is, and what help and lists say about it.
 
-    `steps` reads files whose rows are those of TED already. `order` is its position in lists. `written` describes an
-    export, `suffixes` are those of files that it is for; `opened` has what follows its path, and a line of Python that
-    opens it, with `{}` for the path. `title` is its name in sentences; `example` the id of a dataset of the source, and
-    words that name it; `variable` the environment variable of the source's local cache. `demo` is a `DemoRecorder`,
-    like `reader`; `overview`, for a format that is never detected, a function from a path, and a pattern of files or
-    None, to an `Overview` or None; `layout` that of a dataset for which none is asked for. The rest is what
-    `rbtool list --formats` prints of a reader: `found` is how files are recognised, `ends` what ends an episode,
-    `final` whether files have an observation after the last step, `extra` the extra that has to be installed.
+    Code, named as `module:Class` inside `package` and loaded when it is needed; None if the format has none:
+
+    - `reader`: reads datasets of the format (`Reader`).
+    - `source`: a remote catalogue (`Source`).
+    - `sink`: writes the format (`Sink`).
+    - `steps`: reads files whose rows are TED steps already.
+    - `demo`: records data for `rbtool demo` (`DemoRecorder`).
+    - `overview`: for a format that is never detected, a function from a path and a file pattern (or None) to an
+      `Overview` or None.
+
+    Texts:
+
+    - `order`: position in lists; `title`: the name in sentences.
+    - `written`: describes an export; `suffixes`: the file suffixes that select it; `opened`: what follows the path of
+      an export, and a line of Python that opens it, with `{}` for the path.
+    - `example`: the id of a dataset in the source, and words that name it; `variable`: the environment variable of the
+      source's local cache; `layout`: the layout of its datasets by default.
+    - Columns of `rbtool list --formats`: `found` is how files are recognised, `ends` what ends an episode, `final`
+      whether files have an observation after the last step, `extra` the extra to install.
     """
 
     name: str
@@ -73,14 +84,14 @@ class FormatDeclaration:
     extra: str = ""
 
     def target(self, kind: Literal["reader", "source", "sink", "steps", "demo"]) -> str | None:
-        """The class of that kind as `module:Class` with the full name of the module; None where there is none."""
+        """Return the class of that kind as `module:Class` with the module's full name; None if there is none."""
         found: str | None = getattr(self, kind)
         return None if found is None else f"{self.package}.{found}"
 
 
 @functools.cache
 def declared() -> tuple[FormatDeclaration, ...]:
-    """All declarations of this package, in their order."""
+    """Return all declared formats in their order."""
     converters = importlib.import_module(_CONVERTERS)
     packages = [found.name for found in pkgutil.iter_modules(converters.__path__) if found.ispkg]
     found: list[FormatDeclaration] = []
@@ -90,47 +101,47 @@ def declared() -> tuple[FormatDeclaration, ...]:
 
 
 def format_for(path: str) -> str:
-    """The name of the export format for the suffix of a path, such as `h5` for `out.hdf5`; "" for no such suffix."""
+    """Return the export format for the suffix of a path, such as `h5` for `out.hdf5`; "" if no format has it."""
     return next((one.name for one in declared() if one.suffixes and path.lower().endswith(one.suffixes)), "")
 
 
 def example_source() -> FormatDeclaration:
-    """The first source, for examples in help and hints; where no source is installed, words that stand for one."""
+    """Return the first source, for examples in help and hints; a stand-in if no source is installed."""
     nothing = FormatDeclaration("source", "", 0, title="raw", example=("ID", "a name"))
     return next((one for one in declared() if one.source is not None), nothing)
 
 
 def source_example() -> str:
-    """The name of the first source."""
+    """Return the name of the first source."""
     return example_source().name
 
 
 def default_layout(name: str) -> Literal["ted", "packed"]:
-    """The layout of datasets in the format of that name, unless another one is asked for; `ted` for any other name."""
+    """Return the default layout of datasets of a format; `ted` for an unknown name."""
     return next((one.layout for one in declared() if one.name == name), "ted")
 
 
 def title_of(name: str) -> str:
-    """The title of the format of that name, and the name itself for the format of another package."""
+    """Return the title of a format; for a format of another package its name."""
     return next((one.title for one in declared() if one.name == name and one.title), name)
 
 
 def packed_by_default() -> str:
-    """The names of the formats whose datasets have the layout `packed`, for help."""
+    """Return the names of the formats whose datasets are `packed` by default, for help."""
     return ", ".join(one.name for one in declared() if one.layout == "packed")
 
 
 def declared_sources() -> str:
-    """The names of all sources, for help."""
+    """Return the names of all sources, for help."""
     return ", ".join(one.name for one in declared() if one.source is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOption:
-    """An option about raw datasets of other libraries; a reader names those that its format has in `option_names`.
+    """An option for reading datasets of other libraries; a reader lists the ones it supports in `option_names`.
 
-    `values` is the type of what is typed: bool for a switch, `list[str]` where it may be repeated. `metavar` and `help`
-    are for the help page.
+    `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar` and
+    `help` appear on the help page.
     """
 
     name: str
@@ -140,7 +151,7 @@ class ReaderOption:
 
     @property
     def key(self) -> str:
-        """The name in Python: in `ReaderOptions`, and in `Reader.options`."""
+        """The name in Python, as in `ReaderOptions` and `Reader.options`."""
         return self.name.replace("-", "_")
 
 
@@ -190,7 +201,7 @@ READER_OPTIONS = (
 
 
 class ReaderOptions(TypedDict, total=False):
-    """The options in `READER_OPTIONS`, as `convert`, `check`, `inspect` and `download` take them."""
+    """The options in `READER_OPTIONS` as keyword arguments of `convert`, `check`, `inspect` and `download`."""
 
     horizon: int | None
     ends: str | None
@@ -207,11 +218,11 @@ class ReaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class OperationOption:
-    """An option of `rbtool preprocess`: the operation of that name, or a value that operations share.
+    """An option of `rbtool preprocess`: an operation, or a value that several operations share.
 
-    `target` is the class of the operation as `module:Class` inside `rbtool.core.preprocess.operations`, None for a
-    shared value. `values` is the type of what is typed: bool for a switch, `list[str]` where it may be repeated.
-    `metavar` and `help` are for the help page; `discounted` marks operations that use the shared `--gamma`.
+    `target` is the operation's class as `module:Class` inside `rbtool.core.preprocess.operations`, None for a shared
+    value. `values` is the type of the value: bool for a switch, `list[str]` if the option may be repeated. `metavar`
+    and `help` appear on the help page; `discounted` marks operations that use the shared `--gamma`.
     """
 
     name: str

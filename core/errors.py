@@ -12,9 +12,9 @@
     ├── SchemaError(RuntimeError)                 1
     └── MissingKeyError(KeyError)                 1
 
-Each inherits from the built-in error that general code would catch. A message is one
-sentence: what was found, what was expected; `hint` is what to do about it, where there is something, and tracebacks
-show it below the message. `did_you_mean` and `suggests_keywords` add the name that was probably meant.
+Each class also inherits from the built-in error that general code would catch. A message is one sentence: what was
+found, and what was expected. `hint` says what to do about it, if there is something to do; tracebacks show it below the
+message. `did_you_mean` and `suggests_keywords` add the name that was probably meant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, TypeVar, cast
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
-"""Control characters and line ends as a message shows them: names in damaged files may have any of them."""
+"""How messages show control characters and line ends, which names in damaged files may contain."""
 
 _CAUGHT, _HINT = "Caught ", "hint: "
 _NEXT_LINE, _IN_HINT = "\n" + " " * len(_HINT), "\0"
@@ -38,8 +38,12 @@ _NEXT_LINE, _IN_HINT = "\n" + " " * len(_HINT), "\0"
 class RbtoolError(Exception):
     """Root of every error that rbtool raises on purpose.
 
-    One that a worker of a `DataLoader` raised has the message and the hint that it had there, and the traceback of the
-    worker as a note.
+    An error that a worker process of a `DataLoader` raised arrives with its original message and hint, and with the
+    worker's traceback as a note.
+
+    Args:
+        message: one sentence: what was found, and what was expected.
+        hint: what to do about it.
     """
 
     exit_code = 1
@@ -56,7 +60,7 @@ class RbtoolError(Exception):
 
     @property
     def hint(self) -> str:
-        """What to do about it, "" where nothing is known; a note of the exception, so that tracebacks end with it."""
+        """What to do about the error, or "". It is also a note of the exception, so that tracebacks end with it."""
         return self._hint
 
     @hint.setter
@@ -80,10 +84,10 @@ class RbtoolError(Exception):
 
 
 def _raised_in_worker(kind: type[RbtoolError], text: str) -> tuple[str, str, str] | None:
-    """Return message and hint of an error, and the traceback, from what torch makes of one that a worker raised.
+    """Recover message, hint and traceback of an error that a worker of a `DataLoader` raised.
 
-    Torch calls the type of the error with this text: `Caught TYPE in DataLoader worker process 0.`, then `Original `
-    and the traceback, whose end is the message and the notes.
+    Torch creates a new error of the same type from a text: `Caught TYPE in DataLoader worker process 0.`, then
+    `Original ` and the traceback, which ends with the message and the notes.
     """
     where, _, trace = text.partition(".\nOriginal ")
     _, found, end = trace.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
@@ -96,26 +100,26 @@ def _raised_in_worker(kind: type[RbtoolError], text: str) -> tuple[str, str, str
 
 
 def _rebuild(kind: type[RbtoolError], message: str, hint: str) -> RbtoolError:
-    """Unpickle an error that crossed from a worker process."""
+    """Recreate an unpickled error, for example one from a worker process."""
     return kind(message, hint=hint)
 
 
 class UsageError(RbtoolError, ValueError):
-    """The caller asked for something that has no meaning here."""
+    """The caller asked for something that makes no sense here."""
 
     exit_code = 2
 
 
 class NoLengthError(UsageError, TypeError):
-    """`len()` of something that never ends, or whose end is not known yet, was called."""
+    """`len()` was called on something that never ends, or whose end is not known yet."""
 
 
 class WrongKindError(UsageError, TypeError):
-    """A part of a buffer, or an argument, is of the wrong type."""
+    """An argument, such as a part of a buffer, has the wrong type."""
 
 
 class UnsupportedError(UsageError, NotImplementedError):
-    """An argument is not supported by this kind of buffer."""
+    """This kind of buffer does not support an argument."""
 
 
 class CheckFailed(RbtoolError):
@@ -125,13 +129,13 @@ class CheckFailed(RbtoolError):
 
 
 class DatasetNotFoundError(RbtoolError, FileNotFoundError):
-    """No dataset, checkpoint or source at the place named."""
+    """A dataset, checkpoint or source does not exist."""
 
     exit_code = 4
 
 
 class NetworkError(RbtoolError, ConnectionError):
-    """A remote source could not be reached, or the network is forbidden."""
+    """A remote source could not be reached, or network access is forbidden."""
 
     exit_code = 5
 
@@ -143,13 +147,13 @@ class AuthorisationError(RbtoolError, PermissionError):
 
 
 class OutOfSpaceError(RbtoolError, OSError):
-    """The file system, a quota or a file-size limit has no room for what was to be written."""
+    """The disk is full, or a quota or file-size limit was reached."""
 
     exit_code = 6
 
 
 class FormatError(RbtoolError, ValueError):
-    """A file or folder is not what it was taken for, or contradicts itself."""
+    """A file or folder does not have the expected format, or contradicts itself."""
 
 
 class CorruptDataError(FormatError):
@@ -157,31 +161,31 @@ class CorruptDataError(FormatError):
 
 
 class SchemaError(RbtoolError, RuntimeError):
-    """Wrong dtype, shape, structure or capacity."""
+    """Data have the wrong dtype, shape or structure, or exceed a capacity."""
 
 
 class EmptyPartError(SchemaError):
-    """A part of a stream has nothing to draw."""
+    """A part of a stream has no elements to draw."""
 
 
 class WorkerDiedError(RbtoolError, RuntimeError):
-    """A worker of a loader ended."""
+    """A worker process of a loader died."""
 
 
 class MissingKeyError(RbtoolError, KeyError):
-    """A key that was asked for is not there."""
+    """A requested key does not exist."""
 
 
 def require_flags(**flags: object) -> None:
-    """Raise UsageError unless each of these arguments is True or False: any text, also "no", would count as True."""
+    """Raise UsageError unless each of these arguments is True or False; a text such as "no" would count as True."""
     for name, value in flags.items():
-        # The bool of NumPy is named like Python's, or bool_; this module imports nothing.
+        # NumPy's bool is recognised by its name (bool or bool_), because this module does not import NumPy.
         if type(value).__name__ not in ("bool", "bool_") and not (isinstance(value, int) and value in (0, 1)):
             raise UsageError(f"{name} is {value!r}, expected True or False")
 
 
 def quiet() -> bool:
-    """Whether warnings are disabled by TorchRL's variable `RL_WARNINGS=0`."""
+    """Return whether TorchRL's environment variable `RL_WARNINGS=0` turns warnings off."""
     return os.environ.get("RL_WARNINGS", "1").lower() in {"0", "false", "no"}
 
 
@@ -198,18 +202,23 @@ def warn_caller(message: str) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Write `; did you mean …?` for the known name that is nearest to `name`, "" where none comes near."""
+    """Return `; did you mean …?` with the known name closest to `name`, or "" if none is similar."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, whole: bool = False) -> str:
-    """Find the known name that is nearest to `name`, "" where none comes near.
+    """Return the known name closest to `name`, or "" if none is similar.
 
-    `cutoff` is the least similarity, from 0 to 1. A dotted name is compared whole, then by its last part; the beginning
-    of a name counts as near to it. Names are only compared `whole` if that is set.
+    A dotted name is compared as a whole, then by its last part; a prefix of a name counts as similar, too.
+
+    Args:
+        name: the name that was typed.
+        known: the names that exist.
+        cutoff: the least similarity, from 0 to 1.
+        whole: only compare names as a whole.
     """
-    from difflib import get_close_matches  # only errors need it
+    from difflib import get_close_matches  # imported late: only errors need it
 
     names = {one.lower(): one for one in known}
     typed = name.lower()
@@ -226,10 +235,10 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, whole: bool
 
 
 def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
-    """Make a function name the argument that is nearest to a misspelt one, as Python itself does from 3.13 on.
+    """Decorate a function so that a misspelt keyword argument raises a TypeError with a suggestion.
 
-    `more` are the names that the function takes through `**options`; for any other name it raises TypeError. What is
-    declared as `bool`, or `bool | None`, has to be one: `force="no"` is UsageError.
+    Python 3.13 does so by itself. `more` are names that the function accepts through `**options`; any other name is
+    refused. An argument annotated as `bool` or `bool | None` must be one: `force="no"` raises UsageError.
 
     >>> @suggests_keywords()
     ... def halve(number, *, digits=2):
@@ -260,16 +269,17 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
 
 
 def require_keywords(name: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError, with the nearest name, for an argument of the function or class `name` that is not `known`."""
+    """Raise TypeError with a suggestion if the function or class `name` was given an argument that is not `known`."""
     for argument in given:
         if argument not in known:
             raise unknown_keyword(name, argument, known)
 
 
 def refuse_misspelt(function: Callable[..., Any], given: Iterable[str], elsewhere: Collection[str]) -> None:
-    """Raise TypeError for an argument that nearly is one of a function, which passes it on to what has `elsewhere`.
+    """Raise TypeError for an argument that looks like a misspelling of one of the function's own.
 
-    Others are left to what they are passed on to: that may take more than its signature names.
+    The function passes its other arguments on to something that accepts those in `elsewhere`. Arguments that resemble
+    nothing are left for that to judge: it may accept more than its signature names.
     """
     known = keywords_of(function)
     for argument in given:
@@ -283,9 +293,9 @@ def unknown_keyword(name: str, argument: str, known: Iterable[str]) -> TypeError
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that can be given to a function by keyword.
+    """Return the names of the arguments that a function accepts by keyword.
 
-    For a class they are those of all its constructors: each passes on what it does not take itself.
+    For a class these are the arguments of all constructors in its MRO, because each passes on what it does not take.
     """
     if isinstance(function, type):
         makers = [vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base)]

@@ -1,6 +1,6 @@
-"""What people see of long operations: progress, which the command line draws, and text that is safe to show.
+"""Progress of long operations, which the command line draws, and text that is safe to show to users.
 
-Safe text has visible control characters, and no tokens, passwords and proxy addresses.
+Safe text has its control characters made visible, and contains no tokens, passwords or proxy addresses.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f]"
 )
-"""Control characters, ends of lines, and what changes the direction of text or is not seen at all."""
+"""Control characters, line ends, and characters that change the text direction or are invisible."""
 
 
 class Progress(Protocol):
-    """Receives stages: each has a label (`converting`), a total (None if unknown) and a unit (`steps`, `bytes`)."""
+    """Receives the progress of an operation in stages.
+
+    A stage has a label (`converting`), a total (None if unknown) and a unit (`steps`, `bytes`).
+    """
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """Begin a stage; the one before it is over."""
+        """Begin a stage and end the previous one."""
 
     def advance(self, amount: int) -> None:
-        """Report so many more units done."""
+        """Report that `amount` more units are done."""
 
     def done(self, remark: str = "") -> None:
         """End the stage."""
@@ -37,7 +40,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that is not shown."""
+    """A `Progress` that shows nothing."""
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """Do nothing."""
@@ -53,12 +56,12 @@ class Silent:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: `1 step`, `6,704 steps`."""
+    """Format a count with its noun: `1 step`, `6,704 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def readable_size(count: float) -> str:
-    """Write bytes in decimal units: `5.4 MB`."""
+    """Format a number of bytes in decimal units: `5.4 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
@@ -67,17 +70,17 @@ def readable_size(count: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Make control characters visible: names and messages of data must not steer a terminal."""
+    """Make control characters visible, so that names and messages from data cannot control a terminal."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 _STARS = "***"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_SHORTEST = 4  # a value of fewer characters is no secret, and would black out words
+_SHORTEST = 4  # shorter values are not secrets, and hiding them would garble words
 
 _QUERY = r"[?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|(?:access_)?token|sig(?:nature)?|policy)="
-# What a text must hold, in lower case, for its pattern to be looked for; the first group stays.
+# A pattern is only tried if the lower-case text contains its key. The first group of a match is kept.
 _PATTERNS = {
     needle: re.compile(pattern, re.IGNORECASE)
     for needle, pattern in (
@@ -91,11 +94,11 @@ _PATTERNS = {
 
 
 def redact(text: str) -> str:
-    """Put `***` for every secret in a text that people or files will see.
+    """Replace every secret in a text by `***`, before the text is shown or written to a file.
 
-    Secrets are the values of the variables that hold Hugging Face tokens and of the file that does, whatever looks
-    like a token or an authorisation, the user part and the signature of an address, and the proxies that the
-    environment names, whole and by their host.
+    Secrets are Hugging Face tokens (from the environment and the token file), anything that looks like a token or an
+    authorisation header, user names, passwords and signatures in URLs, and the proxies in the environment, as whole
+    addresses and as host names.
     """
     for secret in _secrets(os.environ):
         if secret in text:
@@ -108,7 +111,7 @@ def redact(text: str) -> str:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Secrets of the environment, longest first: an address goes before the host in it."""
+    """Return the secrets in the environment, longest first, so that an address is replaced before its host."""
     found = {environment.get(name, "").strip() for name in _TOKENS}
     found.add(_token_in(_token_file(environment)))
     for name in _PROXIES:
@@ -118,7 +121,7 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _token_file(environment: Mapping[str, str]) -> str:
-    """Where huggingface_hub keeps the token of who logged in."""
+    """Return the file in which huggingface_hub keeps the user's token."""
     if named := environment.get("HF_TOKEN_PATH"):
         return named
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
@@ -129,13 +132,13 @@ def _token_file(environment: Mapping[str, str]) -> str:
 def _token_in(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, RuntimeError, ValueError):  # not there, no home folder, not text
+    except (OSError, RuntimeError, ValueError):  # no such file, no home folder, not text
         return ""
 
 
 @functools.lru_cache(maxsize=16)
 def _forms_of(proxy: str) -> tuple[str, ...]:
-    """A proxy's address in every form in which a log may show it."""
+    """Return a proxy's address in every form in which a log may show it."""
     found = [proxy, proxy.rstrip("/")]
     try:
         parts = urlsplit(proxy if "://" in proxy else f"//{proxy}")
@@ -148,8 +151,8 @@ def _forms_of(proxy: str) -> tuple[str, ...]:
             found += [secret, unquote(secret)]
     if port is not None:
         shown = f"[{host}]" if ":" in host else host
-        # As in an address, as httpcore logs it, and as errors of sockets show it.
+        # The forms in addresses, in logs of httpcore, and in socket errors.
         found += [f"{shown}:{port}", f"host={host!r} port={port}", f"({host!r}, {port})"]
     if host != "localhost" and not host.startswith("127.") and host != "::1":
-        found.append(host)  # the name of this machine is no secret, and is part of other addresses
+        found.append(host)  # not for this machine: its name is not secret, and occurs in other addresses
     return tuple(found)

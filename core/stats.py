@@ -1,6 +1,6 @@
-"""Statistics of the values of a dataset: counts, moments, extremes and quantiles, in one pass over its rows.
+"""Statistics of a dataset's values: counts, moments, extremes and quantiles, in one pass over the rows.
 
-Each is taken part by part and merged; `StatsStore` keeps them on disk.
+Statistics of blocks are merged, so that memory does not grow with the dataset. `StatsStore` caches them on disk.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Counts: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
 
 _LEAST = -1074
-"""The exponent of zero: below that of every other number."""
+"""The exponent used for zero, smaller than the exponent of any other number."""
 
 
 class Moments:
-    """Count, mean, deviation, minimum and maximum of the finite values of each of `width` dimensions.
+    """Count, mean, standard deviation, minimum and maximum of the finite values of each of `width` dimensions.
 
-    Whole numbers of any type are added up exactly; the mean and the deviation are rounded once. Floats are computed
-    with in float64, scaled so that neither a sum nor a square leaves its range, and merged by the method of Chan, Golub
-    and LeVeque (1979), which loses no precision to a large mean; their result depends on the parts and their order only
-    in the last bits. NaN and infinite values are counted and left out of all else.
+    Integers of any type are summed exactly, and mean and deviation are rounded once at the end. Floats are summed in
+    float64, scaled by a power of two so that neither sums nor squares overflow or underflow. Blocks are merged by the
+    method of Chan, Golub and LeVeque (1979), which loses no precision to a large mean; how rows are divided into blocks
+    only affects the last bits. NaN and infinite values are counted, and left out of everything else.
     """
 
     def __init__(self, width: int) -> None:
@@ -50,7 +50,7 @@ class Moments:
 
     @classmethod
     def of(cls, block: Array) -> Self:
-        """Take the moments of a block of rows, `[n, width]` of any real type."""
+        """Compute the moments of a block of rows, `[n, width]` of any real type."""
         made = cls(block.shape[1])
         if not len(block):
             return made
@@ -66,7 +66,7 @@ class Moments:
         return made
 
     def merge(self, other: Moments) -> None:
-        """Take in the moments of other rows."""
+        """Add the moments of other rows."""
         self.nan = self.nan + other.nan
         self.infinite = self.infinite + other.infinite
         self._floats.merge(other._floats)
@@ -74,7 +74,7 @@ class Moments:
 
     @property
     def count(self) -> Counts:
-        """How many finite values there are."""
+        """The number of finite values."""
         return self._floats.count + self._whole.count
 
     @property
@@ -87,34 +87,34 @@ class Moments:
 
     @property
     def std(self) -> Floats:
-        """The deviation of the values there are (divided by their count, not by one less); 0 where they are equal."""
+        """The population standard deviation (divides by the count); exactly 0 if all values are equal."""
         found = self._joined() if self._whole.count else self._floats
         deviation = self._whole.std if found is None else found.std
         return np.where(self.constant, 0.0, deviation)
 
     @property
     def min(self) -> Floats:
-        """The least value in float64; infinity without values."""
+        """The smallest value as float64; infinity without values."""
         return np.array([math.inf if value is None else value for value in self.lowest], np.float64)
 
     @property
     def max(self) -> Floats:
-        """The greatest value in float64; minus infinity without values."""
+        """The largest value as float64; minus infinity without values."""
         return np.array([-math.inf if value is None else value for value in self.highest], np.float64)
 
     @property
     def lowest(self) -> list[int | float | None]:
-        """The least value as it is: an int where there are whole numbers only; None without values."""
+        """The smallest value, exact: an int if all values are integers; None without values."""
         return self._extremes(self._floats.min, self._whole.min, least=True)
 
     @property
     def highest(self) -> list[int | float | None]:
-        """The greatest value, as `lowest` is the least."""
+        """The largest value, exact: an int if all values are integers; None without values."""
         return self._extremes(self._floats.max, self._whole.max, least=False)
 
     @property
     def constant(self) -> NDArray[np.bool_]:
-        """Which dimensions have one value only, or none."""
+        """Which dimensions have at most one distinct value."""
         pairs = zip(self.lowest, self.highest, strict=True)
         return np.array([low is None or high is None or not high > low for low, high in pairs])
 
@@ -128,7 +128,7 @@ class Moments:
         return [one if other is None else choose(one, other) for one, other in zip(whole, numbers, strict=True)]
 
     def _joined(self) -> _FloatSums | None:
-        """All values as floats; None where there are whole numbers only, which need no rounding."""
+        """Return the sums of all values as floats; None if all values are integers, whose sums are exact."""
         if not self._floats.count.any():
             return None
         found, whole = _FloatSums(len(self.nan)), self._whole
@@ -138,7 +138,7 @@ class Moments:
 
 
 def mean_of(numbers: Array) -> float:
-    """The mean of real numbers of any type and shape, at least one; that of infinite ones is infinite or NaN."""
+    """Return the mean of a non-empty array of real numbers, without overflow; infinite or NaN if a number is."""
     flat = numbers.reshape(-1, 1)
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
         with np.errstate(over="ignore", invalid="ignore"):
@@ -147,8 +147,10 @@ def mean_of(numbers: Array) -> float:
 
 
 class _FloatSums:
-    """Mean and sum of squared distances from it, in units of 2^exponent and its square; the exponent is that of the
-    greatest value, so that squares neither overflow nor vanish."""
+    """Mean and sum of squared deviations, in units of 2^exponent and its square.
+
+    The exponent follows the largest value, so that squares neither overflow nor underflow.
+    """
 
     def __init__(self, width: int) -> None:
         self.count: Counts = np.zeros(width, np.int64)
@@ -173,7 +175,7 @@ class _FloatSums:
 
     @classmethod
     def known(cls, count: int, mean: Floats, std: Floats, low: list[int], high: list[int]) -> Self:
-        """Take up moments that were computed elsewhere."""
+        """Create sums from moments that were computed elsewhere."""
         found = cls(len(mean))
         found.count = np.full(len(mean), count)
         found.min, found.max = np.array(low, np.float64), np.array(high, np.float64)
@@ -202,18 +204,18 @@ class _FloatSums:
 
 
 def _exponent(size: Floats) -> NDArray[np.int32]:
-    """The power of two just above each number."""
+    """Return the exponent of the power of two just above each number."""
     return np.where(size > 0, np.frexp(size)[1], _LEAST).astype(np.int32)
 
 
 _LIMB = 22
-"""Bits of the parts that numbers are cut into: the products of two parts can be added up in uint64 `_ROWS` times."""
+"""Bits of the limbs that integers are cut into; `_ROWS` products of two limbs can be summed in uint64."""
 
 _ROWS = 1 << (63 - 2 * _LIMB)
 
 
 class _WholeSums:
-    """Count, sum, sum of squares, minimum and maximum of each of `width` dimensions, as Python integers."""
+    """Exact count, sum, sum of squares, minimum and maximum of each of `width` dimensions, as Python integers."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -224,7 +226,7 @@ class _WholeSums:
 
     @classmethod
     def of(cls, block: Array) -> Self:
-        """Take the sums of a block of rows, `[n, width]` of integers or truth values, with one row at least."""
+        """Compute the sums of a non-empty block of rows, `[n, width]` of integers or booleans."""
         rows = block.view(np.uint8) if block.dtype.kind == "b" else block
         made = cls(rows.shape[1])
         made.count = len(rows)
@@ -233,7 +235,7 @@ class _WholeSums:
         spread = max((b - a for a, b in zip(made.min, made.max, strict=True)), default=0)
         lowest = _words(low)
         for start in range(0, len(rows), _ROWS):
-            # the distance from the least number fits into uint64 whatever the type, and wraps to what it is
+            # The distance from the smallest number fits into uint64 for every type; unsigned wrap-around is exact.
             made._add(_words(rows[start : start + _ROWS]) - lowest, max(1, math.ceil(spread.bit_length() / _LIMB)))
         for place, least in enumerate(made.min):
             apart = made._sums[place]
@@ -251,7 +253,7 @@ class _WholeSums:
                 self._squares = _plus(self._squares, products, _LIMB * (i + j) + (j > i))
 
     def merge(self, other: _WholeSums) -> None:
-        """Take in the sums of other rows."""
+        """Add the sums of other rows."""
         if not other.count:
             return
         if self.count:
@@ -270,13 +272,13 @@ class _WholeSums:
 
     @property
     def std(self) -> Floats:
-        """The deviation of each dimension, divided by the count."""
+        """The population standard deviation of each dimension."""
         pairs = zip(self._sums, self._squares, strict=True)
         return np.array([math.sqrt(self.count * squares - total**2) / self.count for total, squares in pairs])
 
 
 def _words(rows: Array) -> Words:
-    """The numbers as uint64; negative ones wrap."""
+    """Return integers as uint64; negative ones wrap around."""
     return rows.astype(np.uint64 if rows.dtype.kind == "u" else np.int64).view(np.uint64)
 
 
@@ -285,22 +287,28 @@ def _plus(numbers: list[int], added: Words, shift: int) -> list[int]:
 
 
 _KEPT_BITS = 8
-"""Bits of the fraction of a float64 that select the bucket."""
+"""How many leading bits of a float64's fraction select the bucket."""
 
 _SHIFT = np.uint64(52 - _KEPT_BITS)
 _SIGN = np.uint64(1 << 63)
 
 QUANTILE_ERROR = 2.0 ** -(_KEPT_BITS + 1)
-"""A quantile is off by no more than this part of its value: 0.2 %."""
+"""The largest relative error of a quantile: 0.2 %."""
 
 
 class QuantileSketch:
-    """Counts values in buckets that grow with them, so that each quantile is known up to a part of its value.
+    """Counts values in buckets of relative width, so that quantiles have a bounded relative error.
 
-    A bucket holds the numbers whose sign, exponent and first bits of the fraction agree: the idea of DDSketch (Masson,
-    Rim and Lee, 2019), on the buckets that floating point numbers come in anyhow. Ranks are exact, so the sketch is the
-    same whatever the order of the values and the number of parts, which sketches that draw lots cannot promise.
-    Memory grows with the number of buckets hit, some thousand a dimension, and not with the values.
+    This is the idea of DDSketch (Masson, Rim and Lee, 2019), with buckets that come for free from the float64 format:
+    a bucket holds the numbers with the same sign, exponent and first `_KEPT_BITS` bits of the fraction.
+
+        sign  exponent (11)   fraction (52)
+        [ s | e e e … e e e | f f f f f f f f | ignored … ]
+          └──────────── bucket ─────────────┘
+
+    Ranks are exact counts, so the sketch does not depend on the order of the values or on how they were divided, unlike
+    randomised sketches. Memory grows with the number of buckets that are hit, some thousand per dimension, and not with
+    the number of values.
     """
 
     def __init__(self, width: int) -> None:
@@ -309,7 +317,7 @@ class QuantileSketch:
         self._counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(width)]
 
     def update(self, block: Array) -> None:
-        """Count a block of rows, `[n, width]` of any real type; what is not finite is left out."""
+        """Count a block of rows, `[n, width]` of any real type; values that are not finite are left out."""
         values = np.ascontiguousarray(block.T, np.float64)
         buckets = _bucket_of(values)
         finite = np.isfinite(values)
@@ -329,10 +337,11 @@ class QuantileSketch:
         self._buckets[dimension], self._counts[dimension] = known, totals.astype(np.int64)
 
     def quantiles(self, fractions: Sequence[float], low: Array, high: Array) -> NDArray[np.float64]:
-        """Return, for each dimension, the values below which these fractions of all lie; `[len(fractions), width]`.
+        """Return the quantiles of each dimension, `[len(fractions), width]`; NaN without values.
 
-        `low` and `high` are the exact extremes, `[width]`: the quantiles 0 and 1, beyond which none is placed. NaN
-        without values.
+        Args:
+            fractions: which quantiles, from 0 to 1.
+            low, high: the exact minimum and maximum, `[width]`: the quantiles 0 and 1, and limits for all others.
         """
         found = np.full((len(fractions), self._width), np.nan)
         for dimension, (buckets, counts) in enumerate(zip(self._buckets, self._counts, strict=True)):
@@ -348,8 +357,8 @@ class QuantileSketch:
 
 
 def _bucket_of(values: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Number the buckets so that greater values lie in greater ones: the bits, with negative numbers turned round."""
-    bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    """Return bucket numbers in the order of the values: the leading bits, inverted for negative numbers."""
+    bits = (values + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     return ordered >> _SHIFT
 
@@ -363,21 +372,23 @@ def _middle_of(buckets: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 _BLOCK_BYTES = 8 << 20
 _BLOCK_VALUES = 2 << 20
-"""Each takes several words while moments and quantiles are computed, also where it is a byte."""
+"""Values per block; each takes several words while moments and quantiles are computed, even if it is a byte."""
 _WIDEST = 1024
-"""Leaves of more numbers a row, such as images, are pooled: a mean for each pixel is of little use."""
+"""Leaves with more numbers per row, such as images, are pooled: a mean for each pixel is of little use."""
 
 _NOT_DESCRIBED = frozenset({"id", "text"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldStats:
-    """Statistics of one leaf: a number for each dimension (row-major), or one for all if it is `pooled`.
+    """Statistics of one leaf: a number for each dimension (row-major), or a single one if the leaf is `pooled`.
 
-    `count` is of finite values; NaN and infinite ones are counted apart. `std` is the deviation of the values there
-    are. `constant` lists the dimensions that never vary, which nothing should be divided by. `quantiles` gives for
-    each fraction asked for one number a dimension. Extremes and quantiles of whole numbers are ints, exact whatever
-    their size. None where there is no finite value.
+    - `count`: finite values; NaN and infinite values are counted separately.
+    - `std`: the population standard deviation.
+    - `constant`: the dimensions that never vary, by whose deviation nothing should be divided.
+    - `quantiles`: for each requested fraction, one number per dimension.
+
+    Extremes and quantiles of integers are exact ints of any size. Numbers are None without a finite value.
     """
 
     key: Key
@@ -397,9 +408,9 @@ class FieldStats:
 
 
 def described_fields(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Select the leaves that have statistics: no text, no ids, no complex ones.
+    """Return the leaves that have statistics, which excludes text, ids and complex numbers.
 
-    A state at the root and under `next` counts once, at the root: else most rows would count twice.
+    An observation is described at the root only, and not again under `next`: most rows would count twice.
     """
     twins = {(NEXT, *key) for key in state_keys(fields)}
     return tuple(
@@ -413,7 +424,7 @@ def described_fields(fields: Sequence[Field]) -> tuple[Field, ...]:
 def collect_stats(
     reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress
 ) -> tuple[FieldStats, ...]:
-    """Read every row of these leaves once and describe them, with quantiles at these fractions."""
+    """Read every row of these leaves once, and compute their statistics with quantiles at these fractions."""
     progress.start("reading", sum(field.row_bytes for field in fields) * reader.manifest.steps, "bytes")
     found = tuple(_described(reader, field, fractions, progress) for field in fields)
     progress.done()
@@ -451,7 +462,7 @@ def _described(reader: StepReader, field: Field, fractions: Sequence[float], pro
 
 
 def _blocks(reader: StepReader, field: Field) -> Iterator[Array]:
-    """Read a leaf in blocks that depend on nothing but its shape: the same rows always give the same numbers."""
+    """Read a leaf in blocks whose size depends only on its shape, so that the same rows give the same results."""
     rows = max(1, min(_BLOCK_BYTES // field.row_bytes, _BLOCK_VALUES // math.prod(field.shape)))
     steps = reader.manifest.steps
     for start in range(0, steps, rows):
@@ -463,7 +474,7 @@ def _numbers(values: Array, counts: Array) -> tuple[float | None, ...]:
 
 
 def _whole_numbers(values: Sequence[float | None], moments: Moments) -> tuple[int | float | None, ...]:
-    """Round quantiles of whole numbers to such, for the middle of a bucket need not be one; extremes stay exact."""
+    """Round quantiles of integers, because the middle of a bucket need not be an integer; extremes stay exact."""
     found: list[int | float | None] = []
     for value, low, high in zip(values, moments.lowest, moments.highest, strict=True):
         if value is None or low is None or high is None:
@@ -477,10 +488,10 @@ _VERSION = 4
 
 
 class StatsStore:
-    """Keeps the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
+    """Caches the statistics of datasets in `<storage root>/.stats`, one file for each content and way to read it.
 
-    An unreadable file, or one of another version, counts as missing; a read-only folder keeps nothing. Both only cost
-    another pass over the data.
+    A file that is unreadable or has another version counts as missing, and nothing is stored in a read-only folder:
+    both only cost another pass over the data.
     """
 
     def __init__(self, root: Path) -> None:
@@ -488,7 +499,7 @@ class StatsStore:
         self._folder = root / ".stats"
 
     def load(self, manifest: Manifest, fractions: Sequence[float]) -> tuple[FieldStats, ...] | None:
-        """Return the stored statistics of these contents, with quantiles at these fractions; None if there are none."""
+        """Return the cached statistics of a dataset with quantiles at these fractions, or None."""
         try:
             document = load_json(self._path(manifest))
             digest = document.pop("digest")
@@ -505,7 +516,7 @@ class StatsStore:
             return None
 
     def save(self, manifest: Manifest, fractions: Sequence[float], fields: Sequence[FieldStats]) -> None:
-        """Store the statistics of all leaves of these contents."""
+        """Cache the statistics of all leaves of a dataset."""
         entries = [dataclasses.asdict(field) for field in fields]
         document = plain({
             "version": _VERSION, "of": _contents(manifest), "fractions": list(fractions), "fields": entries,
@@ -520,7 +531,7 @@ class StatsStore:
 
 
 def _contents(manifest: Manifest) -> dict[str, Any]:
-    """The input of the statistics: the bytes, and how the manifest interprets them."""
+    """Return what the statistics depend on: the content digest, and how the manifest interprets the bytes."""
     leaves = [[list(field.key), field.dtype, list(field.shape), field.role] for field in manifest.fields]
     return {
         "content_digest": manifest.content_digest,
@@ -532,7 +543,7 @@ def _contents(manifest: Manifest) -> dict[str, Any]:
 
 
 def _field_stats(entry: Any, origin: str) -> FieldStats:
-    """Decode an entry of a document; FormatError or ValueError for an invalid one."""
+    """Decode the statistics of a leaf from a document; FormatError or ValueError if they are invalid."""
     found = decode(FieldStats, entry, origin)
     for name in ("nan", "infinite", "mean", "std", "min", "max"):
         if len(getattr(found, name)) != len(found.count):

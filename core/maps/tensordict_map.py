@@ -326,7 +326,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             dest: an example of values.
             in_keys, out_keys: the entries of keys and values; by default all entries of `dest` are values.
             max_size: the most keys. None, the default (TorchRL's is 1000), lets the memory grow by doubling.
-            storage_constructor: makes the storage: a class, called with `max_size` (1000 if None), or a function without
+            storage_constructor: a class, which is called with `max_size` (1000 if None), or a function without
                 arguments.
             hash_module: see `QueryModule`.
             collate_fn, write_fn: see this class.

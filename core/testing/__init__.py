@@ -1,1 +1,1 @@
-"""What tests of rbtool and of its plug-ins share."""
+"""Test suites for the contracts, such as `SamplerTests`, and data for tests, shared by rbtool and its plug-ins."""

@@ -21,13 +21,13 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from .errors import error_of
 
 ROWS, LANES = 12, 3
-KNOWN = frozenset({"index", "priority_weight"})  # what writers and samplers add to elements
+KNOWN = frozenset({"index", "priority_weight"})  # keys that writers and samplers add to elements
 FILLS = {"empty": 0, "partly": 7, "full": 12, "wrapped": 29}
 CONTENTS = ("tensor", "tensordict", "nested", "tree")
 
 
 def leaves_of(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], torch.Tensor]:
-    """Take data apart into tensors by path; what writers and samplers add is left out."""
+    """Return the tensors of a nest by path, without the keys that writers and samplers add."""
     if isinstance(data, torch.Tensor):
         return {path: data}
     items: Any = data.items() if is_tensor_collection(data) or isinstance(data, Mapping) else enumerate(data)
@@ -47,7 +47,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def numbered(content: str, numbers: torch.Tensor) -> Any:
-    """Make elements of one kind of content out of int64 numbers of any shape; no two leaves are alike."""
+    """Make elements of one kind of content from int64 numbers of any shape; no two leaves are alike."""
     position = torch.stack([numbers, -numbers], -1).float()
     reward = (numbers.unsqueeze(-1) + 0.5).double()
     if content == "tensor":
@@ -61,10 +61,10 @@ def numbered(content: str, numbers: torch.Tensor) -> Any:
 
 
 class BufferTests(ABC):
-    """The contract of `ReplayBuffer`, empty, partly filled, exactly full and wrapped around.
+    """The contract of `ReplayBuffer`: empty, partly filled, exactly full and wrapped around.
 
-    `make` returns an empty buffer of twelve rows, of three lanes each where `ndim` is 2. Element `(lane, row)` of
-    what the tests write is `numbered(content, 100 * lane + row)`.
+    `make` returns an empty buffer of twelve rows, with three lanes if `ndim` is 2. The tests write
+    `numbered(content, 100 * lane + row)` as element `(lane, row)`.
     """
 
     content = "tensordict"
@@ -72,23 +72,23 @@ class BufferTests(ABC):
     saves = True
     """Whether a buffer of this kind can be written to a folder."""
     one_by_one = False
-    """Whether the storage takes elements of any kind, each for itself: then nests are written as lists of elements."""
+    """Whether the storage takes elements of any kind one by one; nests are then written as lists of elements."""
 
     @abstractmethod
     def make(self, **arguments: Any) -> ReplayBuffer:
         """Make an empty buffer; `arguments` go to its constructor."""
 
-    # What is written, and what ought to be there ---------------------------------------------------
+    # Written rows and expected contents ------------------------------------------------------------
 
     def batch(self, start: int, count: int) -> Any:
-        """Make rows `start` to `start + count`, in the layout in which a user has them."""
+        """Make rows `start` to `start + count` in the layout in which a user writes them."""
         rows = torch.arange(start, start + count)
         if self.one_by_one and self.content == "tree":
             return [numbered(self.content, row) for row in rows]
         return numbered(self.content, rows if self.ndim == 1 else rows + 100 * torch.arange(LANES).unsqueeze(1))
 
     def expected(self, written: int) -> Any:
-        """Return the contents of a ring after so many rows, written one after the other."""
+        """Return the contents of a ring after `written` rows were written to it."""
         ring = [max(row for row in range(written) if row % ROWS == slot) for slot in range(min(written, ROWS))]
         rows = torch.tensor(ring, dtype=torch.int64)
         return numbered(self.content, rows if self.ndim == 1 else rows + 100 * torch.arange(LANES).unsqueeze(1))
@@ -99,14 +99,14 @@ class BufferTests(ABC):
             buffer.extend(self.batch(start, min(5, written - start)))
 
     def filled(self, **arguments: Any) -> Iterator[tuple[int, ReplayBuffer]]:
-        """Yield a buffer of every fill but the empty one, with the rows that were written."""
+        """Yield buffers of every degree of filling except empty, each with the number of rows written."""
         for written in list(FILLS.values())[1:]:
             buffer = self.make(**arguments)
             self.fill(buffer, written)
             yield written, buffer
 
     def holds(self, buffer: ReplayBuffer, written: int) -> bool:
-        """Return whether contents, length, cursor and count are those after so many rows."""
+        """Return whether contents, length, cursor and count are right after `written` rows."""
         elements = min(written, ROWS) * (LANES if self.ndim == 2 else 1)
         counted = (len(buffer), buffer.writer.cursor, buffer.write_count) == (elements, written % ROWS, written)
         return counted and (not written or alike(buffer[:], self.expected(written)))
@@ -175,7 +175,7 @@ class BufferTests(ABC):
                 assert self.holds(buffer, written)
 
     def bad_batches(self) -> Iterator[Any]:
-        """Yield batches that cannot be stored; here those of another type, shape or structure."""
+        """Yield batches that cannot be stored, because their type, shape or structure differs."""
         good = self.batch(0, 4)
         if self.one_by_one:
             yield from (5, iter([good]))
@@ -256,7 +256,7 @@ class BufferTests(ABC):
             self.continues_like(pickle.loads(pickle.dumps(buffer)), buffer, written)
 
     def continues_like(self, other: ReplayBuffer, buffer: ReplayBuffer, written: int) -> None:
-        """Check that a restored buffer holds, draws and writes what the saved one does."""
+        """Check that a restored buffer holds, draws and writes the same as the saved one."""
         assert self.holds(other, written)
         assert other.batch_size == buffer.batch_size
         state = buffer.generator.get_state() if buffer.generator is not None else None
@@ -269,26 +269,26 @@ class BufferTests(ABC):
 
 
 def make_class(name: str, made: Callable[..., ReplayBuffer], **attributes: Any) -> type[BufferTests]:
-    """Make a suite for one kind of buffer and content, for files that run many of them."""
+    """Make a suite for one kind of buffer and content, for test files that run many of them."""
     return type(name, (BufferTests,), {"make": lambda self, **more: made(**more), "__test__": True, **attributes})
 
 
 EXPONENTS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
-"""With these, weights are priorities, and the info of a sample gives them."""
+"""With these exponents, the weights in the info of a sample are the priorities."""
 
 
 def draw_many(buffer: ReplayBuffer, draws: int = 4000) -> tuple[Any, dict[str, Any]]:
-    """Draw one large batch, whatever the buffer's own batch size, and return it with what is known of its elements."""
+    """Draw one large batch, whatever the buffer's own batch size, and return it with its info."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the buffer has another batch size
+        warnings.simplefilter("ignore")  # the warning that the buffer has another batch size
         found: tuple[Any, dict[str, Any]] = buffer.sample(draws, return_info=True)
     return found
 
 
 def drawn_weights(buffer: ReplayBuffer) -> list[float]:
-    """Return the weights of all elements in parts of their sum; of a sampler whose beta is 1, that has some tens.
+    """Return the weights of all elements as fractions of their sum, for a sampler with beta 1 and at most 100 elements.
 
-    They are read off the importance weights of many draws: an element that is not among them has weight 0.
+    They are derived from the importance weights of many draws; an element that was never drawn has weight 0.
     """
     torch.manual_seed(0)
     _, info = draw_many(buffer)
@@ -301,20 +301,20 @@ def drawn_weights(buffer: ReplayBuffer) -> list[float]:
 
 
 def plain(size: int = 10, **more: Any) -> PrioritizedReplayBuffer:
-    """Make a buffer whose weights are the priorities themselves."""
+    """Make a buffer whose weights are its priorities."""
     return PrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
 
 
 def of_steps(size: int = 10, **more: Any) -> TensorDictPrioritizedReplayBuffer:
-    """Make such a buffer of tensordicts."""
+    """Make a buffer of tensordicts whose weights are its priorities."""
     return TensorDictPrioritizedReplayBuffer(**EXPONENTS | {"storage": LazyTensorStorage(size), "batch_size": 4} | more)
 
 
 def steps(count: int = 4, **more: Any) -> TensorDict:
-    """Make rows that carry their numbers."""
+    """Make rows that contain their own numbers."""
     return TensorDict({"a": torch.arange(count), **more}, [count])
 
 
 def expected(*priorities: float) -> Any:
-    """Return what `drawn_weights` finds of elements of these priorities."""
+    """Return what `drawn_weights` should return for elements with these priorities."""
     return pytest.approx([priority / sum(priorities) for priority in priorities], abs=1e-6)

@@ -1,4 +1,4 @@
-"""What every checkpointer must do: subclass `CheckpointerTests` with a way to make one, and pytest runs the rest."""
+"""What every checkpointer must do: subclass `CheckpointerTests` and implement `make`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .errors import error_of
 
 CAPACITY = 6
 _FEW_BYTES = 64
-"""Size of the largest file while a write is made to fail."""
+"""The file-size limit under which a write is made to fail."""
 
 
 def is_bitwise_equal(one: Any, other: Any) -> bool:
-    """Whether two tensordicts, tensors or lists of them have the same keys, dtypes, shapes and bits."""
+    """Return whether two tensordicts, tensors or lists of them have the same keys, dtypes, shapes and bits."""
     if isinstance(one, list):
         return len(one) == len(other) and all(map(is_bitwise_equal, one, other))
     if isinstance(one, dict):
@@ -46,19 +46,19 @@ def is_bitwise_equal(one: Any, other: Any) -> bool:
 
 
 class CheckpointerTests(ABC):
-    """The contract of `StorageCheckpointerBase`. `make` returns a fresh checkpointer.
+    """The contract of `StorageCheckpointerBase`. `make` returns a new checkpointer.
 
-    A checkpointer of other data than tensordicts overrides `storage` and `rows`, too.
+    A suite for other data than tensordicts also overrides `storage` and `rows`.
     """
 
     hooks = True
-    """Whether hooks get the rows and may change them."""
+    """Whether hooks receive the rows and may change them."""
     keeps_cursor = True
-    """Whether the row that was written last comes back; a buffer restores it from its writer in any case."""
+    """Whether the checkpointer restores the storage's cursor; a buffer restores it from its writer in any case."""
 
     @abstractmethod
     def make(self) -> StorageCheckpointerBase:
-        """Make a fresh checkpointer."""
+        """Make a new checkpointer."""
 
     def storage(self, capacity: int = CAPACITY) -> Storage:
         """Make an empty storage of `capacity` rows."""
@@ -75,7 +75,7 @@ class CheckpointerTests(ABC):
         return TensorDict({**root, "next": after}, [count])
 
     def filled(self, count: int, capacity: int = CAPACITY, first: int = 0) -> Storage:
-        """Make a storage into whose ring `count` rows were written, and give it a fresh checkpointer."""
+        """Make a storage with a new checkpointer, and write `count` rows into its ring."""
         storage = self.storage(capacity)
         storage.checkpointer = self.make()
         data = self.rows(first, count)
@@ -84,7 +84,7 @@ class CheckpointerTests(ABC):
         return storage
 
     def assert_loads(self, path: Path, saved: Storage, into: Storage) -> None:
-        """Assert that a storage that a fresh checkpointer loads has the rows and the cursor of `saved`."""
+        """Assert that `into`, loaded from `path` by a new checkpointer, has the rows and the cursor of `saved`."""
         into.checkpointer = self.make()
         into.loads(path)
         assert is_bitwise_equal(into[:], saved[:])
@@ -92,7 +92,7 @@ class CheckpointerTests(ABC):
             assert last_row(into.last_cursor) == last_row(saved.last_cursor)
 
     def assert_untouched(self, storage: Storage, rows: Any, cursor: int | None) -> None:
-        """Assert that a storage has the rows and the cursor that it had."""
+        """Assert that a storage still has these rows and this cursor."""
         assert is_bitwise_equal(storage[:], rows)
         assert last_row(storage.last_cursor) == cursor
 
@@ -182,7 +182,7 @@ class CheckpointerTests(ABC):
         storage = self.storage()
         storage.checkpointer = self.make()
         error = error_of(partial(storage.dumps, tmp_path / "saved"))
-        if isinstance(error, SchemaError):  # a form of episodes needs a row
+        if isinstance(error, SchemaError):  # formats of episodes need at least one row
             return
         assert error is None
         loaded = self.filled(3)
@@ -215,7 +215,7 @@ class CheckpointerTests(ABC):
         if not descriptors.is_dir():
             return
         saved, loaded = self.filled(4), self.filled(1)
-        saved.dumps(tmp_path / "first")  # what is opened once for good, such as a random source, is open now
+        saved.dumps(tmp_path / "first")  # opens files that stay open from then on, such as a random source
         loaded.loads(tmp_path / "first")
         before = len(list(descriptors.iterdir()))
         saved.dumps(tmp_path / "second")

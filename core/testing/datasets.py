@@ -1,4 +1,4 @@
-"""Small TED datasets: random walks whose rows all differ, and data with every oddity there is, written from a plan."""
+"""Small TED datasets: random walks whose rows all differ, and datasets with every oddity, written from a plan."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WALK_FIELDS: tuple[tuple[Field, Timing], ...] = (
 def walk_pieces(
     episodes: Sequence[tuple[int, Ending]], *, seed: int = 0, piece_steps: int = 1 << 30
 ) -> Iterator[Piece]:
-    """Yield episodes of the given lengths and endings as pieces of at most `piece_steps` steps."""
+    """Yield random walks of the given lengths and endings as pieces of at most `piece_steps` steps."""
     draw = np.random.default_rng(seed)
     for number, (length, ending) in enumerate(episodes):
         observation = draw.normal(size=3) + np.cumsum(draw.normal(size=(length + 1, 3)), 0)
@@ -80,7 +80,7 @@ def walk_pieces(
 def write_walks(
     folder: Path, episodes: Sequence[tuple[int, Ending]], *, seed: int = 0, piece_steps: int = 1 << 30
 ) -> Manifest:
-    """Write such episodes as a dataset at `folder`, which must not exist."""
+    """Write random walks as a dataset at `folder`, which must not exist."""
     with DatasetBuilder(folder, ted_fields(WALK_FIELDS)) as builder:
         ingest = Ingest(builder, WALK_FIELDS)
         ingest.run(walk_pieces(episodes, seed=seed, piece_steps=piece_steps))
@@ -98,9 +98,9 @@ def write_packed(source: Path, folder: Path) -> Manifest:
 
 
 Presence: TypeAlias = Literal["absent", "zero", "set"]
-"""Of root flags and root reward: no such field, a field of zeros, a field of values."""
+"""Root flags and root reward: no such field, a field of zeros, or a field with values."""
 Kind: TypeAlias = Literal["state", "root", "after", "unlike"]
-"""Where a leaf is: at the root and under `next`, at one of them only, or at both with unlike element types."""
+"""Where a leaf is: at the root and under `next`, at the root only, under `next` only, or at both with other dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ ODD_LEAVES: tuple[PlannedLeaf, ...] = (
     PlannedLeaf(("explicit_next_",), "complex64", (2,), "after"),
     PlannedLeaf(("sensor",), "float32", (2,), "unlike"),
 )
-"""Leaves of every kind and element type, some with names that checkpoints keep for themselves."""
+"""Leaves of every kind and dtype, some with names that checkpoints reserve."""
 
 
 _DOCUMENTS = {
@@ -147,7 +147,10 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlan:
-    """What to write: an episode for each of `lengths`, `endings` and `jumps` (one of its next rows does not follow)."""
+    """What to write: an episode for each item of `lengths`, `endings` and `jumps`.
+
+    In an episode that jumps, the `next` observation of one row differs from the observation of the following row.
+    """
 
     lengths: tuple[int, ...]
     endings: tuple[Ending, ...]
@@ -181,9 +184,9 @@ class DatasetPlan:
 
 
 def relist(folder: Path, **changes: Any) -> Manifest:
-    """Give a dataset or a checkpoint in a folder the manifest that a writer of these very files would have written.
+    """Rewrite the manifest of a dataset or checkpoint so that its file list and digests match the files in the folder.
 
-    `changes` are entries that it would have written otherwise.
+    `changes` are further entries of the manifest to change.
     """
     manifest = Manifest.load(folder)
     kept = [file.path for file in manifest.files if (folder / file.path).is_file()]
@@ -227,7 +230,7 @@ def _episode(
 
 
 def _join(columns: dict[Key, Array], key: Key, draw: np.random.Generator) -> None:
-    """Let next rows be the rows after them, and some rows equal the one before."""
+    """Make each `next` row equal the row after it, and repeat some rows."""
     root, after = columns[key], columns[NEXT, *key]
     for row in np.flatnonzero(draw.random(len(root)) < 0.2)[1:]:
         root[row] = root[row - 1]
@@ -235,14 +238,14 @@ def _join(columns: dict[Key, Array], key: Key, draw: np.random.Generator) -> Non
 
 
 def _tear(after: Array, row: int) -> None:
-    """Change the highest bit of one number, which for a zero is only its sign."""
+    """Flip the highest bit of one number; for a zero that is only its sign."""
     bits = after[row : row + 1].reshape(-1).view(np.uint8)
     if bits.size:
         bits[-1] ^= 1 if after.dtype == np.bool_ else 0x80
 
 
 def _values(draw: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Numbers that all differ where the type has room for it; with NaN, infinity and -0.0."""
+    """Return numbers that all differ if the type has enough values, with NaN, infinity and -0.0 among floats."""
     dtype = numpy_dtype(name)
     if name == "bfloat16":
         return (draw.normal(size=shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -280,7 +283,7 @@ def _origin(plan: DatasetPlan) -> Origin:
 
 @st.composite
 def dataset_plans(draw: st.DrawFn, max_episodes: int = 5, max_length: int = 6) -> DatasetPlan:
-    """Plans of a few ragged episodes, down to none at all, with some of the odd leaves."""
+    """Draw plans of a few episodes of different lengths, possibly none, with some of the odd leaves."""
     lengths = tuple(draw(st.lists(st.integers(1, max_length), max_size=max_episodes)))
     endings = tuple(draw(st.sampled_from(get_args(Ending))) for _ in lengths)
     leaves = tuple(draw(st.lists(st.sampled_from(ODD_LEAVES), unique=True, max_size=8)))
@@ -299,5 +302,5 @@ def dataset_plans(draw: st.DrawFn, max_episodes: int = 5, max_length: int = 6) -
 
 
 def _names_reward(leaves: tuple[PlannedLeaf, ...]) -> bool:
-    """Return whether `reward` is a folder at the root, where it cannot be a leaf too."""
+    """Return whether `reward` is a nest at the root, and so cannot be a leaf, too."""
     return any(leaf.key[0] == "reward" for leaf in leaves)

@@ -1,4 +1,4 @@
-"""The contract of operations: subclass `OperationTests`, return an operation, and pytest runs it."""
+"""What every operation must do: subclass `OperationTests` and implement `operation`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class OperationTests(ABC):
 
     @abstractmethod
     def operation(self) -> RowOperation:
-        """Return the operation, always an equal one."""
+        """Return the operation; every call must return an equal one."""
 
     def rows(self) -> tuple[tuple[Field, ...], Block]:
-        """Return the fields and the rows that it is applied to, in whole episodes; always the same values."""
+        """Return the fields and rows to apply it to, in whole episodes; every call must return the same values."""
         return sample_block()
 
     def test_equal_arguments_make_an_equal_operation(self) -> None:
@@ -166,13 +166,13 @@ class OperationTests(ABC):
 
 
 def _reading(block: Block, keys: frozenset[Key]) -> Block:
-    """Return a copy of a block that has these columns only."""
+    """Return a copy of a block with only these columns."""
     columns = {key: BlockColumn(c.dtype, c.values.copy()) for key, c in block.columns.items() if key in keys}
     return Block(columns, block.pieces, block.first)
 
 
 def _part(block: Block, start: int, stop: int) -> Block:
-    """Return rows `[start, stop)` of a block, with the runs of episodes among them."""
+    """Return rows `[start, stop)` of a block, with the parts of episodes among them."""
     runs = []
     pieces = block.pieces
     for episode, first, rows in zip(pieces.episode, pieces.starts, pieces.rows, strict=True):
@@ -188,7 +188,7 @@ def _values(blocks: Sequence[Block]) -> Mapping[Key, Array]:
 
 
 def _require_equal_parts(parts: Sequence[Block], whole: Block) -> None:
-    """Fail unless the rows of the parts, in order, are those of the whole, NaN included."""
+    """Fail unless the parts, joined in order, equal the whole, NaN included."""
     found, expected = _values(parts), _values([whole])
     assert found.keys() == expected.keys()
     for key, values in expected.items():

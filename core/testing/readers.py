@@ -23,7 +23,7 @@ from .errors import error_of
 
 
 def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, Array]]:
-    """Put the columns of each episode together again from its pieces, flags included."""
+    """Join the pieces of each episode to columns, flags included."""
     found: dict[int, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.episode, []).append(piece)
@@ -46,7 +46,7 @@ def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, A
 
 
 def _written(parts: Iterable[EpisodeBlock | Piece], facts: SourceFacts, folder: Path) -> str:
-    """Write a dataset of pieces or blocks; return the digest of its content, the episode table included."""
+    """Write pieces or blocks as a dataset, and return the digest of its content and episode table."""
     with DatasetBuilder(folder, ted_fields(facts.fields)) as builder:
         ingest = Ingest(builder, facts.fields)
         ingest.run(parts)
@@ -55,14 +55,14 @@ def _written(parts: Iterable[EpisodeBlock | Piece], facts: SourceFacts, folder: 
 
 
 class ReaderTests(ABC):
-    """The contract of `Reader`, on one source of several episodes."""
+    """The contract of `Reader`, on one dataset with several episodes."""
 
     has_rewards = True
     """Whether the source has rewards."""
 
     @abstractmethod
     def source(self) -> Path:
-        """Return a dataset in the reader's format, of three episodes or more."""
+        """Return the path of a dataset in the reader's format, with at least three episodes."""
 
     @abstractmethod
     def reader(self) -> type[Reader]:
@@ -174,7 +174,7 @@ class ReaderTests(ABC):
             assert Final.MISSING not in table.final
 
     def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
-        """A file of which only the first half is left must not pass for a whole one."""
+        """A file cut off in the middle must not be read as if it were complete."""
         given = self.source()
         with self.open() as reader:
             whole, cut = reader.folder, [path for path in reader.files() if path.stat().st_size > 1]

@@ -1,4 +1,4 @@
-"""Rows of every kind of data to test storages and writers with, and comparisons of them."""
+"""Rows of every kind of data for tests of storages and writers, and comparisons of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..buffers.replay_buffer import ReplayBuffer
 from ..storages.pytree import tree_spec_of
 
 LANES = 3
-"""Elements in a row where a storage has two dimensions."""
+"""Elements per row of a storage with two dimensions."""
 
 
 def same(one: Any, other: Any) -> bool:
@@ -31,18 +31,18 @@ def overwrite(rows: Any) -> None:
 
 
 class MarkRecorder:
-    """Takes note of the elements that a storage reports."""
+    """Records the elements that a storage reports as updated."""
 
     def __init__(self) -> None:
         self.marks: list[Any] = []
 
     def mark_update(self, index: Any) -> None:
-        """Take note of an index."""
+        """Record an index."""
         self.marks.append(index)
 
 
 def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
-    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree"), which their numbers show."""
+    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree") that show their numbers."""
     shape = (len(rows), LANES)[:ndim]
     numbers = torch.tensor(rows, dtype=torch.int64).reshape(-1, *[1] * (ndim - 1)).expand(shape) * 4
     wide = torch.stack([numbers, numbers + 1], -1).double() + 0.5
@@ -56,7 +56,7 @@ def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
 
 
 def spoiled(kind: str, ndim: int) -> Iterator[Any]:
-    """Make two rows in which one tensor is wider than elsewhere: each of them in turn."""
+    """Yield pairs of rows in which one tensor is too wide, for each tensor in turn."""
     rows = sample_rows(kind, [50, 51], ndim)
     structure = tree_spec_of(rows, ndim)
     leaves = structure.flatten(rows)
@@ -66,7 +66,7 @@ def spoiled(kind: str, ndim: int) -> Iterator[Any]:
 
 
 def episode_steps(first: int, count: int, every: int = 5) -> TensorDict:
-    """Make steps of episodes of `every` steps."""
+    """Make `count` steps numbered from `first`, in episodes of `every` steps."""
     step = torch.arange(first, first + count)
     done = (step % every == every - 1).unsqueeze(-1)
     return TensorDict({"step": step, "next": TensorDict({"done": done}, [count])}, [count])
@@ -83,7 +83,7 @@ KINDS = ("tensor", "tensordict", "nested", "tree")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of data, the dimensions of the storage, and how many rows were written before the test begins."""
+    """A kind of data, the number of dimensions of the storage, and how many rows are written before a test."""
 
     kind: str
     ndim: int
@@ -102,7 +102,7 @@ class Case:
 
 
 def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:
-    """Make rows whose leaves all differ, of a tensor, a tensordict, a nested one or a nest of dicts and tuples."""
+    """Make rows of a kind of data whose leaves all differ: tensor, tensordict, nested tensordict, dicts and tuples."""
     count, lanes = len(numbers), (LANES,) * (ndim - 1)
     base = torch.tensor(list(numbers), dtype=torch.int64).reshape(count, *[1] * (ndim - 1))
     base = (base * 10 + torch.arange(lanes[0]) if lanes else base * 10).expand(count, *lanes)
@@ -118,7 +118,7 @@ def numbered_rows(kind: str, ndim: int, numbers: range) -> Any:
 
 
 def leaves_of(data: Any) -> Leaves:
-    """List the tensors of a nest by their paths, leaving out the `"index"` that some writers store."""
+    """Return the tensors of a nest by path, without the `"index"` that some writers store."""
     return {path: leaf for path, leaf in _walk(data, ()) if path != ("index",)}
 
 
@@ -131,7 +131,7 @@ def _walk(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], t
 
 
 def same_leaves(one: Any, other: Any) -> bool:
-    """Return whether two nests have the same tensors in the same places, leaving out `"index"`."""
+    """Return whether two nests have the same tensors in the same places, apart from `"index"`."""
     return same_tensors(leaves_of(one), leaves_of(other))
 
 
@@ -149,19 +149,19 @@ def _first(data: Any) -> Any:
 
 
 def copied_leaves(data: Any) -> Leaves:
-    """Copy the leaves of a nest, leaving out `"index"`."""
+    """Return copies of the leaves of a nest, without `"index"`."""
     return {path: leaf.clone() for path, leaf in leaves_of(data).items()}
 
 
 def layout_of(data: Any) -> Any:
-    """Return the names, types and shapes of the leaves of a nest."""
+    """Return the names, dtypes and shapes of the leaves of a nest."""
     if isinstance(data, torch.Tensor):
         return data.dtype, tuple(data.shape)
     return {str(k): layout_of(v) for k, v in (data.items() if hasattr(data, "items") else enumerate(data))}
 
 
 def widened(data: Any) -> Any:
-    """Make the last dimension of one leaf longer, which does not fit any more."""
+    """Make the last dimension of one leaf longer, so that it does not fit any more."""
     if isinstance(data, torch.Tensor):
         return torch.cat([data, data[..., :1]], -1)
     copied = data.copy()
@@ -172,7 +172,7 @@ def widened(data: Any) -> Any:
 
 
 def restore(buffer: ReplayBuffer, saved: ReplayBuffer, way: str) -> None:
-    """Have a buffer load another one: its `state_dict` ("state"), or the folder that it writes ("folder")."""
+    """Load another buffer into this one, through its `state_dict` ("state") or a saved folder ("folder")."""
     if way == "state":
         buffer.load_state_dict(saved.state_dict())
         return

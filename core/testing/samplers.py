@@ -20,7 +20,7 @@ from .rows import restore
 
 
 class _Closed(TensorStorage):
-    """A storage of which no rows can be read."""
+    """A storage whose rows cannot be read."""
 
     def read_at(self, index: Any) -> Any:
         raise AssertionError("the sampler says that it reads no rows")
@@ -30,18 +30,18 @@ class SamplerTests(ABC):
     """The contract of `Sampler`, on storages of one and of two dimensions, alone and in a buffer."""
 
     shuffles = True
-    """Whether chance has a part in it."""
+    """Whether draws are random."""
 
     @abstractmethod
     def make(self) -> Sampler:
-        """Make a fresh sampler for up to 100 elements."""
+        """Make a new sampler for up to 100 elements."""
 
     def storage(self, shape: tuple[int, ...] = (100,)) -> TensorStorage:
         """Make a full storage to sample from."""
         return TensorStorage(torch.arange(torch.Size(shape).numel()).reshape(shape), ndim=len(shape))
 
     def partly_filled(self, count: int, shape: tuple[int, ...] = (100,)) -> LazyTensorStorage:
-        """Make a storage with room for `shape`, of which `count` rows are written."""
+        """Make a storage with room for `shape`, and write `count` rows to it."""
         storage = LazyTensorStorage(torch.Size(shape).numel(), ndim=len(shape))
         storage.set(range(count), torch.arange(count * torch.Size(shape[1:]).numel()).reshape(count, *shape[1:]))
         return storage
@@ -225,10 +225,10 @@ class SamplerTests(ABC):
 
 
 class EpochSamplerTests(SamplerTests):
-    """The contract of a sampler that goes through all elements before one comes again."""
+    """The contract of a sampler that draws every element once before any is drawn again."""
 
     drops_last = False
-    """Whether what is left at the end of an epoch, and is less than a batch, is left out."""
+    """Whether an incomplete batch at the end of an epoch is dropped."""
 
     def test_an_epoch_holds_every_element_once(self) -> None:
         for shape, size in product(((100,), (7, 3), (4, 3, 2)), (1, 4, 21)):

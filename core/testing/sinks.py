@@ -18,11 +18,11 @@ from .datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
 from .errors import error_of
 
 ROWS = (0, 2, 3)
-"""The chosen episodes, which do not all follow one another."""
+"""The chosen episodes, with a gap between them."""
 
 
 class SinkTests(ABC):
-    """The contract of `Sink`, on three of four episodes of a dataset with floats, integers and flags."""
+    """The contract of `Sink`, on three of the four episodes of a dataset with floats, integers and flags."""
 
     file_name = "export"
     """Name of the exported file or folder."""
@@ -33,7 +33,7 @@ class SinkTests(ABC):
 
     @abstractmethod
     def read(self, path: Path, key: Key) -> Array:
-        """Read all rows of one leaf of an export, `[steps, *shape]`, with the element type that the format stores."""
+        """Read all rows of one leaf of an export, `[steps, *shape]`, in the dtype that the format stores."""
 
     def chosen(self, folder: Path) -> Chosen:
         """Write a dataset below `folder` and choose its episodes `ROWS`."""
@@ -114,7 +114,7 @@ class SinkTests(ABC):
 
 
 def _open_files() -> list[str]:
-    """List the files that this process has open; none where the system has no `/proc`."""
+    """Return the files that this process has open; empty on systems without `/proc`."""
     found = []
     for descriptor in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):

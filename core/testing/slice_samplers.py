@@ -33,7 +33,7 @@ Signal: TypeAlias = Literal["ids", "done", "either"]
 SIGNALS: tuple[Signal, ...] = ("ids", "done", "either")
 
 Coordinates: TypeAlias = tuple[int, ...]
-"""Where an element is: slot, and lane where there are several."""
+"""Where an element is: slot, and lane if there are several lanes."""
 
 Slice: TypeAlias = tuple[Coordinates, ...]
 
@@ -42,7 +42,7 @@ Ending: TypeAlias = Literal["terminated", "truncated", "both", "nothing"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Step:
-    """One step of one lane; `number` is its own and is never used again."""
+    """One step of one lane, with a unique `number`."""
 
     number: int
     trajectory: int
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SliceRule:
-    """The arguments of a slice sampler that decide what is legal; see `SliceSampler`."""
+    """The arguments of a slice sampler that decide which slices are legal; see `SliceSampler`."""
 
     slice_len: int
     strict_length: bool = True
@@ -78,7 +78,11 @@ class SliceRule:
 
 
 class RingModel:
-    """The slots of a ring: which steps lie there, and the how-manieth row ever written each of them is."""
+    """The slots of a ring: which step is in each, and when it was written, as a running number of rows.
+
+    slot   0   1   2   3   4        capacity 5, seven rows written: the cursor is at slot 2
+    time   5   6   2   3   4        slots 1 and 2 are neighbours, but 6 + 1 != 2: no episode continues there
+    """
 
     def __init__(self, capacity: int, lanes: int = 1, ndim: int = 1) -> None:
         self.capacity, self.lanes, self.ndim = capacity, lanes, ndim
@@ -88,18 +92,18 @@ class RingModel:
         self.written = 0
 
     def extend(self, rows: Iterable[tuple[Step, ...]]) -> None:
-        """Write rows, each a step of every lane, one after the other."""
+        """Write rows at the cursor; a row has a step for every lane."""
         for row in rows:
             self.steps[self.cursor], self.times[self.cursor] = row, self.written
             self.cursor = (self.cursor + 1) % self.capacity
             self.written += 1
 
     def replace(self, slot: int, row: tuple[Step, ...]) -> None:
-        """Write a row in place of another one, in whose time it stays."""
+        """Overwrite a row; its time stays the same."""
         self.steps[slot] = row
 
     def loaded(self, capacity: int) -> RingModel:
-        """Return what a buffer of another capacity is once it has loaded the checkpoint of this one."""
+        """Return the model of a buffer with another capacity after it has loaded the checkpoint of this one."""
         other = RingModel(capacity, self.lanes, self.ndim)
         more = capacity - self.capacity
         other.steps, other.times = [*self.steps, *[None] * more], [*self.times, *[-1] * more]
@@ -121,7 +125,7 @@ class RingModel:
         return not here[lane].ends(there[lane], signal)
 
     def runs(self, signal: Signal) -> list[Slice]:
-        """Return all trajectories, each as the places of its steps in order."""
+        """Return all trajectories, each as the coordinates of its steps in order."""
         runs: list[Slice] = []
         for lane in range(self.lanes):
             filled = [slot for slot in range(self.capacity) if self.steps[slot] is not None]
@@ -135,7 +139,7 @@ class RingModel:
 
 
 def legal_slices(runs: Sequence[Slice], rule: SliceRule) -> dict[Slice, Fraction]:
-    """Return every slice that may be drawn with the probability of drawing it."""
+    """Return every legal slice with its probability."""
     windows = {run: _windows(run, rule) for run in runs}
     windows = {run: found for run, found in windows.items() if found}
     chances: dict[Slice, Fraction] = {}
@@ -163,7 +167,7 @@ def _windows(run: Slice, rule: SliceRule) -> list[Slice]:
 
 
 def expected_marks(model: RingModel, drawn: Sequence[Slice]) -> dict[str, list[bool]]:
-    """Return the marks of the steps of drawn slices: where slices begin, and the flags at their ends."""
+    """Return the marks that the steps of drawn slices should get: beginnings of slices, and flags at their ends."""
     steps = [(model.step_at(place), number, len(part)) for part in drawn for number, place in enumerate(part)]
     last = [number == length - 1 for _, number, length in steps]
     return {
@@ -175,9 +179,10 @@ def expected_marks(model: RingModel, drawn: Sequence[Slice]) -> dict[str, list[b
 
 
 def assert_drawn_as_expected(drawn: Mapping[Slice, int], chances: Mapping[Slice, Fraction]) -> None:
-    """Hold what was drawn, and how often, against exact probabilities: nothing else, all of it, chi-square.
+    """Compare drawn slices with their exact probabilities.
 
-    The bound is what chance alone exceeds once in a million times; with fixed seeds the outcome is always the same.
+    No other slices may be drawn, every slice must be drawn, and the counts must pass a chi-square test whose bound is
+    exceeded by chance once in a million times. With fixed seeds the outcome is always the same.
     """
     foreign = set(drawn) - set(chances)
     assert not foreign, f"drawn, but not legal: {sorted(foreign)[:3]}"
@@ -195,7 +200,7 @@ def assert_drawn_as_expected(drawn: Mapping[Slice, int], chances: Mapping[Slice,
 
 
 def _bound(freedom: int) -> float:
-    """The quantile 1 - 1e-6 of the chi-square distribution, after Wilson and Hilferty."""
+    """Return the quantile 1 - 1e-6 of the chi-square distribution, by the approximation of Wilson and Hilferty."""
     if not freedom:
         return 1e-9
     width = 2 / (9 * freedom)
@@ -208,7 +213,7 @@ def _bound(freedom: int) -> float:
 def episodes(
     lengths: Iterable[int], endings: Sequence[Ending], ids: Sequence[int] | None = None, first: int = 0
 ) -> list[Step]:
-    """Return the steps of episodes one after the other; endings and ids are gone through again and again."""
+    """Return the steps of consecutive episodes; endings and ids are cycled through."""
     steps: list[Step] = []
     for number, length in enumerate(lengths):
         ending, name = endings[number % len(endings)], ids[number % len(ids)] if ids else number
@@ -227,7 +232,7 @@ def episodes(
 
 
 def step_lists(lanes: int, rows: int) -> st.SearchStrategy[list[tuple[Step, ...]]]:
-    """Rows of several lanes, of episodes of any length and ending, the last one of each lane maybe cut off."""
+    """Draw rows of several lanes: episodes of any length and ending, the last of each lane possibly incomplete."""
     ending = st.sampled_from(["terminated", "truncated", "both", "nothing"])
     lane = st.builds(
         episodes,
@@ -239,7 +244,7 @@ def step_lists(lanes: int, rows: int) -> st.SearchStrategy[list[tuple[Step, ...]
 
 
 def rows_of(lanes: Sequence[Sequence[Step]], count: int) -> list[tuple[Step, ...]]:
-    """Put lanes side by side, and give each step a number of its own."""
+    """Combine lanes to rows, and give each step a unique number."""
     rows = list(zip(*(lane[:count] for lane in lanes), strict=True))
     return [
         tuple(
@@ -255,7 +260,7 @@ def _repeated(lengths: Sequence[int], rows: int) -> list[int]:
 
 
 def tensordict_of(rows: Sequence[tuple[Step, ...]], ndim: int = 1) -> TensorDict:
-    """Return rows as data for `extend`: `[rows]`, or `[lanes, rows]` for a storage of two dimensions."""
+    """Return rows as data for `extend`: `[rows]`, or `[lanes, rows]` for a storage with two dimensions."""
     shape = (len(rows), len(rows[0])) if ndim > 1 else (len(rows),)
 
     def leaf(values: Iterable[int], dtype: torch.dtype, *trail: int) -> torch.Tensor:
@@ -291,7 +296,7 @@ CONTENTS: dict[str, tuple[Sequence[int], Sequence[Ending]]] = {
     "terminated": ((4, 3), ("terminated",)),
     "unterminated tail": ((3, 100), ("terminated",)),
 }
-"""Episode lengths and endings, gone through again and again."""
+"""Episode lengths and endings, which are cycled through."""
 
 SITUATIONS = ("partly filled", "exactly full", "wrapped mid-episode", "re-used ids", "larger capacity", "refilled")
 
@@ -312,7 +317,7 @@ class Twin:
         self.model.extend(rows)
 
     def replace(self, slot: int, row: tuple[Step, ...]) -> None:
-        """Write over one row, wherever the cursor is."""
+        """Overwrite one row without moving the cursor."""
         data = tensordict_of([row], self.model.ndim)
         data = data.transpose(0, 1) if self.model.ndim > 1 else data
         data["index"] = self.buffer.storage[slot : slot + 1]["index"]
@@ -331,21 +336,21 @@ class Twin:
         return other
 
     def sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Have the sampler draw; return the index and the info."""
+        """Draw a batch; return its index and info."""
         return self.buffer.sampler.sample(self.buffer.storage, batch_size)
 
     def draw(self, batch_size: int) -> tuple[list[Slice], dict[Any, Any]]:
-        """Have the sampler draw; return the slices, cut where they end, and their info."""
+        """Draw a batch; return its slices and info."""
         index, info = self.sample(batch_size)
         return cut(index, info), info
 
     def legal(self, signal: Signal, rule: SliceRule) -> dict[Slice, Any]:
-        """Return what may be drawn now, each slice with its exact probability."""
+        """Return the slices that are legal now with their exact probabilities."""
         return legal_slices(self.model.runs(signal), rule)
 
 
 def cut(index: Any, info: dict[Any, Any]) -> list[Slice]:
-    """Cut a batch where its slices end; steps that only fill a slice up are left out."""
+    """Split a batch into its slices, without the steps that only pad a slice."""
     parts = index if isinstance(index, tuple) else (index,)
     coordinates = torch.stack([part.reshape(-1) for part in parts], -1).tolist()
     mask = info.get(("collector", "mask"))
@@ -366,7 +371,7 @@ def cut(index: Any, info: dict[Any, Any]) -> list[Slice]:
 def situation(
     name: str, contents: str, sampler: Sampler | None = None, lanes: int = 1, ndim: int = 1, slots: int = _CAPACITY
 ) -> Twin:
-    """Make a twin that is filled in one of the ways of `SITUATIONS` with one of the `CONTENTS`."""
+    """Make a twin filled as one of the `SITUATIONS` with one of the `CONTENTS`."""
     lengths, endings = CONTENTS[contents]
     ids = (0, 1) if name == "re-used ids" else None
     plenty = [
@@ -398,17 +403,17 @@ class SliceSamplerTests(ABC):
     """The contract of a sampler of slices of trajectories."""
 
     replacement = True
-    """Whether a trajectory may be drawn again before all others were."""
+    """Whether a trajectory may be drawn again before all others have been drawn."""
 
     uniform_over: Literal["episode", "step"] = "episode"
-    """What is drawn with equal probabilities by default, trajectories or starts of slices."""
+    """What has equal probabilities by default: trajectories or starts of slices."""
 
     @abstractmethod
     def make(self, **options: Any) -> Sampler:
         """Make a sampler for storages of 12 rows, with up to 2 lanes."""
 
     def twin(self, name: str = "wrapped mid-episode", contents: str = "ragged", ndim: int = 1, **options: Any) -> Twin:
-        """Make a sampler on a buffer that is filled already."""
+        """Make a sampler on a buffer that is already filled."""
         options = {"slice_len": 2, "end_key": ("next", "done"), **options}
         return situation(name, contents, self.make(**options), lanes=ndim, ndim=ndim)
 
@@ -433,7 +438,7 @@ class SliceSamplerTests(ABC):
 
     def test_marks_of_steps_fit_the_data(self) -> None:
         merged = Twin(12, self.make(slice_len=6, traj_key="episode", strict_length=False))
-        # Two episodes with one id are one trajectory: it has flags between its ends.
+        # Two episodes with the same id are one trajectory, which has flags in its middle.
         merged.extend(rows_of([episodes([4, 2, 1, 3], ["terminated", "truncated"], ids=(7, 7, 8, 8))], 10))
         for twin in (merged, *(self.twin(ndim=ndim, strict_length=False) for ndim in (1, 2))):
             for _ in range(6):

@@ -1,4 +1,4 @@
-"""What every source must do: subclass `SourceTests`, return a source with a remote, and pytest runs the rest."""
+"""What every source must do: subclass `SourceTests` and implement `source`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import error_of
 
 
 class SourceTests(ABC):
-    """The contract of `Source`, on a remote with one dataset or more, for instance on a loopback server."""
+    """The contract of `Source`, on a remote with at least one dataset, for instance on a loopback server."""
 
     @abstractmethod
     def source(self) -> Source:

@@ -27,7 +27,7 @@ ROWS = 10
 
 
 def writable(test: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Leave a test out for storages that cannot be written."""
+    """Skip a test for storages that cannot be written."""
 
     def run(self: StorageTests) -> None:
         if self.writes:
@@ -38,14 +38,14 @@ def writable(test: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class StorageTests(ABC):
-    """The contract of `Storage`. `make` returns a fresh storage of ten valid rows that all differ."""
+    """The contract of `Storage`. `make` returns a new storage with ten valid rows that all differ."""
 
     writes = True
     """Whether this storage can be written."""
 
     @abstractmethod
     def make(self) -> Storage:
-        """Make a storage with ten valid rows, of which no two are alike."""
+        """Make a storage with ten valid rows that all differ."""
 
     def test_counts_its_rows(self) -> None:
         storage = self.make()
@@ -185,11 +185,11 @@ class StorageTests(ABC):
 
 CAPACITY = 8
 FILLS = {"empty": [], "partly filled": [3, 2], "exactly full": [5, 3], "wrapped": [5, 3, 4]}
-"""How many rows each write brings."""
+"""The number of rows in each write."""
 
 
 class StorageFillTests(ABC):
-    """The contract of a storage that begins empty, for every kind of data, `ndim` and fill level."""
+    """The contract of a storage that starts empty, for every kind of data, `ndim` and fill level."""
 
     kinds: tuple[str, ...] = ("tensor", "tensordict", "nested tensordict", "pytree")
     ndims: tuple[int, ...] = (1, 2)
@@ -197,20 +197,20 @@ class StorageFillTests(ABC):
     """Whether the storage has a checkpointer."""
 
     alike = True
-    """Whether all elements have the same keys, element types and shapes, and others are refused."""
+    """Whether all elements must have the same keys, dtypes and shapes."""
 
     @abstractmethod
     def make_empty(self, max_size: int, ndim: int) -> Storage:
         """Make an empty storage with room for `max_size` elements."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Have pytest run the tests that take a case for every one."""
+        """Parametrise the tests that take a case with every case."""
         if "case" in metafunc.fixturenames:
             cases = list(itertools.product(self.kinds, self.ndims, FILLS))
             metafunc.parametrize("case", cases, ids=[f"{kind}-{ndim}d-{fill}" for kind, ndim, fill in cases])
 
     def filled(self, case: tuple[str, int, str]) -> tuple[Storage, list[int]]:
-        """Make the storage of a case; return it with the numbers of the rows that it holds, place by place."""
+        """Make the storage of a case; return it with the number of the row in each slot."""
         kind, ndim, fill = case
         storage = self.make_empty(CAPACITY * LANES ** (ndim - 1), ndim)
         held: dict[int, int] = {}
@@ -228,7 +228,7 @@ class StorageFillTests(ABC):
         return storage[:] if rows is None else storage.get(torch.tensor(rows, dtype=torch.int64))
 
     def holds(self, storage: Storage, case: tuple[str, int, str], rows: list[int]) -> bool:
-        """Return whether a storage holds just these rows."""
+        """Return whether a storage holds exactly these rows."""
         if len(storage) != len(rows) * LANES ** (case[1] - 1) or storage.shape[0] != len(rows):
             return False
         return not rows or same(self.read(storage), sample_rows(case[0], rows, case[1]))

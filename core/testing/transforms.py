@@ -1,4 +1,4 @@
-"""The contract of transforms: subclass `TransformTests` and name the transform and the data; pytest runs it."""
+"""What every transform must do: subclass `TransformTests`, implement `transform` and `batch`; pytest runs the rest."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TransformTests(ABC):
 
     @abstractmethod
     def transform(self) -> Transform:
-        """Return a new transform, always the same one."""
+        """Return a new transform; every call must return an equal one."""
 
     @abstractmethod
     def batch(self) -> TensorDictBase:
-        """Return a batch of several steps that the transform works on, both ways; always the same values."""
+        """Return a batch of several steps that the transform and its inverse accept; always with the same values."""
 
     def seeded(self, seed: int) -> Transform:
-        """Return a new transform with a generator, if it draws."""
+        """Return a new transform; if it is random, with a generator seeded by `seed`."""
         transform = self.transform()
         if transform.draws:
             transform.generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """What every writer must do: subclass `WriterTests` or `RingTests` and implement `make`; pytest runs the rest.
 
-Each test runs for every kind of data the writer takes, in storages of one and of two dimensions that are empty,
-partly filled, exactly full and written around.
+Each test runs for every kind of data that the writer takes, in storages with one and with two dimensions that are
+empty, partly filled, exactly full and wrapped around.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CountingRecorder:
         self.marks: list[tuple[Any, int, int]] = []
 
     def mark_update(self, index: Any) -> None:
-        """Note the index, the cursor and the count."""
+        """Record the index, the cursor and the count."""
         self.marks.append((index, self.writer.cursor, self.writer.write_count))
 
 
 class WriterTests(ABC):
-    """The contract of `Writer`. `make` returns a fresh writer that takes the `kinds` of data in `ndims` dimensions.
+    """The contract of `Writer`. `make` returns a new writer that takes the `kinds` of data in `ndims` dimensions.
 
-    Later rows of the suite rank higher in all their leaves, so that writers which choose take them.
+    Later rows rank higher in all their leaves, so that writers that keep the best rows accept them.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -70,10 +70,10 @@ class WriterTests(ABC):
 
     @abstractmethod
     def make(self) -> Writer:
-        """Make a fresh writer."""
+        """Make a new writer."""
 
     def rows(self, case: Case, first: int, count: int) -> Any:
-        """Make rows as they lie in the storage."""
+        """Make rows as they are stored."""
         rows = case.rows(first, count)
         if self.labels:
             rows["index"] = torch.full(rows.batch_size, -1)
@@ -86,12 +86,12 @@ class WriterTests(ABC):
         return storage
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Have pytest run the tests that take a `case` with every one of them."""
+        """Parametrise the tests that take a `case` with every case."""
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", [Case(*parts) for parts in product(self.kinds, self.ndims, FILLED)], ids=str)
 
     def filled(self, case: Case) -> tuple[Writer, TensorStorage]:
-        """Make a writer and a storage into which it wrote the rows of the case."""
+        """Make a writer and a storage, and write the rows of the case."""
         writer, storage = self.make(), self.storage(case)
         writer.register_storage(storage)
         if count := FILLED[case.filled]:
@@ -99,12 +99,12 @@ class WriterTests(ABC):
         return writer, storage
 
     def snapshot(self, writer: Writer, storage: TensorStorage) -> tuple[Any, ...]:
-        """Copy whatever a failed write must leave alone."""
+        """Copy everything that a failed write must not change."""
         rows = copied_leaves(storage[:]) if len(storage) else {}
         return rows, str(writer.state_dict()), len(storage), storage.log.now, str(storage.last_cursor)
 
     def assert_untouched(self, writer: Writer, storage: TensorStorage, before: tuple[Any, ...]) -> None:
-        """Assert that a snapshot made now is like the one made before."""
+        """Assert that nothing has changed since a snapshot."""
         now = self.snapshot(writer, storage)
         assert now[1:] == before[1:]
         assert same_tensors(now[0], before[0])
@@ -297,7 +297,7 @@ class WriterTests(ABC):
 
 
 class RingTests(WriterTests):
-    """The contract of a writer that fills row after row and then starts again."""
+    """The contract of a writer that fills row after row and then starts again from the first."""
 
     def test_rows_go_round(self, case: Case) -> None:
         writer, storage = self.filled(case)

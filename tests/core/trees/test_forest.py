@@ -156,7 +156,7 @@ def test_the_maps_of_a_forest() -> None:
         False,
     ]
     assert forest.get_child(state(0))["action"].tolist() == [1, 2]
-    with pytest.raises(rbtool.UsageError, match="not written one by one"):
+    with pytest.raises(rbtool.UsageError, match="cannot be written one by one"):
         forest.node_map[state(0)] = state(0)
 
 

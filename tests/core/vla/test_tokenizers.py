@@ -98,7 +98,7 @@ def test_tokenizers_of_metadata_and_statistics() -> None:
 )  # fmt: skip
 def test_what_is_no_action_or_token(tokenizer: Any) -> None:
     for actions in (torch.tensor([0.0, torch.nan]), torch.zeros(3), torch.tensor(0.0)):
-        with pytest.raises(RuntimeError, match="actions are"):
+        with pytest.raises(RuntimeError, match="actions "):
             tokenizer.encode(actions)
     for tokens in (torch.tensor([8, 0]), torch.tensor([-1, 0]), torch.zeros(2), torch.zeros(3, dtype=torch.int64)):
         with pytest.raises(RuntimeError, match="tokens are"):
@@ -125,5 +125,5 @@ def test_what_is_no_action_or_token(tokenizer: Any) -> None:
     ],
 )
 def test_invalid_arguments(kind: Any, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected|not below|below|not finite|belong|above|without|given"):
+    with pytest.raises(ValueError, match=r"expected|below|not finite|above|without|but"):
         kind(**arguments)
