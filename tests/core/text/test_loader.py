@@ -1,8 +1,12 @@
-"""Token caches: made once, found again by what they are made of, published whole, refused when damaged."""
+"""Datasets of text as token caches, the tensorclasses made from them, and batches; one of the datasets is on a hub."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +14,22 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from download_machine import Machine
+from forked_scripts import Interpreter
+from hub import Hub
 from tensordict import TensorDict
-from text_files import plain_rows, saved_tldr, tiny_tokenizer
+from text_files import PAD, lay_out_text_hub, plain_rows, saved_tldr, tiny_model, tiny_tokenizer
 
 import rbtool
 from rbtool.core.errors import DatasetNotFoundError, FormatError, MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
+from rbtool.core.text.batches import create_infinite_iterator, get_dataloader
 from rbtool.core.text.loader import TokenizedDatasetLoader
 from rbtool.core.text.prompts import PromptData
-from rbtool.core.text.rewards import PairwiseDataset
+from rbtool.core.text.rewards import PairwiseDataset, RewardData
 from rbtool.core.text.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
 
-LENGTH = 1300
+LENGTH, SHORT = 1300, 1100
 
 
 @pytest.fixture(scope="module")
@@ -333,3 +341,158 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(rbtool.RbtoolError, match="needs transformers, which is not installed here") as caught:
         TokenizedDatasetLoader("train", 4, "x", TensorDictTokenizer)
     assert caught.value.hint == "pip install 'rbtool[text]'"
+
+
+GUIDE = Path(__file__).parents[3] / "docs/guides/text.md"
+SCRIPT = """
+import json, rbtool
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+prompts = rbtool.PromptData.from_dataset("valid", max_length=2600, tokenizer=tokenizer)
+pairs = rbtool.PairwiseDataset.from_dataset("train", max_length=64, tokenizer=tokenizer)
+batches = rbtool.get_dataloader(4, 2600, rbtool.PromptData, "cpu", split="test", tokenizer=tokenizer)
+try:
+    rbtool.PairwiseDataset.from_dataset("valid", max_length=64, tokenizer=tokenizer)
+except FileNotFoundError as error:
+    print(error, error.hint)
+print(json.dumps([tokenizer.batch_decode(one, skip_special_tokens=True) for one in
+      (prompts.input_ids, pairs.chosen_data.input_ids, pairs.rejected_data.input_ids, next(batches).input_ids)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Interpreter]]:
+    """A machine whose folder has a tokenizer and a model of the name gpt2."""
+    with Hub(lay_out_text_hub(tmp_path_factory.mktemp("hub"), saved)) as hub:
+        machine = Machine(hub, tmp_path_factory.mktemp("machine"))
+        tiny_tokenizer(pad_token="").save_pretrained(machine.folder / "gpt2")
+        tiny_model(places=1024, pad_token_id=None).save_pretrained(machine.folder / "gpt2")
+        running = Interpreter("rbtool.core.text.prompts", "transformers", "datasets", environment=machine.variables)
+        yield machine, running
+        running.close()
+
+
+def run(python: tuple[Machine, Interpreter], script: str, **more: str) -> list[str]:
+    machine, interpreter = python
+    ran = interpreter.run(script, cwd=machine.folder, environment={**machine.variables, **more})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_tokens_from_a_hub_then_without_the_network(python: tuple[Machine, Interpreter], saved: Path) -> None:
+    for more in ({}, {"RBTOOL_OFFLINE": "1"}):
+        error, decoded = run(python, SCRIPT, **more)
+        assert "no split 'valid'; did you mean 'valid1'? there are train, valid1" in error
+        prompts, chosen, rejected, batch = json.loads(decoded)
+        assert prompts == [row["prompt"] + row["label"] for row in plain_rows(saved, "valid")]
+        kept = [0, *range(3, 12)]
+        assert chosen == [f"Summarise number {at}.\nthis one is good in {at} ways" for at in kept]
+        assert rejected == [f"Summarise number {at}.\nthis other one is bad {at} times" for at in kept]
+        assert set(batch) <= {row["prompt"] + row["label"] for row in plain_rows(saved, "test")}
+    listed = {one["name"].partition("@")[0] for one in python[0].json("list")["datasets"]}
+    assert "tokens:CarperAI/openai_summarize_tldr/valid-2600" in listed
+
+
+def test_the_examples_of_the_guide(python: tuple[Machine, Interpreter]) -> None:
+    blocks = re.findall(r"```py\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        run(python, block)
+
+
+GIVEN = Path(__file__).parents[2] / "data/hf_rlhf/tldr_batch/_tensordict"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("root")
+
+
+def test_a_batch_of_torchrl_is_prompts_of_ours() -> None:
+    batch = PromptData.from_tensordict(TensorDict.load_memmap(GIVEN))
+    assert batch.input_ids.shape == (16, 33)
+    masked = batch.mask_label()
+    kept = torch.arange(33) <= batch.prompt_rindex.unsqueeze(1)
+    assert torch.equal(masked.input_ids, torch.where(kept, batch.input_ids, 50256))
+    assert torch.equal(masked.attention_mask, kept.long() * batch.attention_mask)
+    assert (masked.labels, masked.batch_size) == (None, batch.batch_size)
+
+
+def test_masking_a_label_keeps_the_whole_prompt_and_no_more() -> None:
+    ids = torch.tensor([[PAD, 7, 8, 9], [5, 6, 7, PAD]])
+    batch = PromptData(
+        input_ids=ids, attention_mask=(ids != PAD).long(), prompt_rindex=torch.tensor([2, 0]), batch_size=[2]
+    )
+    masked = batch.mask_label(pad_token_id=PAD)
+    assert masked.input_ids.tolist() == [[PAD, 7, 8, PAD], [5, PAD, PAD, PAD]]
+    assert masked.attention_mask.tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
+    assert batch.input_ids.tolist() == ids.tolist()
+
+
+def test_tensorclasses_index_stack_and_move_as_one() -> None:
+    one = RewardData(input_ids=torch.zeros(3, 4), attention_mask=torch.ones(3, 4), batch_size=[3])
+    pairs = PairwiseDataset(chosen_data=one, rejected_data=one.clone(), batch_size=[3])
+    joined = torch.cat([pairs, pairs[:1]])
+    assert isinstance(joined[1:].rejected_data, RewardData)
+    assert joined.rejected_data.input_ids.shape == (4, 4)
+    assert joined.to("cpu").chosen_data.end_scores is None
+
+
+def test_every_row_comes_once_an_epoch(saved: Path, root: Path) -> None:
+    data = PromptData.from_dataset("train", saved, SHORT, root, from_disk=True, tokenizer=tiny_tokenizer())
+    rows = {tuple(row) for row in data.input_ids.tolist()}
+    assert len(rows) == len(data)
+    loader = get_dataloader(
+        10, SHORT, PromptData, "cpu", saved, infinite=False, root_dir=root, from_disk=True, tokenizer=tiny_tokenizer()
+    )
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) == len(data) // 10
+        drawn = [tuple(row) for batch in batches for row in batch.input_ids.tolist()]
+        assert len(set(drawn)) == len(drawn) == len(batches) * 10
+        assert set(drawn) <= rows
+
+
+def test_endless_batches_are_of_the_class_on_the_device(saved: Path, root: Path) -> None:
+    batches = get_dataloader(
+        8, SHORT, PromptData, torch.device("cpu"), saved, prefetch=2, split="valid", root_dir=root, from_disk=True,
+        tokenizer=tiny_tokenizer(),
+    )  # fmt: skip
+    drawn = list(itertools.islice(batches, 15))
+    assert {(type(batch), batch.batch_size, batch.device) for batch in drawn} == {
+        (PromptData, torch.Size([8]), torch.device("cpu"))
+    }
+    drawn[0].input_ids.zero_()
+    stored = PromptData.from_dataset("valid", saved, SHORT, root, from_disk=True, tokenizer=tiny_tokenizer())
+    assert stored.input_ids.sum(1).min() > 0
+
+
+def test_a_batch_larger_than_the_dataset_is_refused(saved: Path, root: Path) -> None:
+    with pytest.raises(UsageError, match="batch_size is 1,000, and the dataset has"):
+        get_dataloader(1000, SHORT, PromptData, "cpu", saved, root_dir=root, from_disk=True, tokenizer=tiny_tokenizer())
+
+
+def test_a_class_without_a_dataset_is_refused() -> None:
+    with pytest.raises(UsageError, match="RewardData'>, expected a class with from_dataset"):
+        get_dataloader(2, SHORT, RewardData, "cpu")
+
+
+def test_an_infinite_iterator_begins_again() -> None:
+    assert list(itertools.islice(create_infinite_iterator([1, 2, 3]), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
+    for exhausted in ([], iter(())):
+        with pytest.raises(UsageError, match="has no elements"):
+            next(create_infinite_iterator(exhausted))
+    once = create_infinite_iterator(iter([1]))
+    assert next(once) == 1
+    with pytest.raises(UsageError, match="only once"):
+        next(once)
+
+
+def test_the_names_are_at_the_top() -> None:
+    names = (
+        "AdaptiveKLController", "ConstantKLController", "PairwiseDataset", "PromptData", "PromptTensorDictTokenizer",
+        "RewardData", "RolloutFromModel", "TensorDictTokenizer", "TokenizedDatasetLoader", "create_infinite_iterator",
+        "get_dataloader",
+    )  # fmt: skip
+    assert all(getattr(rbtool, name).__name__ == name for name in names)

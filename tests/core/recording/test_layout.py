@@ -1,4 +1,4 @@
-"""Infos: what fits is stored where it was, and the rest is named."""
+"""Infos of any kind are recorded, or named with the reason why not."""
 
 from __future__ import annotations
 

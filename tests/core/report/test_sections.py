@@ -1,4 +1,4 @@
-"""The commands that a page names make the dataset again, byte for byte."""
+"""The commands in a report do its steps again."""
 
 from __future__ import annotations
 
