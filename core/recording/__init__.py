@@ -1,1 +1,1 @@
-"""Records environments: what gymnasium environments return, and the rollouts of TorchRL, become datasets."""
+"""Recording: episodes of gymnasium environments, and rollouts of TorchRL, are written as datasets."""

@@ -1,1 +1,1 @@
-"""The report of datasets: the figures of their rows and episodes, and the page that shows them."""
+"""Reports on datasets: figures of their rows and episodes, and the HTML page that shows them."""

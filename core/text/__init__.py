@@ -1,1 +1,1 @@
-"""Text for language models: tokenizers that give tensordicts, token caches, batches, KL controllers, rollouts."""
+"""Text for training language models: tokenizers, token caches, batches, KL controllers and rollouts."""

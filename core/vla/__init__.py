@@ -1,1 +1,1 @@
-"""Data of vision-language-action models: metadata, tokens of actions, images, and the layout of a step."""
+"""Data for vision-language-action models: metadata, action tokens, image preprocessing, and the layout of a step."""
