@@ -4,6 +4,8 @@ from .converters.atari.replay import AtariDQNExperienceReplay as AtariDQNExperie
 from .converters.d4rl.replay import D4RLExperienceReplay as D4RLExperienceReplay
 from .converters.gen_dgrl.replay import GenDGRLExperienceReplay as GenDGRLExperienceReplay
 from .converters.lerobot.replay import LeRobotExperienceReplay as LeRobotExperienceReplay
+from .converters.lerobot.replay import lerobot_columns_to_tensordict as lerobot_columns_to_tensordict
+from .converters.lerobot.video_clips import VideoClipRef as VideoClipRef
 from .converters.minari.replay import MinariExperienceReplay as MinariExperienceReplay
 from .converters.openml.replay import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .converters.openx.replay import OpenXExperienceReplay as OpenXExperienceReplay
@@ -38,12 +40,10 @@ from .core.checkpointers.lists import CompressedListStorageCheckpointer as Compr
 from .core.checkpointers.lists import ListStorageCheckpointer as ListStorageCheckpointer
 from .core.checkpointers.references import PackedStorageCheckpointer as PackedStorageCheckpointer
 from .core.checkpointers.tensor import TensorStorageCheckpointer as TensorStorageCheckpointer
-from .core.datasets.buffer import load_dataset as load_dataset
-from .core.datasets.clips import VideoClipRef as VideoClipRef
-from .core.datasets.lerobot_columns import lerobot_columns_to_tensordict as lerobot_columns_to_tensordict
+from .core.datasets.load_dataset import load_dataset as load_dataset
+from .core.datasets.load_dataset import register_dataset as register_dataset
 from .core.datasets.offline_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
 from .core.datasets.offline_online import prefill_replay_buffer as prefill_replay_buffer
-from .core.datasets.registered import register_dataset as register_dataset
 from .core.encodings.video import clear_video_decoder_cache as clear_video_decoder_cache
 from .core.encodings.video import set_video_decoder_cache_size as set_video_decoder_cache_size
 from .core.errors import AuthorisationError as AuthorisationError
@@ -58,11 +58,10 @@ from .core.errors import RbtoolError as RbtoolError
 from .core.errors import SchemaError as SchemaError
 from .core.errors import UsageError as UsageError
 from .core.experience_replay import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
-from .core.loading.datasets import TorchDataset as TorchDataset
-from .core.loading.datasets import TorchMapDataset as TorchMapDataset
-from .core.loading.datasets import torch_dataset as torch_dataset
 from .core.loading.loader import TorchLoader as TorchLoader
-from .core.loading.streams import StreamDataset as StreamDataset
+from .core.loading.torch_dataset import TorchDataset as TorchDataset
+from .core.loading.torch_dataset import TorchMapDataset as TorchMapDataset
+from .core.loading.torch_dataset import torch_dataset as torch_dataset
 from .core.maps.hashing import BinaryToDecimal as BinaryToDecimal
 from .core.maps.hashing import HashToInt as HashToInt
 from .core.maps.hashing import RandomProjectionHash as RandomProjectionHash
@@ -144,6 +143,7 @@ from .core.storages.list_storage import ListStorage as ListStorage
 from .core.storages.packed import PackedRecording as PackedRecording
 from .core.storages.packed import PackedStorage as PackedStorage
 from .core.storages.tensor import TensorStorage as TensorStorage
+from .core.streams.stream_dataset import StreamDataset as StreamDataset
 from .core.ted.schema import DEFAULT_DONE_KEYS as DEFAULT_DONE_KEYS
 from .core.text.batches import create_infinite_iterator as create_infinite_iterator
 from .core.text.batches import get_dataloader as get_dataloader

@@ -16,7 +16,6 @@ import torch
 from .buffers.replay_buffer import arguments_of
 from .datasets.buffer import DatasetReplayBuffer
 from .datasets.storage import DatasetStorage
-from .datasets.videos import with_frames
 from .declarations import from_leaf
 from .errors import (
     CorruptDataError,
@@ -39,6 +38,7 @@ from .open_steps import open_steps
 from .samplers.sample_units import SampleUnit
 from .storages.base import Storage
 from .storages.packed import PackedStorage
+from .transforms.video import with_frames
 
 _STORE = ".rbtool-store"
 

@@ -1,31 +1,189 @@
-"""Datasets of LeRobot as buffers."""
+"""Datasets of LeRobot as buffers, and columns of LeRobot in memory as tensordicts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+
 from ...core.datasets.buffer import DatasetReplayBuffer
-from ...core.datasets.lerobot_columns import (
-    LANGUAGE,
-    RestoredColumns,
-    key_of_column,
-    lerobot_columns_to_tensordict,
-    stored_columns,
-    with_next_observations,
-)
-from ...core.datasets.videos import with_frames
-from ...core.errors import UsageError, warn_caller
+from ...core.errors import SchemaError, UsageError, suggests_keywords, warn_caller
 from ...core.experience_replay import SourceExperienceReplay
 from ...core.format.contracts import StepReader
 from ...core.format.manifest import HIDDEN
 from ...core.samplers.slices import SliceSampler
 from ...core.storages.tensor import TensorStorage
-from ...core.transforms.base import Compose
-from ...core.transforms.keyed import RenameTransform
+from ...core.transforms.base import Compose, Transform
+from ...core.transforms.keyed import Path as KeyPath
+from ...core.transforms.keyed import RenameTransform, as_key, require_tensordict
+from ...core.transforms.video import with_frames
 from .metadata import DatasetInfo, read_info, read_tasks
+from .video_clips import VideoClipRef
+
+LANGUAGE: KeyPath = ("language_instruction",)
+_NAMED: dict[str, KeyPath] = {"episode_index": ("episode",), "frame_index": ("frame",), "task": LANGUAGE}
+_IMAGES = ("observation", "images")
+
+
+def key_of_column(name: str, key_map: Mapping[str, Any] | None = None) -> KeyPath:
+    """Return the key of a column: what `key_map` has for it, else that of TorchRL."""
+    if key_map is not None and name in key_map:
+        return as_key(key_map[name])
+    if name in _NAMED:
+        return _NAMED[name]
+    parts = tuple(name.split("."))
+    return ("observation", "image", *parts[2:]) if parts[:2] == _IMAGES and len(parts) > 2 else parts
+
+
+@suggests_keywords()
+def lerobot_columns_to_tensordict(
+    columns: Mapping[str, Any], *, key_map: Mapping[str, Any] | None = None
+) -> TensorDict:
+    """Return columns of frames, by LeRobot's names, as a tensordict of batch size `[N]`.
+
+    A column is a tensor or an array `[N, …]`, a `VideoClipRef` `[N]`, or a list of N texts, which becomes non-tensor
+    data. `observation.state` becomes `("observation", "state")`, `observation.images.top` is
+    `("observation", "image", "top")`, `episode_index` `"episode"`, `frame_index` `"frame"` and `task`
+    `"language_instruction"`; other names with dots are nested. `key_map` names the keys of some columns otherwise.
+    Vectors under `next` get a trailing dimension of one.
+
+    UsageError (a ValueError) for no columns, and for a list that is not of texts alone; SchemaError (a RuntimeError)
+    for columns of different lengths. Names and form are those of TorchRL.
+
+    >>> columns = {"action": torch.zeros(2, 3), "next.reward": torch.ones(2), "task": ["open", "open"]}
+    >>> rows = lerobot_columns_to_tensordict(columns)
+    >>> rows["next", "reward"].shape, list(rows["language_instruction"])
+    (torch.Size([2, 1]), ['open', 'open'])
+    """
+    found: dict[KeyPath, Any] = {}
+    for name, column in columns.items():
+        key, value = key_of_column(name, key_map), _value_of(name, column)
+        if key[0] == "next" and isinstance(value, torch.Tensor) and value.ndim == 1:
+            value = value.unsqueeze(-1)
+        if key in found:
+            raise UsageError(f"two columns have the key {'.'.join(key)}: {name} and another one")
+        found[key] = value
+    if not found:
+        raise UsageError("no columns, expected at least one")
+    lengths = {name: len(column) for name, column in columns.items()}
+    count = next(iter(lengths.values()))
+    for name, length in lengths.items():
+        if length != count:
+            raise SchemaError(f"{name} has {length} rows, and {next(iter(lengths))} has {count}")
+    built = TensorDict({}, batch_size=[count])
+    for key, value in found.items():
+        built.set(key, NonTensorStack(*value) if isinstance(value, list) else value)
+    return built
+
+
+def _value_of(name: str, column: Any) -> Any:
+    if isinstance(column, torch.Tensor | VideoClipRef):
+        if not column.ndim:
+            raise SchemaError(f"{name} is a single value, expected a row for each frame")
+        return column
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biufc":
+        return torch.from_numpy(column)
+    values = list(column) if isinstance(column, Sequence | np.ndarray) and not isinstance(column, str) else None
+    if not values or not all(isinstance(one, str) for one in values):
+        raise UsageError(f"{name} is {type(column).__name__}, expected a tensor, a VideoClipRef or a list of texts")
+    return values
+
+
+class RestoredColumns(Transform):
+    """Puts texts, and frames of videos, in the place of the numbers that a storage has for them.
+
+    `texts` has the texts of an entry by number, under the key of that entry and the one that they are put at; an entry
+    that has the key of its texts is replaced. `clips` has the references to all files of an entry, whose rows are
+    int64 `[2]`: a file and a frame; they are decoded to uint8 `[3, height, width]` where `decode` is set.
+    """
+
+    def __init__(
+        self,
+        texts: Mapping[tuple[KeyPath, KeyPath], Mapping[int, str]],
+        clips: Mapping[KeyPath, tuple[str, ...]],
+        *,
+        decode: bool = True,
+    ) -> None:
+        super().__init__()
+        self.texts, self.clips, self.decode = dict(texts), dict(clips), decode
+
+    def forward(self, data: Any) -> Any:
+        batch = require_tensordict(data, self).copy()
+        for (key, out), texts in self.texts.items():
+            if (numbers := batch.get(key, None)) is not None:
+                batch.set(out, _stacked([texts.get(int(one), "") for one in numbers.reshape(-1)], batch))
+        for key, sources in self.clips.items():
+            if (rows := batch.get(key, None)) is not None:
+                clip: Any = VideoClipRef.from_frames(sources, rows[..., 1], rows[..., 0])
+                batch.set(key, clip.decode() if self.decode else clip)
+        return batch
+
+
+def _stacked(texts: list[str], batch: TensorDictBase) -> Any:
+    if not batch.batch_size:
+        return NonTensorData(texts[0])
+    return NonTensorStack(*texts).reshape(batch.batch_size) if batch.ndim > 1 else NonTensorStack(*texts)
+
+
+def stored_columns(rows: TensorDict, *, decode: bool) -> tuple[TensorDict, RestoredColumns]:
+    """Return rows of numbers alone, and what makes the rows of them again."""
+    texts: dict[tuple[KeyPath, KeyPath], dict[int, str]] = {}
+    clips: dict[KeyPath, tuple[str, ...]] = {}
+    built = TensorDict({}, batch_size=rows.batch_size)
+    for key, value in _leaves(rows):
+        if isinstance(value, VideoClipRef):
+            clips[key] = value.paths
+            value = torch.stack((value.file_id, value.frame_index), dim=-1)
+        elif not isinstance(value, torch.Tensor):
+            words = [str(one) for one in value.tolist()]
+            codes = {word: number for number, word in enumerate(dict.fromkeys(words))}
+            texts[key, key] = {number: word for word, number in codes.items()}
+            value = torch.tensor([codes[word] for word in words])
+        built.set(key, value)
+    return built, RestoredColumns(texts, clips, decode=decode)
+
+
+def with_next_observations(rows: TensorDict) -> TensorDict:
+    """Return rows with `("next", "observation", …)`: that of the following row, where it continues the episode.
+
+    Elsewhere, and where `("next", "done")` is set, it is NaN, or 0 where the type has none. Frames of videos are left
+    alone, and named in a warning. UsageError (a ValueError) where no `episode` separates rows.
+    """
+    if rows.get("episode", None) is None:
+        raise UsageError("rehydrate=True needs the column episode_index, which separates episodes")
+    episode, frame, done = (rows.get(key, None) for key in ("episode", "frame", ("next", "done")))
+    follows = torch.zeros(len(rows), dtype=torch.bool)
+    follows[:-1] = episode.reshape(-1)[1:] == episode.reshape(-1)[:-1]
+    if frame is not None:
+        follows[:-1] &= frame.reshape(-1)[1:] == frame.reshape(-1)[:-1] + 1
+    if done is not None:
+        follows &= ~done.reshape(-1).bool()
+    built = rows.copy()
+    for key, value in _leaves(rows):
+        if key[0] != "observation":
+            continue
+        if not isinstance(value, torch.Tensor):
+            warn_caller(f"{'.'.join(key)} has no next rows: they are not decoded")
+            continue
+        after = torch.full_like(value, float("nan") if value.is_floating_point() else 0)
+        after[:-1][follows[:-1]] = value[1:][follows[:-1]]
+        built.set(("next", *key), after)
+    return built
+
+
+def _leaves(rows: TensorDictBase, lead: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the columns: tensors, references to frames, and texts."""
+    for name in rows.keys():  # noqa: SIM118  # of a tensordict
+        value = rows.get(name)
+        if isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack):
+            yield from _leaves(value, (*lead, name))
+        else:
+            yield (*lead, name), value
 
 
 class LeRobotExperienceReplay(SourceExperienceReplay):

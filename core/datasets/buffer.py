@@ -1,4 +1,4 @@
-"""Datasets as buffers: `load_dataset` opens one that is stored; `preprocess` maps one into another.
+"""Datasets as buffers: their rows, which no one adds to; `preprocess` maps one into another.
 
 The preprocessing engine is imported by the functions that need it: few callers do.
 """
@@ -6,50 +6,30 @@ The preprocessing engine is imported by the functions that need it: few callers 
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
 
-from ..buffers.ensemble import ReplayBufferEnsemble
-from ..buffers.processes import generator_of
 from ..buffers.tensordict import TensorDictReplayBuffer
-from ..declarations import ReaderOptions, from_leaf
-from ..encodings.compact import BUFFER
-from ..errors import DatasetNotFoundError, SchemaError, UsageError, suggests_keywords
+from ..declarations import from_leaf
+from ..errors import SchemaError, UsageError
 from ..format import fs
-from ..format.contracts import StepReader
-from ..format.locate import KnownNames, find_dataset, storage_root
-from ..format.mixture import is_mixture
-from ..format.packed.reader import PackedReader
 from ..format.staging import Staging
-from ..open_steps import open_episodes, open_steps
+from ..open_steps import open_steps
 from ..progress import Silent, clean
-from ..results import given_options
-from ..samplers.base import Sampler
-from ..samplers.ensemble import SamplerEnsemble
-from ..samplers.sample_units import SampleUnit
-from ..samplers.stream import StreamSampler
-from ..saved_steps import own_steps, require_verified
 from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.tensor import TensorStorage
-from ..transforms.base import divided
 from ..writers.base import ImmutableDatasetWriter, Writer
-from .mixtures import open_mixture
-from .registered import or_registered
-from .storage import DatasetStorage, Mode
-from .videos import with_frames
+from .storage import DatasetStorage
 
 if TYPE_CHECKING:
     from ..preprocess.processor import Unit
@@ -279,158 +259,3 @@ class ProgressBar:
     def note(self, text: str) -> None:
         """Write a message on a line of its own."""
         _Bar.write(clean(text), file=sys.stderr)
-
-
-@or_registered
-@suggests_keywords(*ReaderOptions.__annotations__)
-def load_dataset(
-    dataset: str | os.PathLike[str],
-    batch_size: int | None = None,
-    *,
-    sampler: Any = None,
-    sample_unit: SampleUnit | None = None,
-    transform: Any = None,
-    collate_fn: Callable[[Any], Any] | None = None,
-    pin_memory: bool = False,
-    prefetch: int | None = None,
-    split_trajs: bool = False,
-    seed: int | None = None,
-    mode: Mode = "c",
-    verify: bool = False,
-    decode_video: bool = True,
-    root: str | os.PathLike[str] | None = None,
-    streaming: bool = False,
-    cache_size: int | str | None = None,
-    skip_bad: bool = False,
-    **options: Unpack[ReaderOptions],
-) -> DatasetReplayBuffer | ReplayBufferEnsemble:
-    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
-
-    The path may also be that of a checkpoint of steps, or of an export in the format `h5`, `npz` or `parquet`. Their
-    rows are read into memory, which they have to fit into; those of a dataset need not.
-
-    The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
-    `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
-    buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
-    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added. `verify`
-    first compares all files with their digests. `split_trajs` makes elements of whole trajectories, padded to one
-    length, with a `"mask"`. Frames of kept videos are decoded in each batch, unless `decode_video` is False. `root` is
-    the storage root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
-
-    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, or be one of a source that is not
-    stored; it is read shard by shard, a few ahead of their use, in at most `cache_size` (like `2GB`) below the storage
-    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. With `skip_bad` episodes and shards that cannot
-    be read are left out; warnings and `buffer.storage.left_out` name them. `options` are those of `download`.
-
-    A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
-    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
-    transforms at the front that look back, like `StoredFrameStack`; the ensemble has the others.
-
-    DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
-    saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests, rows of a
-    checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
-    CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a RuntimeError) for a
-    mixture of datasets with different fields, and for a batch size that slices do not divide.
-    """
-    generator = generator_of(secrets.randbits(63) if seed is None else seed)
-    storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
-    arguments: dict[str, Any] = {
-        "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
-        "generator": generator,
-    }  # fmt: skip
-    parts: dict[str, Any] = {"sampler": sampler, "sample_unit": sample_unit, "collate_fn": collate_fn}
-    buffer: DatasetReplayBuffer | ReplayBufferEnsemble
-    if streaming:
-        parts["sampler"] = _stream_sampler(
-            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
-        )
-        open_stream = from_leaf("open_stream")
-        storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
-        buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
-    elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
-        raise UsageError(f"{given[0]} is set, expected with streaming=True only")
-    elif is_mixture(path := _found(dataset, root)):
-        _refuse_for_mixtures(path, sampler, split_trajs)
-        buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
-    else:
-        place = None if (path / BUFFER).is_file() else own_steps(path)
-        # What is verified is mapped, even if the dataset is replaced meanwhile.
-        with open_episodes(place or path) as reader:
-            arguments["transform"] = with_frames(reader, transform) if decode_video else transform
-            buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
-    if batch_size is not None:
-        buffer.sampler.check_batch_size(batch_size)  # before workers of a loader find it out
-    buffer.unseeded = seed is None
-    return buffer
-
-
-def _mixture(
-    path: Path,
-    root: str | os.PathLike[str] | None,
-    storage_of: Callable[[StepReader], Storage],
-    parts: dict[str, Any],
-    arguments: dict[str, Any],
-) -> ReplayBufferEnsemble:
-    """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
-    sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
-    looking_back, others = divided(transform)
-
-    def opened(reader: StepReader) -> DatasetReplayBuffer:
-        own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
-        first = with_frames(reader, looking_back) if decode_video else looking_back
-        return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
-
-    shared = arguments | {"transform": others if len(looking_back) else transform}
-    return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
-
-
-def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
-    """Raise UsageError for arguments of `load_dataset` that a mixture does not take."""
-    if split_trajs:
-        raise UsageError(f"split_trajs pads all trajectories to one length, and {path} is a mixture of datasets")
-    if isinstance(sampler, SamplerEnsemble):
-        raise UsageError(
-            f"the sampler is a SamplerEnsemble, expected another: {path} has weights of its own",
-            hint="give a sampler, of which each dataset gets a copy, and assign weights: buffer.p = [1, 3]",
-        )
-
-
-def _stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
-    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
-    if refused := [name for name, value in others.items() if value not in (False, "c")]:
-        raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
-    if sampler is not None and not isinstance(sampler, StreamSampler):
-        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
-        raise UsageError(
-            f"the sampler is a {kind}, expected a StreamSampler with streaming=True: it follows the order of shards",
-            hint="take a StreamSampler or a StreamSliceSampler",
-        )
-    return sampler or StreamSampler()
-
-
-def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
-    """Make the storage that the layout asks for; of files that were compared with their digests, if `verify`."""
-    if verify:
-        require_verified(reader)
-    if not isinstance(reader, PackedReader) or split_trajs:
-        return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
-    if mode not in get_args(Mode):
-        raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
-    if mode == "r+":
-        raise UsageError(
-            f"{reader.path} has the layout packed, which cannot be edited in place",
-            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(reader.path))} DEST --layout ted",
-        )
-    return PackedStorage(reader)
-
-
-def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
-    """Find the dataset, also by words that a download has found to mean it."""
-    try:
-        return find_dataset(dataset, root)
-    except DatasetNotFoundError:
-        source, colon, asked = os.fspath(dataset).partition(":")
-        known = KnownNames(storage_root(root), source).get(asked) if colon else None
-        if known is None:
-            raise
-        return find_dataset(f"{source}:{known.id}", root)

@@ -29,7 +29,7 @@ from ..format.syncing import Durable
 from ..storages.base import Storage
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..transforms.base import divided
-from .buffer import load_dataset
+from .load_dataset import load_dataset
 
 _FRACTIONS = "offline_fractions"
 

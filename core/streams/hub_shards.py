@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.videos import frames_below
 from ..errors import CorruptDataError, DatasetNotFoundError, UsageError
 from ..format import fs
 from ..format.digest import digest_file, digest_text, open_regular, read_regular
@@ -30,6 +29,7 @@ from ..remote.fetch import fetch_files
 from ..remote.hub import Hub, HubFile, hub_endpoint
 from ..remote.transport import read_range
 from ..storages.stream import OpenShard
+from ..transforms.video import frames_below
 from .cache import ShardFiles
 from .local_shards import disagreement, open_shard, storage_of
 

@@ -11,7 +11,6 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from ..datasets.storage import DatasetStorage
-from ..datasets.videos import with_frames
 from ..format.memmap.reader import TedReader
 from ..format.packed.reader import PackedReader
 from ..format.returns import return_field_of, sum_rewards
@@ -21,6 +20,7 @@ from ..storages.base import Storage
 from ..storages.packed import PackedStorage
 from ..storages.stream import OpenShard, StreamShards
 from ..ted.schema import EPISODE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, key_name
+from ..transforms.video import with_frames
 
 Decode: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 

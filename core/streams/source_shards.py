@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..datasets.videos import with_frames
 from ..declarations import default_layout
 from ..encodings.pickles import require_trust
 from ..errors import FormatError
@@ -32,6 +31,7 @@ from ..open_steps import open_dataset
 from ..progress import Silent
 from ..results import PICKLED
 from ..storages.stream import OpenShard
+from ..transforms.video import with_frames
 from ..verbs.check_source import sound_episodes
 from ..verbs.source_conversion import SourceConversion, facts_of
 from .cache import ShardFiles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ..encodings.video import kept_frames
 from ..errors import SchemaError, require_flags
-from ..format.videos import image_key
-from .base import Transform
+from ..format.contracts import StepReader
+from ..format.videos import image_key, reference_keys
+from ..ted.schema import Field
+from .base import Compose, Transform, divided
 from .keyed import Path as KeyPath
 from .keyed import as_keys, require_tensordict
 
@@ -89,3 +91,24 @@ class DecodeVideo(Transform):
                                   f"{list(found[key].shape[1:])}")  # fmt: skip
             found[key][places] = images
         return {key: found.get(key, np.zeros((len(rows), 0, 0, 3), np.uint8)) for key, rows in references.items()}
+
+
+def with_frames(reader: StepReader, transform: Any, *, channels_first: bool = False) -> Any:
+    """Return `transform`, which may be None, with one in front that decodes the frames of kept videos.
+
+    Transforms that look back stay first. The same transform for a dataset that keeps no videos.
+    """
+    keys = reference_keys(reader.fields)
+    if not keys:
+        return transform
+    decode = DecodeVideo(reader.path, keys, channels_first=channels_first)
+    if transform is None:
+        return decode
+    looking_back, others = divided(transform)
+    return Compose(*looking_back, decode, *others)
+
+
+def frames_below(folder: Path, fields: Iterable[Field]) -> DecodeVideo | None:
+    """Return what decodes the frames that fields refer to, of the videos below a folder; None for no such fields."""
+    keys = reference_keys(fields)
+    return DecodeVideo(folder, keys) if keys else None

@@ -18,7 +18,7 @@ from hub import Hub
 from lerobot_files import decoded, picture, plain_rows, write_video
 
 from rbtool import LeRobotExperienceReplay, VideoClipRef
-from rbtool.core.datasets.lerobot_columns import lerobot_columns_to_tensordict
+from rbtool.converters.lerobot.replay import lerobot_columns_to_tensordict
 from rbtool.core.errors import SchemaError, UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "lerobot"
@@ -31,7 +31,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, 
     shutil.copytree(DATA / "v30", folder / NAME)
     with Hub(folder) as hub:
         machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-        running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
+        running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
         yield machine, running
         running.close()
 

@@ -21,7 +21,7 @@ from minari_oracle import assert_equals_minari, flat_columns, minari_episodes
 
 from rbtool import MinariExperienceReplay
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, NetworkError, UsageError
 from rbtool.core.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.format.locate import KnownNames, Resolution
@@ -354,7 +354,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
     """Runs scripts with everything imported, in the environment of a machine whose network is the hub."""
     machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-    running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
+    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
     yield running
     running.close()
 

@@ -28,7 +28,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 @pytest.fixture(scope="module")
 def python(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
     machine = Machine(hub, tmp_path_factory.mktemp("machine"))
-    running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
+    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
     yield running
     running.close()
 

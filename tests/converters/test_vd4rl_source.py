@@ -135,7 +135,7 @@ print(json.dumps({
 
 
 def test_the_documented_class(machine: Machine) -> None:
-    running = Interpreter("rbtool.core.datasets.buffer", "huggingface_hub", environment=machine.variables)
+    running = Interpreter("rbtool.core.datasets.load_dataset", "huggingface_hub", environment=machine.variables)
     try:
         ran = running.run(f"ID = {FILES!r}\n{SCRIPT}", cwd=machine.folder, environment=machine.variables)
     finally:

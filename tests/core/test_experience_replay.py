@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
 from rbtool.core.errors import UsageError
-from rbtool.core.experience_replay import SourceFolder
+from rbtool.core.experience_replay import BaseDatasetExperienceReplay, SourceFolder
 from rbtool.core.format.manifest import Manifest, has_manifest
 from rbtool.core.testing.datasets import write_walks
 
@@ -80,3 +81,7 @@ def test_a_link_in_the_place_of_the_hidden_store_is_not_followed(tmp_path: Path)
         with pytest.raises(UsageError, match=r"rbtool-store is a symbolic link"):
             use("cartpole/scripted-v0")
     assert not list((tmp_path / "other").iterdir())
+
+
+def test_every_class_of_datasets_has_preprocess() -> None:
+    assert BaseDatasetExperienceReplay.preprocess is DatasetReplayBuffer.preprocess

@@ -53,16 +53,13 @@ _LEAVES = {
     ),
     "remote": Leaf(("core/remote",), "transfers over the network: HTTP, hubs, buckets"),
     "streams": Leaf(
-        ("core/streams", "core/loading/streams", "core/verbs/streams", "cli/streams"),
+        ("core/streams", "core/verbs/streams", "cli/streams"),
         "datasets that are read from a server without being downloaded",
     ),
     "experience replay": Leaf(
         ("core/experience_replay",), "classes such as `MinariExperienceReplay`, which download a dataset and open it"
     ),
     "torchrl": Leaf(("core/torchrl",), "checkpoints in TorchRL's own layouts of episodes"),
-    "lerobot": Leaf(
-        ("converters/lerobot", "core/datasets/lerobot_columns", "core/datasets/clips"), "datasets of LeRobot"
-    ),
     "convert": Leaf(
         ("core/verbs/convert", "core/verbs/download", "core/verbs/export", "core/verbs/hub_download",
          "core/verbs/remote_download", "core/verbs/parallel_conversion", "core/verbs/source_conversion",
@@ -331,9 +328,7 @@ ROOMS_WITH_EDGES: dict[str, frozenset[str]] = {
 }
 TESTS_WITH_EDGES = frozenset(
     {
-        "tests/core/datasets/test_buffer_preprocess.py",
-        "tests/core/datasets/test_checkpoints_across_layouts.py",
-        "tests/core/datasets/test_checkpoints_in_plain_buffers.py",
+        "tests/core/datasets/test_checkpoints.py",
         "tests/core/datasets/test_kept_videos.py",
         "tests/core/datasets/test_load_dataset.py",
         "tests/core/datasets/test_mixtures.py",
@@ -346,7 +341,6 @@ TESTS_WITH_EDGES = frozenset(
         "tests/core/format/test_syncing.py",
         "tests/core/loading/test_devices.py",
         "tests/core/loading/test_failed_batches.py",
-        "tests/core/loading/test_stream_dataset.py",
         "tests/core/preprocess/operations/test_program_runs.py",
         "tests/core/preprocess/test_hindsight.py",
         "tests/core/preprocess/test_ray.py",

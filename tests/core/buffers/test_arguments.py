@@ -13,9 +13,9 @@ from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.prioritized import TensorDictPrioritizedReplayBuffer
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import UsageError
-from rbtool.core.loading.datasets import torch_dataset
+from rbtool.core.loading.torch_dataset import torch_dataset
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.prioritized_slices import PrioritizedSliceSampler
 from rbtool.core.samplers.prompt_groups import PromptGroupSampler

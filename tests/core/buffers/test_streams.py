@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.testing.datasets import write_walks

@@ -13,14 +13,14 @@ from stream_shards import stream_buffer
 
 import rbtool
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import SchemaError
 from rbtool.core.format import shards
 from rbtool.core.format.memmap.builder import Origin
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.format.packed.builder import write_dataset
-from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.loading.loader import TorchLoader
+from rbtool.core.loading.torch_dataset import torch_dataset
 from rbtool.core.open_steps import open_steps
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement

@@ -15,7 +15,7 @@ from waiting import HANG
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, scaled

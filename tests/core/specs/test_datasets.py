@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
+from rbtool.core.datasets.buffer import DatasetReplayBuffer
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.specs.bounded import Bounded, Unbounded
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.testing.datasets import relist, write_walks

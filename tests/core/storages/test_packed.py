@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import CorruptDataError, FormatError, SchemaError, UsageError
 from rbtool.core.format.digest import digest_file
 from rbtool.core.format.manifest import Manifest

@@ -17,8 +17,8 @@ from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError
-from rbtool.core.loading.datasets import torch_dataset
 from rbtool.core.loading.loader import TorchLoader
+from rbtool.core.loading.torch_dataset import torch_dataset
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

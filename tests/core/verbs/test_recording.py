@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.datasets.buffer import load_dataset
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.encodings.rows import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest

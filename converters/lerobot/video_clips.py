@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorClass
 
-from ..encodings.video import open_video
-from ..errors import UsageError, suggests_keywords
+from ...core.encodings.video import open_video
+from ...core.errors import UsageError, suggests_keywords
 
 _OPTIONS = ("stream", "auto_decode", "device", "dtype")
 

@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
 from ..errors import EmptyPartError, SchemaError, UsageError
+from ..loading.passes import Passes, Start
+from ..loading.torch_dataset import Retried, check_number, refuse_batching, shard_of_process
 from ..samplers.stream import Part, StreamSampler
 from ..storages.stream import StreamStorage
-from .datasets import Retried, check_number, refuse_batching, shard_of_process
-from .passes import Passes, Start
 
 
 class StreamDataset(IterableDataset[Any]):

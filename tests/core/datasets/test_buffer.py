@@ -1,4 +1,4 @@
-"""The method `preprocess` of buffers on datasets, as TorchRL documents it."""
+"""Buffers on datasets: `preprocess` as TorchRL documents it, and the bar that it shows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict
 
 import rbtool
-from rbtool.core.datasets.buffer import DatasetReplayBuffer, load_dataset
+from rbtool.core.datasets.buffer import DatasetReplayBuffer, ProgressBar
+from rbtool.core.datasets.load_dataset import load_dataset
 from rbtool.core.errors import RbtoolError, SchemaError, UsageError
-from rbtool.core.experience_replay import BaseDatasetExperienceReplay
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
 from rbtool.core.storages.list_storage import ListStorage
@@ -141,10 +141,6 @@ def test_rows_that_are_in_no_dataset_yet(walks: Path, tmp_path: Path, make: Call
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "walks"]
 
 
-def test_every_class_of_datasets_has_it() -> None:
-    assert BaseDatasetExperienceReplay.preprocess is DatasetReplayBuffer.preprocess
-
-
 @pytest.mark.parametrize("split_trajs", [False, True])
 def test_functions_on_datasets_take_a_buffer_for_its_dataset(walks: Path, tmp_path: Path, split_trajs: bool) -> None:
     buffer = load_dataset(walks, split_trajs=split_trajs)
@@ -152,3 +148,14 @@ def test_functions_on_datasets_take_a_buffer_for_its_dataset(walks: Path, tmp_pa
     assert (result.source, result.steps, result.episodes) == (walks, 7, 4)
     with pytest.raises(SchemaError, match="the rows of a ListStorage are in no dataset on disk"):
         rbtool.preprocess(DatasetReplayBuffer(storage=ListStorage(4)), double, tmp_path / "other")
+
+
+def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar()
+    bar.start("reading \x9b2J", 2, "steps")
+    bar.advance(2)
+    bar.note("left out: a\x1b[31m\u202eb")
+    bar.done("\x1b[2J")
+    shown = capsys.readouterr().err
+    assert r"left out: a\x1b[31m\u202eb" in shown
+    assert not any(sign in shown for sign in ("\x9b", "\u202e", "\x1b[2J"))

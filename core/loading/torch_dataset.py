@@ -14,11 +14,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
-from ..datasets.buffer import load_dataset
+from ..datasets.load_dataset import load_dataset
 from ..errors import NoLengthError, SchemaError, UsageError, suggests_keywords
 from ..samplers.uniform import SamplerWithoutReplacement
 from ..storages.ensemble import StorageEnsemble
-from .numbered import NumberedBatches, Shard
+from .numbered_batches import NumberedBatches, Shard
 from .passes import Passes, Start
 
 Style: TypeAlias = Literal["iterable", "map"]

@@ -1,0 +1,272 @@
+"""`load_dataset` opens what is stored, or streams it; `register_dataset` adds names of a program to those it knows."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, get_args
+
+from ..buffers.ensemble import ReplayBufferEnsemble
+from ..buffers.processes import generator_of
+from ..declarations import ReaderOptions, declared, from_leaf
+from ..encodings.compact import BUFFER
+from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, suggests_keywords
+from ..format.contracts import StepReader
+from ..format.hub_address import is_hub_address
+from ..format.locate import KnownNames, find_dataset, storage_root
+from ..format.mixture import is_mixture
+from ..format.packed.reader import PackedReader
+from ..open_steps import open_episodes
+from ..results import given_options
+from ..samplers.base import Sampler
+from ..samplers.ensemble import SamplerEnsemble
+from ..samplers.sample_units import SampleUnit
+from ..samplers.stream import StreamSampler
+from ..saved_steps import own_steps, require_verified
+from ..storages.base import Storage
+from ..storages.packed import PackedStorage
+from ..transforms.base import divided
+from ..transforms.video import with_frames
+from .buffer import DatasetReplayBuffer
+from .mixtures import open_mixture
+from .storage import DatasetStorage, Mode
+
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
+_registered: dict[str, Callable[..., Any] | str] = {}
+
+
+class RegisteredTypeError(UsageError, TypeError):
+    """A prefix or a loader is of a type that cannot be registered."""
+
+
+class TakenPrefixError(UsageError, KeyError):
+    """A prefix is registered already, or is the name of a source."""
+
+
+@suggests_keywords()
+def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace: bool = False) -> None:
+    """Let `load_dataset("prefix:ID", …)` return `dataset("ID", …)`, with the arguments that it is called with.
+
+    `dataset` is a function or class, or its place as text, `"module:name"`, which is imported when it is first needed.
+    Case and blanks around of a prefix do not count. Registered in this process only; a source or a reader for the
+    command line is registered by its package, see the guide to extensions.
+
+    RegisteredTypeError (a TypeError) for what is neither, UsageError (a ValueError) for a prefix that is empty or has a
+    colon, and TakenPrefixError (a KeyError) for one that is taken, also by a source of rbtool, without `replace`.
+
+    >>> register_dataset("numbers", lambda name, **options: list(range(int(name))))
+    >>> from rbtool import load_dataset
+    >>> load_dataset("numbers:3")
+    [0, 1, 2]
+    """
+    if not isinstance(prefix, str):
+        raise RegisteredTypeError(f"the prefix is {prefix!r}, expected text")
+    name = prefix.strip().lower()
+    if not name or ":" in name:
+        raise UsageError(f"the prefix is {prefix!r}, expected a name without a colon")
+    if not callable(dataset) and not isinstance(dataset, str):
+        raise RegisteredTypeError(f"the dataset is {dataset!r}, expected a function or 'module:name'")
+    if isinstance(dataset, str) and not re.fullmatch(r"[\w.]+:[\w.]+", dataset):
+        raise UsageError(f"the dataset is {dataset!r}, expected a function or 'module:name'")
+    if not replace and (name in _registered or name in {one.name for one in declared()} or name == "hf"):
+        raise TakenPrefixError(f"the prefix {name!r} is taken", hint="replace=True puts another in its place")
+    _registered[name] = dataset
+
+
+def _or_registered(load: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
+    """Call what is registered for the prefix of the first argument, `dataset`, and `load` where there is nothing."""
+
+    @functools.wraps(load)
+    def either(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Returned:
+        asked = args[0] if args else options.get("dataset")
+        if not isinstance(asked, str) or is_hub_address(asked):
+            return load(*args, **options)
+        prefix, colon, name = asked.partition(":")
+        found = _registered.get(prefix.strip().lower()) if colon else None
+        if found is None:
+            return load(*args, **options)
+        rest = {key: value for key, value in options.items() if key != "dataset"}
+        return cast("_Returned", _resolved(found)(name, *args[1:], **rest))
+
+    return either
+
+
+def _resolved(dataset: Callable[..., Any] | str) -> Callable[..., Any]:
+    if not isinstance(dataset, str):
+        return dataset
+    module, _, name = dataset.partition(":")
+    try:
+        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise MissingKeyError(f"the registered dataset {dataset!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise RegisteredTypeError(
+            f"the registered dataset {dataset!r} is a {type(found).__name__}, expected a function"
+        )
+    return cast("Callable[..., Any]", found)
+
+
+# Opening ---------------------------------------------------------------------------------------------
+
+
+@_or_registered
+@suggests_keywords(*ReaderOptions.__annotations__)
+def load_dataset(
+    dataset: str | os.PathLike[str],
+    batch_size: int | None = None,
+    *,
+    sampler: Any = None,
+    sample_unit: SampleUnit | None = None,
+    transform: Any = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    pin_memory: bool = False,
+    prefetch: int | None = None,
+    split_trajs: bool = False,
+    seed: int | None = None,
+    mode: Mode = "c",
+    verify: bool = False,
+    decode_video: bool = True,
+    root: str | os.PathLike[str] | None = None,
+    streaming: bool = False,
+    cache_size: int | str | None = None,
+    skip_bad: bool = False,
+    **options: Unpack[ReaderOptions],
+) -> DatasetReplayBuffer | ReplayBufferEnsemble:
+    """Open a stored dataset (a path or `source:id`) as a `TensorDictReplayBuffer`, or a mixture as an ensemble.
+
+    The path may also be that of a checkpoint of steps, or of an export in the format `h5`, `npz` or `parquet`. Their
+    rows are read into memory, which they have to fit into; those of a dataset need not.
+
+    The same `seed` gives the same batches, with any number of prefetched ones, and of a seed every worker of a
+    `DataLoader` has a stream of its own; without one a fresh seed is drawn, in every process that gets a copy. The
+    buffer always has a generator, so what it saves continues with the very same batches. Edits of batches and of rows
+    stay in this process; with `mode="r+"` those of rows are written to the dataset. Nothing can be added. `verify`
+    first compares all files with their digests. `split_trajs` makes elements of whole trajectories, padded to one
+    length, with a `"mask"`. Frames of kept videos are decoded in each batch, unless `decode_video` is False. `root` is
+    the storage root; the other arguments are those of `ReplayBuffer`. Nothing is downloaded.
+
+    With `streaming` the dataset may be on a hub, `hf://OWNER/NAME[@REVISION]`, or be one of a source that is not
+    stored; it is read shard by shard, a few ahead of their use, in at most `cache_size` (like `2GB`) below the storage
+    root. The sampler is a `StreamSampler`, or a `StreamSliceSampler`. With `skip_bad` episodes and shards that cannot
+    be read are left out; warnings and `buffer.storage.left_out` name them. `options` are those of `download`.
+
+    A mixture, the path of a file that `rbtool mix` wrote, is opened as a `ReplayBufferEnsemble` of its datasets with
+    `batch="exact"`: batches have as many elements as those of a dataset. Each dataset gets a copy of the sampler, and
+    transforms at the front that look back, like `StoredFrameStack`; the ensemble has the others.
+
+    DatasetNotFoundError (a FileNotFoundError) explains how to fetch what is not there. UsageError (a ValueError) for
+    saved buffers, raw datasets of other libraries, datasets without steps, `verify` without digests, rows of a
+    checkpoint or an export that do not fit into memory, and arguments that make no sense; FormatError and
+    CorruptDataError for what cannot be read or was changed since it was mixed; SchemaError (a RuntimeError) for a
+    mixture of datasets with different fields, and for a batch size that slices do not divide.
+    """
+    generator = generator_of(secrets.randbits(63) if seed is None else seed)
+    storage_of = functools.partial(_storage, mode=mode, split_trajs=split_trajs, verify=verify)
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size, "transform": transform, "pin_memory": pin_memory, "prefetch": prefetch,
+        "generator": generator,
+    }  # fmt: skip
+    parts: dict[str, Any] = {"sampler": sampler, "sample_unit": sample_unit, "collate_fn": collate_fn}
+    buffer: DatasetReplayBuffer | ReplayBufferEnsemble
+    if streaming:
+        parts["sampler"] = _stream_sampler(
+            sampler, mode=mode, split_trajs=split_trajs, verify=verify, decode_video=not decode_video
+        )
+        open_stream = from_leaf("open_stream")
+        storage = open_stream(dataset, root, cache_size, given_options(options), skip_bad=skip_bad)
+        buffer = DatasetReplayBuffer(storage=storage, **parts, **arguments)
+    elif given := [*options, *["cache_size"] * (cache_size is not None), *["skip_bad"] * skip_bad]:
+        raise UsageError(f"{given[0]} is set, expected with streaming=True only")
+    elif is_mixture(path := _found(dataset, root)):
+        _refuse_for_mixtures(path, sampler, split_trajs)
+        buffer = _mixture(path, root, storage_of, parts | {"decode_video": decode_video}, arguments)
+    else:
+        place = None if (path / BUFFER).is_file() else own_steps(path)
+        # What is verified is mapped, even if the dataset is replaced meanwhile.
+        with open_episodes(place or path) as reader:
+            arguments["transform"] = with_frames(reader, transform) if decode_video else transform
+            buffer = DatasetReplayBuffer(storage=storage_of(reader), **parts, **arguments)
+    if batch_size is not None:
+        buffer.sampler.check_batch_size(batch_size)  # before workers of a loader find it out
+    buffer.unseeded = seed is None
+    return buffer
+
+
+def _mixture(
+    path: Path,
+    root: str | os.PathLike[str] | None,
+    storage_of: Callable[[StepReader], Storage],
+    parts: dict[str, Any],
+    arguments: dict[str, Any],
+) -> ReplayBufferEnsemble:
+    """Open a mixture; its datasets get copies of the sampler, and the transforms that look back."""
+    sampler, transform, decode_video = parts["sampler"], arguments["transform"], parts.pop("decode_video")
+    looking_back, others = divided(transform)
+
+    def opened(reader: StepReader) -> DatasetReplayBuffer:
+        own = copy.deepcopy(sampler) if isinstance(sampler, Sampler) else sampler  # one each
+        first = with_frames(reader, looking_back) if decode_video else looking_back
+        return DatasetReplayBuffer(storage=storage_of(reader), **parts | {"sampler": own}, transform=first)
+
+    shared = arguments | {"transform": others if len(looking_back) else transform}
+    return open_mixture(path, opened, root).ensemble(lambda member: member, **shared)
+
+
+def _refuse_for_mixtures(path: Path, sampler: Any, split_trajs: bool) -> None:
+    """Raise UsageError for arguments of `load_dataset` that a mixture does not take."""
+    if split_trajs:
+        raise UsageError(f"split_trajs pads all trajectories to one length, and {path} is a mixture of datasets")
+    if isinstance(sampler, SamplerEnsemble):
+        raise UsageError(
+            f"the sampler is a SamplerEnsemble, expected another: {path} has weights of its own",
+            hint="give a sampler, of which each dataset gets a copy, and assign weights: buffer.p = [1, 3]",
+        )
+
+
+def _stream_sampler(sampler: Any, **others: Any) -> StreamSampler:
+    """Return the sampler of a stream; UsageError for another kind, and for what only a dataset on this disk has."""
+    if refused := [name for name, value in others.items() if value not in (False, "c")]:
+        raise UsageError(f"{refused[0]} is set, expected only without streaming=True: a stream is not on this disk")
+    if sampler is not None and not isinstance(sampler, StreamSampler):
+        kind = (sampler if isinstance(sampler, type) else type(sampler)).__name__
+        raise UsageError(
+            f"the sampler is a {kind}, expected a StreamSampler with streaming=True: it follows the order of shards",
+            hint="take a StreamSampler or a StreamSliceSampler",
+        )
+    return sampler or StreamSampler()
+
+
+def _storage(reader: StepReader, mode: Mode, split_trajs: bool, verify: bool) -> Storage:
+    """Make the storage that the layout asks for; of files that were compared with their digests, if `verify`."""
+    if verify:
+        require_verified(reader)
+    if not isinstance(reader, PackedReader) or split_trajs:
+        return DatasetStorage(reader, mode=mode, split_trajs=split_trajs)
+    if mode not in get_args(Mode):
+        raise UsageError(f"the mode is {mode!r}, expected 'c' (edits stay here) or 'r+' (edits are kept)")
+    if mode == "r+":
+        raise UsageError(
+            f"{reader.path} has the layout packed, which cannot be edited in place",
+            hint=f"make a copy that can be: rbtool convert {shlex.quote(str(reader.path))} DEST --layout ted",
+        )
+    return PackedStorage(reader)
+
+
+def _found(dataset: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path:
+    """Find the dataset, also by words that a download has found to mean it."""
+    try:
+        return find_dataset(dataset, root)
+    except DatasetNotFoundError:
+        source, colon, asked = os.fspath(dataset).partition(":")
+        known = KnownNames(storage_root(root), source).get(asked) if colon else None
+        if known is None:
+            raise
+        return find_dataset(f"{source}:{known.id}", root)
