@@ -1,9 +1,9 @@
-"""Time how long `dumps(background=True)` holds up its caller, and writers meanwhile, for each form of checkpoint.
+"""Time how long `dumps(background=True)` blocks its caller, and writers meanwhile, for each form of checkpoint.
 
     python benchmarks/background_dumps.py [--rows 1000000] [--rounds 3]
 
-Rows are 752 bytes in episodes of 50 steps, in a ring in memory that is full. Forms take turns, each into a folder of
-its own, which is replaced from the second round on. While a dump runs, 1,000 rows are written every 5 ms. Figures are
+A full ring in memory has rows of 752 bytes in episodes of 50 steps. Forms take turns, each with its own folder, which
+is replaced from the second round on. While a dump runs, 1,000 rows are written every 5 ms. Figures are
 medians in milliseconds of the call in the background, of the whole dump, of the call in the foreground, and of
 `extend`, with the longest.
 """

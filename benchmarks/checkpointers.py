@@ -2,7 +2,7 @@
 
     python benchmarks/checkpointers.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
+TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Rows are 11 leaves of
 758 bytes, in episodes of 300. `write` saves a buffer over an older checkpoint, as a training run does; `write unsynced`
 waits for no disk, like TorchRL; `read` loads it into a buffer that holds rows already, `read fresh` into an empty one.
 The copy next to a write takes the files it made to another folder, with the same syncs; the copy next to a read brings

@@ -1,12 +1,12 @@
-"""Measure what the table of the README states, next to TorchRL, and write it to docs/facts.json.
+"""Measure the figures in the table of the README, next to TorchRL, and write them to docs/facts.json.
 
     python benchmarks/facts.py [--table build/bench.json] [--only PART] [--write]
 
 TorchRL has to be installed in the same environment. Speeds: rows of the table that `make bench` wrote. Boundaries: a
 ring that is full and wrapped in mid-episode is saved, loaded into a new buffer, and slices are drawn from it; one is
 wrong if its steps do not follow each other. Kills: SIGKILL at every change of the file system by a verb;
-`tests/crash/runner.py` looks at what is left. `--only` keeps the parts whose names hold PART; `--write` renews
-docs/facts.json and the table of the README.
+`tests/crash/runner.py` examines the files that are left. `--only` keeps the parts whose names hold PART; `--write`
+updates docs/facts.json and the table of the README.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Time batches with relabelled goals next to plain slices of as many steps, and next to TorchRL's.
+"""Time batches with relabelled goals next to plain slices with the same number of steps, and next to TorchRL's.
 
     python benchmarks/hindsight.py [--rows 1000000] [--batch-size 256] [--rounds 500] [--limit 1.5]
 
-Rows are those of a robot with a goal, 13 leaves of 790 bytes, in episodes of 50 steps, in memory and in a ring that has
-wrapped. One side draws a batch of which 0.8 gets goals of later steps, with a sparse reward by distance; the other
-draws slices of 32 steps. The reward function is timed too, and by itself. Sides take turns in one process with one
-torch thread; figures are medians in microseconds and their ratio. TorchRL is left out where it is not installed. Exits
+Rows are like those of a robot with a goal, 13 leaves of 790 bytes, in episodes of 50 steps, in memory and in a ring
+that has wrapped. One side draws a batch of which 0.8 gets goals of later steps, with a sparse reward by distance; the
+other draws slices of 32 steps. The reward function is timed too, and by itself. Sides take turns in one process with
+one torch thread; figures are medians in microseconds and their ratio. TorchRL is left out if it is not installed. Exits
 with 1 if the ratio to plain slices is above the limit.
 """
 

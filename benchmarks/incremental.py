@@ -1,11 +1,11 @@
-"""Time a dump of a buffer of which one per cent is new, and a load, next to TorchRL's.
+"""Time a dump of a buffer with one per cent of new rows, and a load, next to TorchRL's.
 
     python benchmarks/incremental.py [--rows 1000000] [--rounds 7] [--only PART] [--cpu] [--json FILE]
 
 Both buffers get the new rows, and save themselves over their earlier checkpoint. `plain` writes the bytes of the new
-rows to a file for each leaf, and waits for the disk as a dump does. `lent` is a buffer of which rows were handed out
-by reference, so that the digests of all rows are compared. TorchRL waits for the disk in no case. A load, of a dump
-that waited for the disk, fills an empty buffer.
+rows to a file for each leaf, and waits for the disk as a dump does. `lent` is a buffer that has handed out rows
+by reference, so that the digests of all rows are compared. TorchRL never waits for the disk. A load, of a dump that
+waited for the disk, fills an empty buffer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--rows 1000000] [--rounds 15] --cpu
 
 `gather` takes random rows of 11 leaves (758 bytes a row) from memory. `trees` sets and draws priorities of as many
-rows. Both sides take turns in one process with one torch thread; figures are medians, and the time without numba over
-that with it.
+rows. Both sides take turns in one process with one torch thread; figures are medians, and the time without numba
+divided by the time with it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Measure the memory that conversions of large datasets take: 5 GB of each source that is larger than memory elsewhere.
+"""Measure the memory that conversions of large datasets take: 5 GB of each source that can be larger than memory.
 
     python benchmarks/large_sources.py [--gigabytes 5] [--workers 0] [--only openx,rlds] [--folder DIR] [--limit 400]
 
-Each dataset is made of a few parts that are repeated, so that it takes a minute to make; the gigabytes are those of the
-pixels. Memory is the largest sum, over the process that converts and those it starts, of what is not a mapped file
-(RssAnon and RssShmem), less what a process with the same imports takes; in MiB, looked at 50 times a second. Exits with
-1 where it is more than `--limit`.
+Each dataset consists of a few parts that are repeated, so that making it takes a minute; the gigabytes count pixels.
+Memory is the largest sum, over the process that converts and those it starts, of what is not a mapped file (RssAnon and
+RssShmem), less what a process with the same imports takes; in MiB, sampled 50 times a second. Exits with 1 where it is
+more than `--limit`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/loaders.py [--rows 300000] [--resume-rows 10000000] [--rounds 9] [--only PART] [--cpu]
 
-What is compared has two workers, takes turns in one run, and reads the same rows: those of packed.py, 755 bytes, at
-random, 256 a batch. HuggingFace's dataset is memory-mapped too, in torch format; it is asked for single rows that
+All sides have two workers, take turns in one run, and read the same rows: as in packed.py, 755 bytes, at random, 256
+a batch. HuggingFace's dataset is memory-mapped too, in torch format; it is asked for single rows that
 torch collates, and for whole batches, which is faster. Without it that part is left out. Two readers are two processes
-that each read their rank's half, against one that reads all. `--cpu` counts the time of the processor, of the process
-and its workers, which others who work on the machine disturb less (Linux only).
+that each read their rank's half, against one that reads all. `--cpu` counts the CPU time of the process
+and its workers, which other work on the machine disturbs less (Linux only).
 """
 
 from __future__ import annotations

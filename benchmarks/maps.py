@@ -3,9 +3,9 @@
     python benchmarks/maps.py [--rounds 15] [--entries 4096 1000000] [--peer-python PYTHON]
 
 TorchRL has to be installed in the same environment or in that of PYTHON: then it runs there, and each round runs on
-both sides, one after the other. One torch thread each. Figures are medians of the time of one call in microseconds;
-a call sets or gets 4,096 rows, of keys that are there, and of new ones where it says so. At the end stands the ratio
-to TorchRL. A key is a state of 8 float32 and an action, int64; a value is a next state, a reward and a flag.
+both sides, one after the other. One torch thread each. Figures are medians of the time of one call in microseconds; a
+call sets or gets 4,096 rows, of existing keys unless it says new. The last column is the ratio to TorchRL. A key is a
+state of 8 float32 and an action, int64; a value is a next state, a reward and a flag.
 """
 
 from __future__ import annotations

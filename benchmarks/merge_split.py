@@ -3,7 +3,7 @@
     python benchmarks/merge_split.py [--steps N] [--length N] [--width N] [--rounds N] [--folder DIR]
 
 The dataset has episodes of `length` steps of a state of `width` numbers; the rounds interleave the contestants, and
-medians count. Promised: at most twice the time of the copy; on two cores that are free it takes 0.85 to 1.05 times as
+medians count. Promised: at most twice the time of the copy; on two free cores it takes 0.85 to 1.05 times as
 long. Datasets are in the page cache, as after a conversion.
 """
 

@@ -1,12 +1,12 @@
-"""Time samplers behind buffers: next to TorchRL's and cpprb's, next to each other, and on a GPU where there is one.
+"""Time samplers in buffers: next to TorchRL's and cpprb's, next to each other, and on a GPU if there is one.
 
     python benchmarks/samplers.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
 
-TorchRL and cpprb have to be installed in the same environment; what is not is left out, and said. Everything runs in
-one process with one torch thread, and what is compared takes turns. Figures are medians of the time of one call in
-microseconds. A table of what is promised comes last: the ratio found, and the least or the most it may be.
-Rows are those of storages.py, 11 leaves of 758 bytes, in episodes of 100 to 400 steps; where the number of steps is
-what is varied they are of 45 bytes. `--only` keeps the parts whose names hold PART. `--cpu` counts the time of the
+TorchRL and cpprb have to be installed in the same environment; a missing one is reported and left out. Everything runs
+in one process with one torch thread, and the sides take turns. Figures are medians of the time of one call in
+microseconds. The table at the end has the promised ratios: the ratio measured, and its limit.
+Rows are as in storages.py, 11 leaves of 758 bytes, in episodes of 100 to 400 steps; where the number of steps varies
+they have 45 bytes. `--only` keeps the parts whose names hold PART. `--cpu` counts the time of the
 processor, which others who work on the machine disturb less.
 """
 

@@ -4,7 +4,7 @@
 
 One and two readers take turns; figures are medians of the batches of 256 rows (or 8 slices of 32) in a second, all
 readers together, and the ratio of two readers to one: at least 1.7 is wanted without a writer, where there are two
-processors. Rows are those of storages.py, 11 leaves of 758 bytes. Other work on the machine takes processors away: the
+processors. Rows are as in storages.py, 11 leaves of 758 bytes. Other work on the machine takes processors away: the
 last column has the ratio of batches in a second of processor time, which is 1 where readers do not wait for each other.
 """
 

@@ -3,9 +3,9 @@
     python benchmarks/specs.py [--rounds 15] [--only PART]
 
 TorchRL has to be installed in the same environment; without it, rbtool's times stand alone. Everything runs in one
-process with one torch thread, and what is compared takes turns. Figures are medians of the time of one call in
-microseconds, for a single value and for a batch of 256; `ratio` is the peer's time over ours. `--only` keeps the specs
-whose names hold PART. At the end is a line with the ratios that are below what is promised: 1, and 1.5 for nests.
+process with one torch thread, and the sides take turns. Figures are medians of the time of one call in microseconds,
+for a single value and for a batch of 256; `ratio` is TorchRL's time divided by rbtool's. `--only` keeps the specs whose
+names hold PART. At the end is a line with the ratios that are below what is promised: 1, and 1.5 for nests.
 """
 
 from __future__ import annotations

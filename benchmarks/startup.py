@@ -3,8 +3,7 @@
     python benchmarks/startup.py
 
 Each command is a fresh process, as in a shell. The rounds interleave the commands with a bare `python -c pass`,
-so that noise of the machine shows in both. Promised: `--help` in 0.2 s, a
-completion in 0.15 s, `inspect` in 0.4 s.
+so that noise of the machine shows in both. Promised: `--help` in 0.2 s, a completion in 0.15 s, `inspect` in 0.4 s.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/storages.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
-758 bytes, images 28 kB. All takes turns in one process with one torch thread; the figures are medians of the time of
-one call in microseconds, and TorchRL's time over ours. `--only` keeps the parts whose names hold PART.
+TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Rows are 11 leaves of
+758 bytes, images 28 kB. Both sides take turns in one process with one torch thread; the figures are medians of the time
+of one call in microseconds, and TorchRL's time divided by rbtool's. `--only` keeps the parts whose names hold PART.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is promised of speed, next to TorchRL, measured in one run: `make bench`.
+"""Measure the promised speeds next to TorchRL in one run: `make bench`.
 
     python benchmarks/table.py [--rows 1000000] [--rounds 15] [--only PART] [--cpu] [--json build/bench.json]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. Its priority trees fit
-some versions of torch only: with another one there is no comparison with these. The parts are those of storages.py,
-samplers.py, checkpointers.py, incremental.py and preprocess.py. All takes turns in one process with one torch thread on
-rows of 758 bytes; figures are medians, and each has what is promised next to it. facts.py makes the table of the README
-from the JSON.
+TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Its priority trees work
+with some versions of torch only: with another version they are left out. The parts come from storages.py, samplers.py,
+checkpointers.py, incremental.py and preprocess.py. All sides take turns in one process with one torch thread on rows of
+758 bytes; figures are medians, each with the promised limit next to it. facts.py makes the table of the README from the
+JSON.
 
 A virtual machine that gives free memory back to its host (free page reporting) pays 8 µs for each page that it takes
 again, five times what it takes to write the page: figures of new files and new memory are those of the host then. As

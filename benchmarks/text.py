@@ -4,8 +4,8 @@
 
 Texts are posts of the test data with their words in another order, tokenized to at most 550 tokens by a byte-level BPE
 of 8,000 tokens that is trained on the spot. Sides take turns in one process; the figures are medians in microseconds,
-and theirs over ours. All sides have the same tokens, which is compared first. Without TorchRL (`pip install torchrl`)
-transformers alone is compared.
+and the other side's time divided by rbtool's. All sides must return the same tokens, which is checked first. Without
+TorchRL (`pip install torchrl`) transformers alone is compared.
 """
 
 from __future__ import annotations

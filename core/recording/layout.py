@@ -370,7 +370,7 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The leaves of a recording: those of the spaces, and those of infos by the names under which they are stored.
+    """The leaves of a recording: leaves of the spaces, and leaves of infos under the names by which they are stored.
 
     Entries in `several` have different forms in different episodes, and one leaf for each form, see `named_by_form`.
     A layout is immutable; `separated` and `grown` return the layout that also holds one more episode.

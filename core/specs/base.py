@@ -1,7 +1,7 @@
-"""What every spec is: TensorSpec, the contract; LeafSpec, the spec of one tensor; Stacked, specs stacked as they are.
+"""The contract of specs (TensorSpec), the base of specs of one tensor (LeafSpec), and lazy stacks of specs (Stacked).
 
-A new kind of spec of a tensor derives from LeafSpec and implements `_draw`, `_members` and `_nearest`. Shape
-changes, stacking, casts, copies, equality and encoding follow from the parameters that it names.
+To add a kind of spec for tensors, derive from LeafSpec and implement `_draw`, `_members` and `_nearest`. Shape changes,
+stacking, casts, copies, equality and encoding follow from the parameters that the class names.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class NotInSpecError(SchemaError, AssertionError):
 
 
 class SpecTypeError(SchemaError, TypeError):
-    """A value, or an argument, is of another type than the spec can take."""
+    """A value or an argument has a type that the spec does not accept."""
 
 
 class UndefinedForSpecError(UsageError, NotImplementedError):
-    """An operation that this kind of spec does not define, such as counting real numbers."""
+    """The operation is not defined for this kind of spec, such as counting real numbers."""
 
 
 ShapeLike: TypeAlias = int | Iterable[int]
 DeviceLike: TypeAlias = torch.device | str | int
 DEVICE_TYPING = DeviceLike
-"""TorchRL's name of what a device may be given as."""
+"""Anything that names a device: a `torch.device`, a string or a number. The name is TorchRL's."""
 
 
 def as_shape(shape: ShapeLike) -> torch.Size:
-    """Read a shape, in which -1 is a size not known; one dimension may be given as an int.
+    """Convert a shape to `torch.Size`; -1 is an unknown size, and a single dimension may be given as an int.
 
-    SpecTypeError (a TypeError) for sizes that are no whole numbers, UsageError (a ValueError) for those below -1.
+    SpecTypeError (a TypeError) for sizes that are not whole numbers, UsageError (a ValueError) for sizes below -1.
     """
     if isinstance(shape, tuple) and not shape:
         return _NO_BATCH
@@ -70,7 +70,7 @@ def as_shape(shape: ShapeLike) -> torch.Size:
 
 
 def as_count(number: Any, name: str) -> int:
-    """Read a whole number, of numpy and torch too; SpecTypeError (a TypeError) for floats, bools and text."""
+    """Convert a whole number of Python, NumPy or torch to int; SpecTypeError (a TypeError) for anything else."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise SpecTypeError(f"{name} is {number!r}, expected a whole number")
     try:
@@ -80,7 +80,7 @@ def as_count(number: Any, name: str) -> int:
 
 
 def as_device(device: DeviceLike | None) -> torch.device:
-    """Read a device; None is torch's default, and "cuda" the current one of them."""
+    """Convert to a device; None is torch's default device, and "cuda" the current CUDA device."""
     found = torch.get_default_device() if device is None else torch.device(device)
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -88,7 +88,7 @@ def as_device(device: DeviceLike | None) -> torch.device:
 
 
 def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dtype:
-    """Read an element type, also from its name with or without `torch.`."""
+    """Convert to an element type, also from a name with or without `torch.`."""
     if dtype is None:
         return default
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
@@ -98,7 +98,7 @@ def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dty
 
 
 def sizes_of(shape: Sequence[Any]) -> tuple[int, ...]:
-    """Read sizes given one by one or as one sequence."""
+    """Return sizes that were given one by one or as one sequence."""
     if len(shape) == 1 and not isinstance(shape[0], int):
         return tuple(int(size) for size in shape[0])
     return tuple(int(size) for size in shape)
@@ -121,7 +121,7 @@ _NO_BATCH = torch.Size()
 
 
 def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None:
-    """Return what precedes `trailing` in a shape, or None if it ends otherwise; -1 matches any size."""
+    """Return the part of a shape before `trailing`, or None if it ends differently; -1 matches any size."""
     if shape == trailing:
         return _NO_BATCH
     count = len(shape) - len(trailing)
@@ -157,42 +157,42 @@ def checks_encoding() -> bool:
 
 
 class TensorSpec(ABC):
-    """Describes the shape, element type, device and values of a tensor or a nest of tensors.
+    """Describes the shape, element type, device and legal values of a tensor or a nest of tensors.
 
-    A size of -1 in `shape` matches any. Values may have further dimensions in front of `shape`: they are
-    batches. Draws come from torch's global generator, or from the `generator` given.
-
-    Names, arguments and behaviour match TorchRL's specs.
+    A spec can draw values, check them, project others to the nearest legal one, and encode Python data as tensors. A
+    size of -1 in `shape` matches any size. Values may have batch dimensions in front of `shape`. Draws come from
+    torch's global generator, or from the `generator` passed to the call. Names, arguments and behaviour match TorchRL's
+    specs.
     """
 
     domain: str | None = None
-    """`continuous`, `discrete` or `composite`; None for what is not a tensor."""
+    """`continuous`, `discrete` or `composite`; None for data that are not tensors."""
 
     # Properties ------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
-        """Sizes of one value; -1 for any."""
+        """The sizes of one value; -1 for any size."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device | None:
-        """The device of values; None for any."""
+        """The device of values; None for any device."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype | None:
-        """Element type of values; None where there is no single one."""
+        """The element type of values; None if there is no single one."""
 
     @property
     def space(self) -> Box | None:
-        """The set of values apart from shape, element type and device."""
+        """The set of legal values, apart from shape, element type and device."""
         return None
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions of one value."""
+        """The number of dimensions of one value."""
         return len(self.shape)
 
     def ndimension(self) -> int:
@@ -209,14 +209,14 @@ class TensorSpec(ABC):
         return self.rand(shape, generator=generator)
 
     def zero(self, shape: ShapeLike = ()) -> Any:
-        """Make a value of zeros, which need not be a member."""
+        """Return a value of zeros, which need not be a member."""
         return self._fill(as_shape(shape), 0)
 
     def zeros(self, shape: ShapeLike = ()) -> Any:
         return self.zero(shape)
 
     def one(self, shape: ShapeLike = ()) -> Any:
-        """Make a value of ones, which need not be a member."""
+        """Return a value of ones, which need not be a member."""
         return self._fill(as_shape(shape), 1)
 
     def ones(self, shape: ShapeLike = ()) -> Any:
@@ -224,7 +224,7 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def is_in(self, value: Any) -> bool:
-        """Return whether a value has the element type, the trailing shape and values of this spec."""
+        """Return whether a value has the element type and trailing shape of this spec, and only legal elements."""
 
     def contains(self, value: Any) -> bool:
         """Return whether a value is a member; the same as `is_in` and `in`."""
@@ -241,15 +241,19 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def project(self, value: Any) -> Any:
-        """Return the value if it is a member, else a new one that is the nearest member."""
+        """Return the value if it is a member, else a new value: the nearest member."""
 
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Make a tensor of this spec from numbers, lists or arrays; tensors are returned as they are.
+        """Convert numbers, lists or arrays to a tensor of this spec; tensors are returned unchanged.
 
-        A value with the right number of elements is reshaped to the spec's shape. `ignore_device` leaves the tensor on
-        the CPU. SchemaError (a RuntimeError) for another number of elements, and for numbers that the element type
-        cannot hold. With CHECK_SPEC_ENCODE=1 in the environment, NotInSpecError (an AssertionError) for values that
-        are not members.
+        Args:
+            value: the data; if the number of elements fits, it is reshaped to the spec's shape.
+            ignore_device: leave the tensor on the CPU.
+
+        Raises:
+            SchemaError (a RuntimeError): the number of elements is wrong, or the element type cannot hold a number.
+            NotInSpecError (an AssertionError): the value is not a member; only checked if the environment variable
+                CHECK_SPEC_ENCODE is 1.
         """
         found = self._encode(value, ignore_device)
         if checks_encoding():
@@ -257,19 +261,21 @@ class TensorSpec(ABC):
         return found
 
     def memoize_encode(self, mode: bool = True) -> None:
-        """Remember what `encode` made of ints and other hashable values. Experimental, and warns so."""
+        """Cache the results of `encode` for ints and other hashable values. Experimental: emits a warning."""
         warnings.warn("memoize_encode is experimental and may change", stacklevel=2)
         self._memoize(mode)
 
     def erase_memoize_cache(self) -> None:
-        """Forget what `encode` remembered."""
+        """Clear the cache of `memoize_encode`."""
         for spec in self._within():
             spec.erase_memoize_cache()
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return the value as numpy arrays.
+        """Return the value as NumPy arrays.
 
-        `safe` checks it against the spec first; by default the environment variable CHECK_SPEC_ENCODE decides.
+        Args:
+            value: a member of the spec.
+            safe: check the value against the spec first; by default if the environment variable CHECK_SPEC_ENCODE is 1.
         """
         if checks_encoding() if safe is None else safe:
             self.assert_is_in(value)
@@ -280,44 +286,44 @@ class TensorSpec(ABC):
         """Raise SpecTypeError (a TypeError) unless the value has the element type of this spec."""
 
     def cardinality(self) -> float:
-        """Count the members of one event; infinity for real numbers."""
+        """Return the number of members of one event; infinity for real numbers."""
         raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be counted")
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """List all members of one event along dimension 0."""
+        """Return all members of one event, stacked along dimension 0."""
         raise UndefinedForSpecError(f"the values of {type(self).__name__} cannot be listed")
 
     def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Pick from `tensor`, which has one entry for each value of the domain."""
+        """Select from `tensor`, which has one entry for each value of the domain."""
         raise UndefinedForSpecError(f"{type(self).__name__} has no numbered values to index with")
 
     # Shape -----------------------------------------------------------------------------------------
 
     def expand(self, *shape: Any) -> Self:
-        """Repeat along new leading dimensions and dimensions of size 1; UsageError if others differ."""
+        """Repeat along new leading dimensions and dimensions of size 1; UsageError if other sizes differ."""
         return self._changed(expansion(self.shape, sizes_of(shape)))
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Take out a dimension of size 1, or all such."""
+        """Remove a dimension of size 1, or all of them."""
         return self._changed(squeezing(self.shape, dim))
 
     def unsqueeze(self, dim: int) -> Self:
-        """Put in a dimension of size 1."""
+        """Insert a dimension of size 1."""
         return self._changed(unsqueezing(self.shape, dim))
 
     def reshape(self, *shape: Any) -> Self:
-        """Lay the elements out in another shape; one size may be -1."""
+        """Arrange the elements in another shape; one size may be -1."""
         return self._changed(reshaping(self.shape, sizes_of(shape)))
 
     def view(self, *shape: Any) -> Self:
         return self.reshape(*shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Make one dimension of several."""
+        """Merge several dimensions into one."""
         return self._changed(flattening(self.shape, start_dim, end_dim))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """Make several dimensions of one; one size may be -1."""
+        """Split a dimension into several; one size may be -1."""
         return self._changed(unflattening(self.shape, dim, sizes))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
@@ -329,18 +335,18 @@ class TensorSpec(ABC):
         return tuple(self._changed(indexing(self.shape, (*lead, number))) for number in range(self.shape[place]))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of what the same index picks from a value."""
+        """Return the spec of the part that the same index selects from a value."""
         return self._changed(indexing(self.shape, index))
 
     @abstractmethod
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension have any size, in place."""
+        """Allow any size for one dimension (-1), in place."""
 
     # Device, element type, copies ------------------------------------------------------------------
 
     @abstractmethod
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this spec for another device or element type."""
+        """Return this spec with another device or element type."""
 
     def cpu(self) -> Self:
         return self.to("cpu")
@@ -353,7 +359,7 @@ class TensorSpec(ABC):
         """Copy the spec and its tensors."""
 
     def clear_device_(self) -> Self:
-        """Forget the device where there is one to forget; the spec of a tensor keeps it."""
+        """Forget the device, in place, if the spec allows that; a spec of one tensor keeps its device."""
         for spec in self._within():
             spec.clear_device_()
         return self
@@ -370,7 +376,7 @@ class TensorSpec(ABC):
         if function not in FUNCTIONS:
             name = getattr(function, "__name__", function)
             known = ", ".join(sorted(known.__name__ for known in FUNCTIONS))
-            raise SpecTypeError(f"torch.{name} does not take a spec; those that do are {known}")
+            raise SpecTypeError(f"torch.{name} does not accept specs; functions that do: {known}")
         return FUNCTIONS[function](*args, **(kwargs or {}))
 
     # What a kind of spec implements ----------------------------------------------------------------
@@ -381,11 +387,11 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def _fill(self, shape: torch.Size, value: int) -> Any:
-        """Make a value of zeros or ones of shape `[*shape, *spec.shape]`."""
+        """Return a value of zeros or ones of shape `[*shape, *spec.shape]`."""
 
     @abstractmethod
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        """Encode a value that is not checked."""
+        """Encode a value without checking it."""
 
     def _check_encoded(self, value: Any) -> None:
         """Raise NotInSpecError unless an encoded value is a member."""
@@ -393,15 +399,15 @@ class TensorSpec(ABC):
 
     @abstractmethod
     def _to_numpy(self, value: Any) -> Any:
-        """Return a value that is not checked as numpy arrays."""
+        """Return a value as NumPy arrays without checking it."""
 
     def _memoize(self, mode: bool) -> None:
-        """Start or stop remembering encoded values."""
+        """Turn the cache of encoded values on or off."""
         for spec in self._within():
             spec._memoize(mode)
 
     def _within(self) -> Sequence[TensorSpec]:
-        """The specs that this one consists of: members, choices or entries."""
+        """Return the specs inside this one: members, choices or entries."""
         return ()
 
     @abstractmethod
@@ -409,28 +415,28 @@ class TensorSpec(ABC):
         """Return this spec with another shape."""
 
     def _stack(self, specs: Sequence[Any], dim: int) -> TensorSpec:
-        """Combine specs of this class, shape, device and element type; SchemaError if they cannot combine.
+        """Stack specs of this class, shape, device and element type into one; SchemaError if that is impossible.
 
-        By default only equal specs can.
+        By default only equal specs can be stacked into one.
         """
         if any(spec != self for spec in specs):
             raise SchemaError(f"{type(self).__name__} specs that differ cannot be stacked into one")
         return self.unsqueeze(dim).expand(*self.shape[:dim], len(specs), *self.shape[dim:])
 
     def _stack_lazily(self, specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
-        """Return a stack that keeps its members as they are."""
+        """Return a lazy stack, which keeps its members unchanged."""
         return Stacked(*specs, dim=dim)
 
     def _kind(self) -> type[TensorSpec]:
-        """The class that specs must have in common to be stacked."""
+        """Return the class that all specs in a stack must belong to."""
         return type(self)
 
     def _expect_place(self, dim: int) -> None:
-        """Raise UsageError if there cannot be another dimension at this place."""
+        """Raise UsageError if no dimension can be inserted at this place."""
 
 
 def brief(value: Any) -> str:
-    """Format a value in one line: small tensors by their numbers, large ones by their shape."""
+    """Format a value in one line: small tensors with their numbers, large ones with their shape."""
     if isinstance(value, torch.Tensor):
         shown = f"{value.tolist()}" if value.numel() <= 8 and value.device.type != "meta" else f"{list(value.shape)}"
         return f"a tensor of {value.dtype} {shown}"
@@ -438,11 +444,11 @@ def brief(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-_MOST = 2**26  # numbers in one listing; more is asked for by mistake
+_MOST = 2**26  # most numbers in one listing; a request for more is a mistake
 
 
 def combinations(counts: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
-    """List the rows of numbers below `counts`, the last column changing fastest; int64 of shape `[rows, columns]`.
+    """Return all rows of numbers below `counts`, int64 `[rows, columns]`; the last column changes fastest.
 
     UsageError if that would be more than 2**26 numbers.
     """
@@ -460,18 +466,18 @@ _NUMPY = {
     getattr(torch, name): np.dtype("bool" if name == "bool" else name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
-"""The numpy types whose arrays torch takes as they are."""
+"""The NumPy types whose arrays torch accepts directly."""
 
 
-_CPU = torch.device("cpu")  # compared with in an eighth of the time of reading a device's type
+_CPU = torch.device("cpu")  # comparing with it is eight times faster than reading a device's type
 
 
 class LeafSpec(TensorSpec):
-    """The spec of one tensor.
+    """The base of specs of one tensor.
 
-    A subclass keeps parameters of single elements, such as bounds, in tensors that begin with the shape of the spec (1
-    where the size is unknown) and names them in `_PARAMETERS`: they then follow each change of shape. Other attributes
-    that distinguish two specs of one class are named in `_FACTS`.
+    A subclass keeps parameters per element, such as bounds, in tensors whose shape begins with the spec's shape (with 1
+    for unknown sizes), and names them in `_PARAMETERS`, so that every change of shape applies to them. It names other
+    attributes in which two specs of the class can differ in `_FACTS`.
     """
 
     _PARAMETERS: ClassVar[tuple[str, ...]] = ()
@@ -504,14 +510,14 @@ class LeafSpec(TensorSpec):
 
     @abstractmethod
     def _members(self, value: torch.Tensor) -> torch.Tensor:
-        """Return for each element of a tensor of the right shape and type whether it is in the domain."""
+        """Return for each element of a tensor of the right shape and type whether it is legal."""
 
     @abstractmethod
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the member next to a tensor of the right trailing shape and any type."""
+        """Return the member nearest to a tensor of the right trailing shape and any type."""
 
     def is_in(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this spec's element type and trailing shape, with all values legal.
+        """Return whether a value is a tensor with this spec's element type and trailing shape, and only legal elements.
 
         The device does not matter.
         """
@@ -522,7 +528,7 @@ class LeafSpec(TensorSpec):
         return self._are_members(value)
 
     def _are_members(self, value: torch.Tensor) -> bool:
-        """Return whether all elements of a tensor of the right type and trailing shape are in the domain."""
+        """Return whether all elements of a tensor of the right type and trailing shape are legal."""
         return bool(self._members(value).all())
 
     def members_among(self, value: torch.Tensor, batch: torch.Size) -> torch.Tensor:
@@ -531,10 +537,10 @@ class LeafSpec(TensorSpec):
         return found.reshape([*batch, -1]).all(-1) if found.dim() else found.expand(batch)
 
     def project(self, value: Any) -> torch.Tensor:
-        """Return the value itself if it is a member, else a new tensor with each element at the nearest legal one.
+        """Return the value itself if it is a member, else a new tensor of the nearest legal elements.
 
-        NaN goes to the legal value next to zero. SpecTypeError for what is not a tensor or has complex elements where
-        the spec has real ones, SchemaError for another trailing shape.
+        NaN becomes the legal value nearest to zero. SpecTypeError if the value is not a tensor, or is complex while the
+        spec is real; SchemaError if its trailing shape differs.
         """
         if not isinstance(value, torch.Tensor):
             raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensor")
@@ -579,7 +585,7 @@ class LeafSpec(TensorSpec):
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:
-        """Forget what `encode` remembered."""
+        """Clear the cache of `memoize_encode`."""
         if self._memo is not None:
             self._memo = {}
 
@@ -636,7 +642,7 @@ class LeafSpec(TensorSpec):
         self.__dict__.update(narrow)
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this spec for another device or element type, or itself if it is that already."""
+        """Return this spec with another device or element type, or the spec itself if nothing changes."""
         if isinstance(dest, torch.dtype):
             return self if dest == self._dtype else self._to_dtype(dest)
         device = as_device(dest)
@@ -666,11 +672,11 @@ class LeafSpec(TensorSpec):
         return all(same_value(getattr(self, name), getattr(other, name)) for name in named)
 
     def __hash__(self) -> int:
-        # Only what no method changes in place, so that a spec in a set stays findable.
+        # Hash only what no method changes in place, so that a spec stays findable in a set.
         return hash((self._family(), self._dtype, self.ndim))
 
     def _details(self) -> dict[str, Any]:
-        """What `repr` shows."""
+        """Return the attributes that `repr` shows."""
         return {
             "shape": self.shape, "space": self.space, "device": self.device, "dtype": self.dtype, "domain": self.domain,
         }  # fmt: skip
@@ -681,7 +687,7 @@ class LeafSpec(TensorSpec):
 
 
 def encoded(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Make a tensor of numbers, lists and arrays; SchemaError if `dtype` cannot hold them."""
+    """Convert numbers, lists or arrays to a tensor; SchemaError if `dtype` cannot hold them."""
     if isinstance(value, list | tuple) and value and all(isinstance(item, torch.Tensor) for item in value):
         tensor = torch.stack(tuple(value))
     else:
@@ -703,14 +709,14 @@ def _kept(cast: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def to_array(value: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Copy to numpy where the memory cannot be shared; bfloat16, which numpy lacks, becomes float32."""
+    """Return a NumPy array that shares memory if possible; bfloat16, which NumPy lacks, becomes float32."""
     found = value.detach().cpu()
     array: np.ndarray[Any, Any] = (found.float() if found.dtype is torch.bfloat16 else found).numpy()
     return array
 
 
 def fresh(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Copy a tensor, once where it repeats itself along a dimension."""
+    """Copy a tensor; expanded dimensions stay expanded and are copied once."""
     core = tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -727,7 +733,7 @@ def same_value(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
             return False
-        if one.dtype in (torch.uint16, torch.uint32):  # which torch cannot compare
+        if one.dtype in (torch.uint16, torch.uint32):  # torch cannot compare these types
             one, other = one.to(torch.int64), other.to(torch.int64)
         return one.device.type == "meta" or torch.equal(one, other)
     if isinstance(one, np.ndarray):
@@ -738,12 +744,12 @@ def same_value(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same_value, one, other))
     try:
         return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # such as an object full of arrays: the same only if it is the same
+    except (TypeError, ValueError, RuntimeError):  # not comparable, such as an object full of arrays: use identity
         return False
 
 
 def make_neg_dim_of_all(specs: Sequence[TensorSpec], dim: int) -> None:
-    """Let one dimension of several specs have any size, in place: all of them change, or none."""
+    """Allow any size for one dimension of several specs, in place: all of them change, or none."""
     for spec in specs:
         spec.clone().make_neg_dim(dim)
     for spec in specs:
@@ -751,7 +757,7 @@ def make_neg_dim_of_all(specs: Sequence[TensorSpec], dim: int) -> None:
 
 
 class LazyStack(TensorSpec):
-    """What stacks of specs have in common. Sizes that differ between the members are -1 in the shape of the stack."""
+    """The base of lazy stacks. Sizes in which the members differ are -1 in the shape of the stack."""
 
     def __init__(self, *specs: TensorSpec, dim: int) -> None:
         if not specs:
@@ -760,7 +766,9 @@ class LazyStack(TensorSpec):
             if not isinstance(spec, TensorSpec):
                 raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
             if spec.ndim != specs[0].ndim:
-                raise SchemaError(f"specs of one ndim can be stacked, found {spec.ndim} and {specs[0].ndim}")
+                raise SchemaError(
+                    f"only specs with the same ndim can be stacked, found {spec.ndim} and {specs[0].ndim}"
+                )
         self._members = specs
         self._dim = normal_dim(dim, specs[0].ndim + 1)
         for spec in specs:
@@ -773,12 +781,12 @@ class LazyStack(TensorSpec):
 
     @property
     def stack_dim(self) -> int:
-        """The dimension along which the members are."""
+        """The dimension along which the members are stacked."""
         return self._dim
 
     @property
     def shape(self) -> torch.Size:
-        """Sizes of one value: those that the members have in common, and their number; -1 where they differ."""
+        """The sizes of one value: the members' common sizes, -1 where they differ, and the number of members."""
         columns = zip(*(spec.shape for spec in self._members), strict=True)
         sizes = [found[0] if len({*found}) == 1 else -1 for found in columns]
         return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
@@ -795,7 +803,7 @@ class LazyStack(TensorSpec):
 
     @property
     def space(self) -> Box | None:
-        """The sets of values of the members; None where one has none."""
+        """The sets of values of the members; None if a member has none."""
         spaces = [space for spec in self._members if (space := spec.space) is not None]
         return BoxList(tuple(spaces)) if len(spaces) == len(self._members) else None
 
@@ -832,7 +840,7 @@ class LazyStack(TensorSpec):
         return parts
 
     def _place_in(self, value: Any) -> int:
-        """Return the dimension of a value along which its parts are."""
+        """Return the dimension of a value along which its parts are stacked."""
         if isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.is_nested):
             return self._dim
         return len(self._batch_of(value) or ()) + self._dim
@@ -844,12 +852,12 @@ class LazyStack(TensorSpec):
         return self._joined([spec._fill(shape, value) for spec in self._members], len(shape) + self._dim)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether each part of a value, a stack or a sequence of such, is a member of its spec."""
+        """Return whether each part of a value (a stack, or a sequence of parts) is a member of its spec."""
         parts = self._parts(value)
         return parts is not None and all(spec.is_in(part) for spec, part in zip(self._members, parts, strict=True))
 
     def project(self, value: Any) -> Any:
-        """Return the value if it is a member, else one of the nearest member of each spec; SchemaError as `is_in`."""
+        """Return the value if it is a member, else a value whose parts are the nearest members of their specs."""
         parts = self._expected_parts(value)
         found = [spec.project(part) for spec, part in zip(self._members, parts, strict=True)]
         if all(one is other for one, other in zip(found, parts, strict=True)):
@@ -857,7 +865,7 @@ class LazyStack(TensorSpec):
         return found if isinstance(value, list | tuple) else self._joined(found, self._place_in(value))
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        from tensordict import is_non_tensor  # which takes as long to import as torch: specs of tensors do without
+        from tensordict import is_non_tensor  # imported late: it takes as long as torch, and tensors do not need it
 
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             return value
@@ -866,7 +874,7 @@ class LazyStack(TensorSpec):
         return self._joined(encoded, self._dim)
 
     def _piece(self, value: Any, number: int) -> Any:
-        """Return the part of numbers, lists or arrays that is for one member."""
+        """Return the part of numbers, lists or arrays that belongs to one member."""
         if not self._dim and isinstance(value, list | tuple) and len(value) == len(self._members):
             return value[number]
         array = np.asarray(value)
@@ -876,7 +884,7 @@ class LazyStack(TensorSpec):
         return array.take(number, axis=self._dim)
 
     def _to_numpy(self, value: Any) -> Any:
-        """Return one array, or a list of the parts' where they differ in shape."""
+        """Return one array, or a list of arrays if the parts differ in shape."""
         parts = self._expected_parts(value)
         arrays = [spec._to_numpy(part) for spec, part in zip(self._members, parts, strict=True)]
         alike = all(isinstance(array, np.ndarray) and array.shape == arrays[0].shape for array in arrays)
@@ -890,11 +898,11 @@ class LazyStack(TensorSpec):
             spec.type_check(part, key)
 
     def cardinality(self) -> float:
-        """Count the members of one event: the product over the specs of the stack."""
+        """Return the number of members of one event: the product over the specs in the stack."""
         return math.prod(spec.cardinality() for spec in self._members)
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """List all members of one event along dimension 0: every combination of the specs' members."""
+        """Return all members of one event along dimension 0: every combination of the specs' members."""
         listed = [spec.enumerate(use_mask) for spec in self._members]
         rows = combinations([len(values) for values in listed])
         return self._joined([values[rows[:, column]] for column, values in enumerate(listed)], self._dim + 1)
@@ -912,11 +920,11 @@ class LazyStack(TensorSpec):
         return cls(*specs, dim=dim)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Return the members, or stacks of what each has along another dimension."""
+        """Return the members, or for another dimension the stacks of the members' parts along it."""
         return self._members if normal_dim(dim, self.ndim) == self._dim else super().unbind(dim)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension have any size, in place and in all members; UsageError for the stacked dimension."""
+        """Allow any size for one dimension, in place and in all members; UsageError for the stacked dimension."""
         place = normal_dim(dim, self.ndim)
         if place == self._dim:
             raise UsageError(
@@ -931,7 +939,7 @@ class LazyStack(TensorSpec):
     # Device, copies --------------------------------------------------------------------------------
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this stack with all members for another device or element type."""
+        """Return this stack with another device or element type for all members."""
         return type(self)(*(spec.to(dest) for spec in self._members), dim=self._dim)
 
     def clone(self) -> Self:
@@ -952,12 +960,18 @@ class LazyStack(TensorSpec):
 
 
 class Stacked(LazyStack):
-    """Specs of tensors, or of other data, stacked along `dim` as they are: torch.stack makes it of unequal ones.
+    """A lazy stack of specs that differ: `torch.stack` returns one if its arguments cannot become a single spec.
 
-    The members are of one class, element type, device and number of dimensions (SchemaError, a RuntimeError); their
-    bounds, masks, categories and sizes may differ. Where their sizes are equal, values are tensors; where they are not,
-    nested tensors, which torch has for dimension 0 only (SchemaError), or sequences of the members' values, which
-    `is_in`, `project` and `encode` take, too.
+    The members must have the same class, element type, device and number of dimensions; their bounds, masks, categories
+    and sizes may differ. Values are tensors if the sizes are equal. Otherwise they are nested tensors, which torch only
+    supports along dimension 0. `is_in`, `project` and `encode` also accept sequences of the members' values.
+
+    Args:
+        specs: the members.
+        dim: the dimension along which they are stacked.
+
+    Raises:
+        SchemaError (a RuntimeError): the members cannot be stacked, or have no values as tensors.
 
     >>> import torch
     >>> from rbtool import Unbounded
@@ -1012,7 +1026,7 @@ class Stacked(LazyStack):
 
 
 def _stack(specs: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> TensorSpec:
-    """Stack specs into one with a dimension more; where no one spec can hold them, the stack is lazy.
+    """Stack specs into one with an additional dimension, or into a lazy stack if they differ.
 
     SchemaError for specs that differ in class, element type, device or number of dimensions.
     """
@@ -1034,20 +1048,20 @@ def expect_stackable(specs: Sequence[TensorSpec]) -> None:
             raise SpecTypeError(f"specs can be stacked, found a {type(spec).__name__} among them")
         if spec._kind() is not first._kind():
             kinds = ", ".join(sorted({spec._kind().__name__ for spec in specs}))
-            raise SchemaError(f"specs of one class can be stacked, found {kinds}")
+            raise SchemaError(f"only specs of one class can be stacked, found {kinds}")
         for what in ("dtype", "device", "ndim"):
             found, expected = getattr(spec, what), getattr(first, what)
             if found != expected:
-                raise SchemaError(f"specs of one {what} can be stacked, found {found} and {expected}")
+                raise SchemaError(f"only specs with the same {what} can be stacked, found {found} and {expected}")
 
 
 def stack_densely(specs: Sequence[TensorSpec], dim: int) -> TensorSpec:
-    """Stack specs that differ in bounds, masks or categories at most into one of their class; else SchemaError."""
+    """Stack specs that differ only in bounds, masks or categories into one of their class; otherwise SchemaError."""
     expect_stackable(specs)
     first = specs[0]
     for spec in specs:
         if type(spec) is not type(first) or spec.shape != first.shape:
-            raise SchemaError(f"specs of one shape form one spec, found {list(first.shape)} and {list(spec.shape)}")
+            raise SchemaError(f"expected specs of the same shape, found {list(first.shape)} and {list(spec.shape)}")
     return first._stack(specs, normal_dim(dim, first.ndim + 1))
 
 
@@ -1070,7 +1084,7 @@ def _index_select(spec: TensorSpec, dim: int, index: torch.Tensor, *, out: Any =
 
 def _expect_no_out(out: Any) -> None:
     if out is not None:
-        raise UndefinedForSpecError("out is set, expected None: a spec is not written into another")
+        raise UndefinedForSpecError("out is set, expected None: specs cannot be written into another spec")
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -1079,4 +1093,4 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.unsqueeze: _unsqueeze,
     torch.index_select: _index_select,
 }
-"""Maps torch functions to their implementation for specs."""
+"""Maps torch functions to their implementations for specs."""

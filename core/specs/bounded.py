@@ -1,4 +1,4 @@
-"""Specs of numbers: Bounded, between two bounds, and Unbounded, any of an element type; draws of integers."""
+"""Specs of numbers: Bounded (between two bounds) and Unbounded (any of an element type), and draws of integers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .base import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContinuousBox(Box):
-    """Numbers between two bounds, both included. The bounds are the spec's own tensors: an edit in place is seen."""
+    """Numbers between two bounds, both included. The bounds are the spec's own tensors: edits in place take effect."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -56,7 +56,7 @@ def _brief(bound: torch.Tensor) -> str:
 
 
 def type_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the least and the largest finite number of an element type."""
+    """Return the smallest and the largest finite number of an element type."""
     if dtype is torch.bool:
         return 0, 1
     info = torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
@@ -64,20 +64,20 @@ def type_limits(dtype: torch.dtype) -> tuple[float, float]:
 
 
 class BoxSpec(LeafSpec):
-    """Numbers of which each has a lower and an upper bound.
+    """The base of specs of numbers, each with a lower and an upper bound.
 
-    Two of them are equal if their bounds are, so an Unbounded equals a Bounded over all finite numbers of its type.
+    Two specs are equal if their bounds are, so an Unbounded equals a Bounded over all finite numbers of its type.
     """
 
     @property
     @abstractmethod
     def low(self) -> torch.Tensor:
-        """Least legal value of each element."""
+        """The smallest legal value of each element."""
 
     @property
     @abstractmethod
     def high(self) -> torch.Tensor:
-        """Largest legal value of each element."""
+        """The largest legal value of each element."""
 
     @property
     def space(self) -> ContinuousBox:
@@ -103,12 +103,19 @@ Domain: TypeAlias = Literal["continuous", "discrete"]
 class Bounded(BoxSpec):
     """Numbers from `low` to `high`, both included; an instance is a BoundedContinuous or a BoundedDiscrete.
 
-    The bounds are numbers, or arrays that broadcast to `shape`; without a shape it is theirs. They may be infinite,
-    but not NaN, and `low` not above `high` (UsageError). Integer types take the whole numbers between the bounds;
-    `domain="discrete"` makes a float type do so, too. The element type is torch's default, float32.
+    Draws are uniform between finite bounds. If one bound is infinite they decrease exponentially from the other one; if
+    both are, they are normal. NaN is not a member.
 
-    Draws are even. Where a bound is infinite they fall off exponentially from the other one, and are normal if both
-    are. NaN is no member.
+    Args:
+        low, high: numbers, or arrays that broadcast to `shape`. They may be infinite.
+        shape: by default the common shape of the bounds.
+        device: by default torch's default device.
+        dtype: by default torch's default float type. With an integer type, members are the whole numbers between the
+            bounds.
+        domain: `"discrete"` restricts a float type to whole numbers.
+
+    Raises:
+        UsageError (a ValueError): a bound is NaN, or `low` is above `high`.
 
     >>> import torch
     >>> from rbtool import Bounded
@@ -152,11 +159,11 @@ class Bounded(BoxSpec):
         super().__init__(shape, device, dtype, self._DEFAULT_DTYPE or torch.get_default_dtype())
         own: Any = "discrete" if isinstance(self, BoundedDiscrete) else None
         if not isinstance(self, _bounded_class(self._dtype, domain or own)):
-            raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}")
+            raise UsageError(f"{type(self).__name__} does not support {self._dtype} with domain {domain}")
         self._low, self._high = self._fitted(least, upper=False), self._fitted(largest, upper=True)
         low, high = self._low, self._high
         if not self._dtype.is_floating_point:
-            low, high = low.to(torch.int64), high.to(torch.int64)  # torch compares no uint16
+            low, high = low.to(torch.int64), high.to(torch.int64)  # torch cannot compare uint16
         if self._device.type != "meta" and not bool((low <= high).all()):
             raise UsageError(f"the lower bound {low} is above the upper bound {high}, or there is no number between")
 
@@ -166,7 +173,7 @@ class Bounded(BoxSpec):
             wide = bound.detach().expand(concrete(self._shape))
         except RuntimeError:
             raise SchemaError(
-                f"a bound of shape {list(bound.shape)} does not go with a spec of shape {list(self._shape)}"
+                f"a bound of shape {list(bound.shape)} does not broadcast to the spec's shape {list(self._shape)}"
             ) from None
         if wide.device.type == "meta":
             return torch.empty(wide.shape, dtype=self._dtype, device=self._device)
@@ -195,24 +202,24 @@ class Bounded(BoxSpec):
             drawn = self._drawn_integers(reach, size, generator)
             if not self._dtype.is_floating_point or self._device.type == "meta":
                 return drawn
-            return drawn.clamp_(self._low, self._high)  # bounds may be further out than `_integer_bounds` goes
+            return drawn.clamp_(self._low, self._high)  # bounds may exceed the range of `_integer_bounds`
         if not reach.is_finite or self._device.type == "meta":
             return self._drawn_widely(reach, size, generator)
         if self._dtype in _DRAWN:
             return torch.lerp(self._low, self._high, _evenly(size, self._dtype, self._device, generator))
-        part = _evenly(size, torch.float32, self._device, generator)  # rounding leads no further than to a bound
+        part = _evenly(size, torch.float32, self._device, generator)  # rounding cannot go beyond a bound
         return torch.lerp(self._low.float(), self._high.float(), part).to(self._dtype)
 
     def _drawn_integers(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         if reach.common is not None and self._dtype in _RANDINT:
             low, high = reach.common
             return torch.randint(low, high + 1, size, dtype=self._dtype, device=self._device, generator=generator)
-        if reach.counts is not None and reach.first is not None and self._device.type != "mps":  # which has no float64
+        if reach.counts is not None and reach.first is not None and self._device.type != "mps":  # mps has no float64
             return small_integers(reach.counts, size, torch.int64, generator).add_(reach.first).to(self._dtype)
         return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
 
     def _reach(self) -> _Reach:
-        """Return the facts of the bounds that draws depend on; looked up again after they were edited."""
+        """Return the properties of the bounds that draws depend on; recomputed after an edit of the bounds."""
         known, low, high = self._known, self._low, self._high
         if (
             known is None
@@ -236,35 +243,35 @@ class Bounded(BoxSpec):
             one: Any = "high" if closed[0] and sides[1] else "low" if sides[0] and closed[1] else None
             return _Reach(of, is_finite=finite, open_side=one)
         first, last = self._integer_bounds()
-        counts = last - first + 1  # wraps around where there are more than 2**63
+        counts = last - first + 1  # wraps around for more than 2**63
         if not bool(((counts > 0) & (counts <= FEWER_THAN_FLOATS)).all()):
             return _Reach(of)
         common = None
         if first.numel() and bool((first == first.flatten()[0]).all() & (last == last.flatten()[0]).all()):
             common = int(first.flatten()[0]), int(last.flatten()[0])
-        # torch.randint takes the number behind the last one, which int64 does not have for its largest.
+        # torch.randint takes an exclusive upper bound, which int64 cannot represent for its largest number.
         few = common is not None and common[1] - common[0] < FEW and common[1] < _HIGHEST
         return _Reach(of, first=first, counts=counts, common=common if few else None)
 
     def _drawn_widely(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
-        """Draw where bounds may be infinite, their difference overflow, or the element type be too coarse to draw."""
+        """Draw if a bound is infinite, their difference could overflow, or the element type is too coarse."""
         wide = torch.float64 if self._dtype is torch.float64 else torch.float32
         low, high = self._low.to(wide), self._high.to(wide)
-        if reach.open_side:  # the same for all elements
+        if reach.open_side:  # the same bound is infinite for all elements
             step = torch.empty(size, dtype=wide, device=self._device).exponential_(generator=generator)
             return (low + step if reach.open_side == "high" else high - step).to(self._dtype)
         part = _evenly(size, wide, self._device, generator)
-        drawn = low * (1 - part) + high * part  # not low + part * (high - low): the difference may overflow
+        drawn = low * (1 - part) + high * part  # low + part * (high - low) could overflow
         open_low, open_high = low.isinf(), high.isinf()
         if bool((open_low | open_high).any()):
             step = torch.empty_like(part).exponential_(generator=generator)
             normal = torch.randn(size, dtype=wide, device=self._device, generator=generator)
             one_sided = torch.where(open_low, high - step, low + step)
             drawn = torch.where(open_low & open_high, normal, torch.where(open_low | open_high, one_sided, drawn))
-        return drawn.to(self._dtype).clamp(self._low, self._high)  # rounding may have led outside
+        return drawn.to(self._dtype).clamp(self._low, self._high)  # rounding may have gone beyond a bound
 
     def _integer_bounds(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bounds as int64; of a float type, as far out as it has all whole numbers."""
+        """Return the bounds as int64; for a float type, limited to where it represents all whole numbers."""
         low, high = (bound.to(device or self._device) for bound in (self._low, self._high))
         if self._dtype.is_floating_point:
             most = 2 / torch.finfo(self._dtype).eps
@@ -282,7 +289,7 @@ class Bounded(BoxSpec):
         return inside & whole(value) if self.domain == "discrete" else inside
 
     def _compares(self, value: torch.Tensor) -> bool:
-        """Return whether torch compares the value with the bounds as they are."""
+        """Return whether torch can compare the value with the bounds directly."""
         return value.dtype == self._dtype and value.device == self._device and self._dtype not in _NOT_COMPARED
 
     def _nearest(self, value: torch.Tensor) -> torch.Tensor:
@@ -332,11 +339,11 @@ class Bounded(BoxSpec):
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Facts of two bounds that draws depend on; `of` has the bounds with their versions.
+    """Properties of two bounds that draws depend on, cached with the bounds and their versions in `of`.
 
-    `open_side` is which one is infinite for all elements, if the other is for none. `first` and `counts` are the least
-    integer and how many there are, int64, unless there are too many for a draw of a float; `common` is the least and
-    the largest where they are the same for all elements, and few.
+    - `open_side`: which bound is infinite for all elements, if the other is finite for all.
+    - `first`, `counts`: the smallest integer and the number of integers, int64, unless too many for a draw by a float.
+    - `common`: the smallest and largest integer, if they are the same for all elements and their number is small.
     """
 
     of: tuple[torch.Tensor, torch.Tensor, int, int]
@@ -411,7 +418,7 @@ def _broadcast(low: torch.Tensor, high: torch.Tensor) -> torch.Size:
 
 
 def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a bound as int64, infinite ones as the limit of the type; UsageError for other numbers beyond it."""
+    """Return a bound as int64, infinity as the type's limit; UsageError for finite numbers beyond the limits."""
     least, largest = (int(limit) for limit in type_limits(dtype))
     if bound.is_floating_point():
         wide = bound.double()
@@ -423,18 +430,23 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         whole_bound = as_int64(bound)
         beyond = (whole_bound < least) | (whole_bound > largest)
         if bound.dtype is torch.uint64:
-            beyond |= bound.view(torch.int64) < 0  # torch compares no uint64
+            beyond |= bound.view(torch.int64) < 0  # torch cannot compare uint64
     if bool(beyond.any()):
-        raise UsageError(f"a bound is beyond the {least} to {largest} of {dtype}")
+        raise UsageError(f"a bound is beyond the range of {dtype}, {least} to {largest}")
     return whole_bound
 
 
 class Unbounded(BoxSpec):
     """Any tensor of a shape and an element type; an instance is an UnboundedContinuous or an UnboundedDiscrete.
 
-    All values are members, NaN and infinity too. Draws are normal, or even over the whole range of an integer type.
-    `domain="discrete"` makes a float type hold whole numbers only, as Bounded does; their draws are even as far out as
-    the type has all of them.
+    All values are members, also NaN and infinity. Draws are normal, or uniform over the whole range of an integer type.
+
+    Args:
+        shape: the shape of a value.
+        device: by default torch's default device.
+        dtype: by default torch's default float type.
+        domain: `"discrete"` restricts a float type to whole numbers; draws are then uniform over the range in which the
+            type represents all whole numbers.
 
     >>> import torch
     >>> from rbtool import Unbounded
@@ -468,7 +480,7 @@ class Unbounded(BoxSpec):
         own: Any = "discrete" if isinstance(self, UnboundedDiscrete) else None
         if not isinstance(self, _unbounded_class(self._dtype, domain or own)):
             hint = "Unbounded takes any type"
-            raise UsageError(f"{type(self).__name__} is for other types than {self._dtype}, domain {domain}", hint=hint)
+            raise UsageError(f"{type(self).__name__} does not support {self._dtype} with domain {domain}", hint=hint)
         self._is_real = self.domain == "continuous"
         self._is_whole = self._dtype.is_floating_point and not self._is_real
 
@@ -486,7 +498,7 @@ class Unbounded(BoxSpec):
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
         size = batched(shape, self._shape)
-        if self._is_real:  # the numbers of torch.randn, which takes twice the time for small tensors
+        if self._is_real:  # the same numbers as torch.randn, in half the time for small tensors
             return torch.normal(0.0, 1.0, size, generator=generator, dtype=self._dtype, device=self._device)
         if self._is_whole:
             most = torch.tensor(int(2 / torch.finfo(self._dtype).eps), device=self._device)
@@ -545,11 +557,11 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
 MANY = 2**40
-"""The modulus of up to as many and 63 random bits is off from even by less than 2**-23."""
+"""Up to this range, 63 random bits modulo the range differ from a uniform distribution by less than 2**-23."""
 FEW = 2**16
-"""Up to as many categories are drawn by torch's own modulus of 32 bits, which is off from even by less than 2**-16."""
+"""Up to this many categories are drawn by torch's 32-bit modulus, which is uniform up to an error below 2**-16."""
 FEWER_THAN_FLOATS = 2**30
-"""Up to as many categories are drawn by a float64."""
+"""Up to this many categories are drawn by scaling a float64."""
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -562,12 +574,12 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 def uniform_integers(
     low: torch.Tensor, high: torch.Tensor, shape: torch.Size, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Draw from `low` to `high`, both included and int64, element by element; they broadcast to `shape`.
+    """Draw integers from `low` to `high` (int64, included), which broadcast to `shape`.
 
-    Ranges may be as wide as int64 itself: wide ones are drawn again until they fall inside.
+    Ranges may be as wide as int64. Wide ranges use rejection: numbers outside are drawn again.
     """
     low, high = low.expand(shape), high.expand(shape)
-    span = high - low + 1  # wraps around where the range is wider than 2**63
+    span = high - low + 1  # wraps around if the range is wider than 2**63
     narrow = (span > 0) & (span <= MANY)
     bits = _random_bits(shape, low.device, generator)
     drawn = low + (bits & _HIGHEST) % torch.where(narrow, span, 1)
@@ -585,7 +597,7 @@ def _random_bits(shape: torch.Size, device: torch.device, generator: torch.Gener
 
 
 def _scaled(bits: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    """Cut 64 random bits down to as many as a span needs, or one more; the span is unsigned, and 0 is 2**64."""
+    """Keep as many of 64 random bits as a span needs, or one more; the span is unsigned, and 0 stands for 2**64."""
     needed = span.clamp(min=1).double().log2().floor().add(1).clamp(max=63).long()
     return bits & torch.where(span > 0, (1 << needed) - 1, -1)
 
@@ -593,7 +605,7 @@ def _scaled(bits: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
 def random_values(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Draw evenly from the whole range of an integer type, or bools."""
+    """Draw uniformly from the whole range of an integer type, or from the booleans."""
     if dtype is torch.int64:
         return torch.empty(shape, dtype=dtype, device=device).random_(_LOWEST, None, generator=generator)
     count = math.prod(shape)
@@ -607,7 +619,7 @@ def random_values(
 
 
 _TRUNCATED = (torch.int64, torch.int32, torch.int16)
-_FEW_ELEMENTS = 256  # for more, one draw for several elements is faster than one call less
+_FEW_ELEMENTS = 256  # above this, drawing bits for several elements at once is faster in spite of one call more
 _RANGES = {
     torch.bool: (0, 2),
     torch.uint8: (0, 2**8),
@@ -620,9 +632,9 @@ _RANGES = {
 def small_integers(
     counts: torch.Tensor, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Draw below `counts` element by element, which broadcast to `shape` and are at most `FEWER_THAN_FLOATS`.
+    """Draw integers below `counts`, which broadcast to `shape` and are at most `FEWER_THAN_FLOATS`.
 
-    The product with 53 random bits is below the count: it is rounded to a number that exists below it.
+    A count times a random fraction of 53 bits is always below the count, even after rounding.
     """
     part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
     drawn = part.mul_(counts)
@@ -638,7 +650,7 @@ def as_int64(value: torch.Tensor) -> torch.Tensor:
 
 
 def nearest_integers(value: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Return the int64 between `low` and `high` next to each element; NaN counts as zero."""
+    """Return the nearest int64 between `low` and `high` for each element; NaN counts as zero."""
     if not value.is_floating_point():
         return torch.maximum(torch.minimum(as_int64(value), high), low)
     wide = value.double().nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)

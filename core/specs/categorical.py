@@ -47,7 +47,7 @@ from .shaping import ShapeChange, changed_parameter, changed_shape, normal_dim
 
 @dataclass(frozen=True, slots=True)
 class CategoricalBox(Box):
-    """The numbers 0 to `n - 1`; -1 while their count is open."""
+    """The numbers 0 to `n - 1`; `n` is -1 while the number of categories is not set."""
 
     n: int
 
@@ -60,13 +60,13 @@ class BinaryBox(Box):
 
 
 class CategoriesSpec(LeafSpec):
-    """What specs of numbers of categories have in common."""
+    """The base of specs whose values are category numbers."""
 
     domain = "discrete"
 
     @abstractmethod
     def _legal(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the number of categories of each element, and which of them are legal (None: all)."""
+        """Return the number of categories of each element, and a mask of the legal ones (None: all)."""
 
     def _members(self, value: torch.Tensor) -> torch.Tensor:
         return are_categories(value, *self._legal())
@@ -75,7 +75,7 @@ class CategoriesSpec(LeafSpec):
         return nearest_categories(value, *self._legal()).to(self._dtype)
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, which is numbers of categories already; `safe` checks it against the spec."""
+        """Return the value, which already consists of category numbers; `safe` checks it against the spec."""
         if safe:
             self.assert_is_in(value)
         return value
@@ -85,11 +85,16 @@ class CategoriesSpec(LeafSpec):
 
 
 class Categorical(CategoriesSpec):
-    """Whole numbers from 0 to `n - 1`, each element for itself; int64 scalars by default.
+    """Category numbers: each element is a whole number from 0 to `n - 1`.
 
-    `n=-1` leaves the number of categories open until `set_provisional_n`: until then every number from 0 is a member,
-    and there is no `n` to ask for and nothing to draw (SchemaError, a RuntimeError). `mask`, a bool tensor that
-    broadcasts to `[*shape, n]`, marks the legal categories; at least one has to be for each element.
+    Args:
+        n: the number of categories. With -1 it is set later by `set_provisional_n`; until then every number from 0 is a
+            member, and reading `n` or drawing raises SchemaError (a RuntimeError).
+        shape: by default a scalar, `[]`.
+        device: by default torch's default device.
+        dtype: int64 by default.
+        mask: marks the legal categories, a bool tensor that broadcasts to `[*shape, n]`; each element needs at least
+            one.
 
     >>> import torch
     >>> from rbtool import Categorical
@@ -119,22 +124,22 @@ class Categorical(CategoriesSpec):
     def n(self) -> int:
         """Number of categories."""
         if self._n == -1:
-            raise SchemaError("the number of categories is open", hint="set_provisional_n(n) sets it")
+            raise SchemaError("the number of categories is not set", hint="set_provisional_n(n) sets it")
         return self._n
 
     def set_provisional_n(self, n: int) -> None:
         """Set the number of categories, in place."""
         if self._mask is not None and self._mask.shape[-1] != n:
-            raise UsageError(f"{n} categories do not go with a mask of {self._mask.shape[-1]}")
+            raise UsageError(f"{n} categories do not fit the mask, which has {self._mask.shape[-1]}")
         self._n = expect_countable(as_count(n, "n"), self._dtype)
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """Which categories are legal, of shape `[*shape, n]`; None for all."""
+        """Mask of the legal categories, bool `[*shape, n]`; None if all are legal."""
         return self._mask
 
     def update_mask(self, mask: torch.Tensor | None) -> None:
-        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        """Replace the mask, in place; None removes it. UsageError if its shape is wrong or it leaves no category."""
         if mask is not None:
             mask = mask_over(mask, (*concrete(self._shape), self.n), (self.n,), self._device)
         self._mask = mask
@@ -146,7 +151,7 @@ class Categorical(CategoriesSpec):
     # Values ----------------------------------------------------------------------------------------
 
     def is_in(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this element type and trailing shape, with every category legal."""
+        """Return whether a value is a tensor of this element type and trailing shape with legal categories only."""
         if not isinstance(value, torch.Tensor) or value.dtype != self._dtype:
             return False
         if value.shape or self._shape or self._n == -1 or value.is_complex() or value.device.type == "meta":
@@ -177,7 +182,7 @@ class Categorical(CategoriesSpec):
                 return value.clamp(0, self._n - 1)
             if value.is_floating_point():
                 finite = value.nan_to_num(0.0, posinf=math.inf, neginf=-math.inf)
-                return finite.round_().clamp_(0, self._n - 1).abs_()  # no zero has a sign
+                return finite.round_().clamp_(0, self._n - 1).abs_()  # abs turns -0.0 into 0.0
         return super()._nearest(value)
 
     def _legal(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -191,34 +196,34 @@ class Categorical(CategoriesSpec):
                 return torch.randint(self._n, size, dtype=self._dtype, device=self._device)
             return torch.randint(self._n, size, dtype=self._dtype, device=self._device, generator=generator)
         if self._mask is None and 0 < self._n <= MANY:
-            shift = max(0, 33 - self._n.bit_length())  # torch draws 64 bits for a range of 2**32 or more
+            shift = max(0, 33 - self._n.bit_length())  # torch draws 64 bits for ranges from 2**32
             drawn = torch.randint(self._n << shift, size, device=self._device, generator=generator)
             return drawn.bitwise_right_shift_(shift).to(self._dtype)
         counts = torch.tensor(self.n, device=self._device).expand(concrete(self._shape))
         return draw_categories(counts, self._mask, size, generator).to(self._dtype)
 
     def cardinality(self) -> float:
-        """Count the categories, masked ones included."""
+        """Return the number of categories, including masked ones."""
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """List the categories along dimension 0, each filling the whole shape.
+        """Return the categories along dimension 0, each filling the whole shape.
 
-        `use_mask` leaves out those that are not legal; UsageError if that differs from element to element.
+        `use_mask` leaves out masked categories; UsageError if the mask differs between elements.
         """
         values = torch.arange(self.n, device=self._device)
         if use_mask and self._mask is not None:
             rows = self._mask.reshape(-1, self.n)
             if not bool((rows == rows[:1]).all()):
-                raise UsageError("the mask differs from element to element: there is no one list of legal categories")
+                raise UsageError("the mask differs between elements, so there is no single list of legal categories")
             values = values[rows[0]]
         shape = concrete(self._shape)
         return values.to(self._dtype).reshape(-1, *[1] * len(shape)).expand(-1, *shape).clone()
 
     def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Pick from the last dimension of `tensor`, which has one entry for each category.
+        """Select from the last dimension of `tensor`, which has one entry for each category.
 
-        `index` is one number, or numbers whose leading dimensions broadcast to the leading ones of `tensor`.
+        `index` is one category, or categories whose leading dimensions broadcast to the leading ones of `tensor`.
         """
         number = index.to(torch.int64)
         if not number.dim():
@@ -226,16 +231,16 @@ class Categorical(CategoriesSpec):
         return tensor.gather(-1, number.expand(*tensor.shape[:-1], number.shape[-1]))
 
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return `[*value.shape, n]` truth values, of which the category's own is True.
+        """Return the one-hot form of a value, bool `[*value.shape, n]`.
 
-        `safe=False` takes the caller's word that the value is a member; else NotInSpecError is raised if it is not.
+        NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
         if safe is not False:
             self.assert_is_in(value)
         return one_hot(value, self.n)
 
     def to_one_hot_spec(self) -> OneHot:
-        """Return the spec of what `to_one_hot` makes of members."""
+        """Return the spec of the values that `to_one_hot` returns."""
         return OneHot(self.n, (*self._shape, self.n), self._device, mask=self._mask)
 
     def _to_dtype(self, dtype: torch.dtype) -> Any:
@@ -248,10 +253,16 @@ class Categorical(CategoriesSpec):
 
 
 class Binary(Categorical):
-    """Tensors of zeros and ones, int8 by default: a Categorical of two for each bit.
+    """Tensors of zeros and ones: a Categorical with two categories for each bit.
 
-    `n` bits in a row, or a `shape` whose last size is `n`; UsageError if it is another, SpecTypeError (a TypeError) if
-    neither is given. One event is the last dimension: `cardinality` and `enumerate` count and list its `2**n` rows.
+    One event is the last dimension: `cardinality` and `enumerate` count and list its `2**n` rows.
+
+    Args:
+        n: the number of bits in a row; by default the last size of `shape`.
+        shape: by default `[n]`. UsageError (a ValueError) if its last size is not `n`; SpecTypeError (a TypeError) if
+            neither is given.
+        device: by default torch's default device.
+        dtype: int8 by default.
 
     >>> from rbtool import Binary
     >>> Binary(2).enumerate()
@@ -305,12 +316,19 @@ class Binary(Categorical):
 
 
 class MultiCategorical(CategoriesSpec):
-    """Whole numbers that are each below a number of their own: element `i` is below `nvec[i]`; int64.
+    """Category numbers with a different number of categories for each element: element `i` is below `nvec[i]`.
 
-    `nvec` is one number, or a tensor or nested lists of them, and broadcasts to `shape`, which is its own shape unless
-    given. One event is the last dimension where the rows are alike, else the whole shape. `mask` is a bool tensor over
-    the categories of all columns, one after the other along its last dimension. A spec of shape `[1]` draws without
-    that dimension unless `remove_singleton` is False, and takes values of either form.
+    One event is the last dimension if all rows of `nvec` are equal, otherwise the whole shape.
+
+    Args:
+        nvec: the numbers of categories: one number, a tensor, or nested lists; broadcasts to `shape`.
+        shape: by default the shape of `nvec`.
+        device: by default torch's default device.
+        dtype: int64 by default.
+        mask: marks the legal categories, a bool tensor whose last dimension has the categories of all columns one after
+            the other.
+        remove_singleton: a spec of shape `[1]` draws values without that dimension, and accepts both forms; False
+            keeps it.
 
     >>> import torch
     >>> from rbtool import MultiCategorical
@@ -377,7 +395,7 @@ class MultiCategorical(CategoriesSpec):
         return torch.cat([columns[..., column, :count] for column, count in enumerate(self._row())], -1)
 
     def update_mask(self, mask: torch.Tensor | None) -> None:
-        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        """Replace the mask, in place; None removes it. UsageError if its shape is wrong or it leaves no category."""
         if mask is None:
             self._allowed = None
             return
@@ -619,7 +637,7 @@ class _OneHotSpec(LeafSpec):
         return self._mask
 
     def update_mask(self, mask: torch.Tensor | None) -> None:
-        """Replace the mask, in place; None lifts it. A mask that fits no value or not the shape raises UsageError."""
+        """Replace the mask, in place; None removes it. UsageError if its shape is wrong or it leaves no category."""
         shape = concrete(self._shape)
         self._mask = None if mask is None else mask_over(mask, shape, self._counts, self._device)
 
@@ -689,7 +707,7 @@ class _OneHotSpec(LeafSpec):
         return scores if self._mask is None else scores.masked_fill(~self._mask.to(scores.device), below)
 
     def _numbers(self, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
-        """Return the number of the category that is set in each column, int64 `[..., columns]`."""
+        """Return the category that is set in each column, int64 `[..., columns]`."""
         if safe is not False:
             self.assert_is_in(value)
         return self._largest(value.to(torch.uint8) if value.dtype is torch.bool else value)
@@ -708,7 +726,7 @@ class _OneHotSpec(LeafSpec):
         return self._encoded(value, ignore_device)
 
     def _encoded(self, value: Any, ignore_device: bool) -> torch.Tensor:
-        """Make rows of the numbers of categories: a tensor of them may have a batch in front, other values not."""
+        """Convert category numbers to one-hot rows; only a tensor of numbers may have batch dimensions."""
         numbers = self._registered(value) if self._use_register else self._as_numbers(value)
         lead = self._number_shape
         fits = batch_of(numbers.shape, lead)
@@ -724,7 +742,7 @@ class _OneHotSpec(LeafSpec):
         return rows if ignore_device else rows.to(self._device)
 
     def _row_of(self, value: int | np.ndarray[Any, Any]) -> torch.Tensor | None:
-        """Make the row of one number; None for what is not one, or out of range."""
+        """Return the one-hot row of a category number; None if it is not a number, or out of range."""
         if isinstance(value, np.ndarray):
             if value.size != 1 or value.dtype.kind not in "iu":
                 return None
@@ -749,26 +767,26 @@ class _OneHotSpec(LeafSpec):
         return as_int64(value)
 
     def _registered(self, value: Any) -> torch.Tensor:
-        """Number values in the order in which they first appear, in each column; UsageError if there are too many."""
+        """Number the values of each column in the order of their first appearance; UsageError if there are too many."""
         items = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
         table = items.reshape(-1, len(self._counts)) if items.size % len(self._counts) == 0 else items.reshape(-1, 1)
         numbers = np.zeros(table.shape, np.int64)
         for place in np.ndindex(*table.shape):
             register, item = self._registers[place[1]], table[place].item()
             if item not in register and len(register) == self._counts[place[1]]:
-                raise UsageError(f"{item!r} is one value more than the {len(register)} categories of its column")
+                raise UsageError(f"no category is left for {item!r}: its column has {len(register)} categories")
             numbers[place] = register.setdefault(item, len(register))
         return torch.from_numpy(numbers.reshape(items.shape))
 
     @property
     def _number_shape(self) -> torch.Size:
-        """The shape of the numbers of categories of one value."""
+        """Return the shape of the category numbers of one value."""
         return torch.Size([*self._shape[:-1], len(self._counts)])
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return the numbers of the categories, or the values registered for them.
+        """Return the category numbers, or the values registered for them.
 
-        NotInSpecError for what is no member, which has no number; `safe=False` skips that check.
+        NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
         return super().to_numpy(torch.as_tensor(value), safe is not False)
 
@@ -783,11 +801,11 @@ class _OneHotSpec(LeafSpec):
             for place, number in np.ndenumerate(columns.cpu().numpy())
         ]
         if None in known:
-            raise SchemaError("the register has no value for a category: none was encoded as it")
+            raise SchemaError("no value is registered for a category, because none was encoded as it")
         return np.asarray(known).reshape(numbers.shape)
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the number of the category that is set, int64: `[*batch, *shape[:-1]]`, and a dimension of columns.
+        """Return category numbers, int64 `[*batch, *shape[:-1]]`, and a dimension of columns if there are several.
 
         NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
@@ -804,11 +822,11 @@ class _OneHotSpec(LeafSpec):
         return self
 
     def cardinality(self) -> float:
-        """Count the rows, masked ones included: the product over the columns."""
+        """Return the number of rows, including masked ones: the product over the columns."""
         return math.prod(self._counts)
 
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """List the rows along dimension 0, each filling the whole shape; `use_mask` leaves out those not legal."""
+        """Return the rows along dimension 0, each filling the whole shape; `use_mask` leaves out masked ones."""
         sizes = concrete(self._shape)
         rows = self._rows(combinations(self._counts, self._device))
         listed = rows.reshape(-1, *[1] * (len(sizes) - 1), sizes[-1]).expand(-1, *sizes)
@@ -817,10 +835,10 @@ class _OneHotSpec(LeafSpec):
         return listed.clone()
 
     def index(self, index: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Pick from the last dimension of `tensor`, which has one entry for each category of each column.
+        """Select from the last dimension of `tensor`, which has one entry for each category of each column.
 
-        `index` are rows whose leading dimensions broadcast to the leading ones of `tensor`; the result has one entry
-        per column.
+        `index` are one-hot rows whose leading dimensions broadcast to the leading ones of `tensor`. The result has one
+        entry per column.
         """
         numbers = self._numbers(index, None) + self._layout_on(index.device).starts
         return tensor.gather(-1, numbers.expand(*tensor.shape[:-1], numbers.shape[-1]))
@@ -828,7 +846,7 @@ class _OneHotSpec(LeafSpec):
     # Shape, copies ---------------------------------------------------------------------------------
 
     def _changed(self, change: ShapeChange) -> Self:
-        """Return this spec with other leading dimensions; UsageError if the last would not stay as it is."""
+        """Return this spec with other leading dimensions; UsageError if the last dimension would change."""
         shape = changed_shape(self._shape, change)
         places = self._layout_on(torch.device("cpu")).places
         if shape[-1:] == self._shape[-1:]:
@@ -836,7 +854,7 @@ class _OneHotSpec(LeafSpec):
             if bool((found == places).all()):
                 return super()._changed(change)
         raise UsageError(
-            f"a change from the shape {list(self._shape)} to {list(shape)} does not leave the categories in the last "
+            f"a change from the shape {list(self._shape)} to {list(shape)} would move the categories out of the last "
             "dimension"
         )
 
@@ -846,12 +864,12 @@ class _OneHotSpec(LeafSpec):
 
     def _expect_place(self, dim: int) -> None:
         if dim == self.ndim:
-            raise UsageError("nothing can be behind the last dimension of a one-hot spec, which holds the categories")
+            raise UsageError("no dimension can follow the last one of a one-hot spec, which holds the categories")
 
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension but the last have any size, in place."""
+        """Allow any size for a dimension other than the last, in place."""
         if normal_dim(dim, self.ndim) == self.ndim - 1:
-            raise UsageError("the last dimension of a one-hot spec holds the categories: it has one size")
+            raise UsageError("the last dimension of a one-hot spec holds the categories, so its size is fixed")
         super().make_neg_dim(dim)
 
     def clone(self) -> Self:
@@ -864,12 +882,19 @@ _LEAST = torch.finfo(torch.float64).min
 
 
 class OneHot(_OneHotSpec):
-    """Rows of `n` elements of which one is set: the one-hot form of a Categorical; bool `[n]` by default.
+    """One-hot rows of `n` elements, of which one is set: the one-hot form of a Categorical.
 
-    The last size of `shape` is `n` (UsageError, a ValueError), and stays the last: a change of shape that would move,
-    cut or drop it is refused. `mask`, a bool tensor that broadcasts to the shape, marks the legal categories.
-    `encode` takes the numbers of categories; with `use_register` any values, which are numbered in the order in which
-    they first appear and which `to_numpy` returns.
+    `encode` takes category numbers. The categories stay in the last dimension: a change of shape that would move, split
+    or remove it raises UsageError (a ValueError).
+
+    Args:
+        n: the number of categories.
+        shape: by default `[n]`; its last size must be `n`.
+        device: by default torch's default device.
+        dtype: bool by default.
+        use_register: let `encode` take any values, which are numbered in the order of their first appearance, and let
+            `to_numpy` return them.
+        mask: marks the legal categories, a bool tensor that broadcasts to `shape`.
 
     >>> from rbtool import OneHot
     >>> OneHot(3).encode(1)
@@ -901,15 +926,19 @@ class OneHot(_OneHotSpec):
         return self._shape[:-1]
 
     def to_categorical_spec(self) -> Categorical:
-        """Return the spec of the numbers of categories."""
+        """Return the spec of the category numbers."""
         return Categorical(self.n, self._shape[:-1], self._device, mask=self._mask)
 
 
 class MultiOneHot(_OneHotSpec):
-    """Several one-hot rows in one, for columns with `nvec` categories each: the one-hot form of a MultiCategorical.
+    """Several one-hot rows joined into one, for columns with `nvec` categories each: the form of a MultiCategorical.
 
-    The last size of `shape` is `sum(nvec)`. Numbers of categories, as `encode` takes and `to_numpy` returns them, have
-    one entry for each column in their last dimension. The rest is as for OneHot.
+    Category numbers, as `encode` takes and `to_numpy` returns them, have one entry for each column in their last
+    dimension. Arguments not listed here are as for OneHot.
+
+    Args:
+        nvec: the number of categories of each column.
+        shape: by default `[sum(nvec)]`; its last size must be `sum(nvec)`.
 
     >>> from rbtool import MultiOneHot
     >>> MultiOneHot([2, 3]).encode([1, 0])
@@ -929,7 +958,7 @@ class MultiOneHot(_OneHotSpec):
 
     @property
     def nvec(self) -> torch.Tensor:
-        """Number of categories of each column; int64."""
+        """The number of categories of each column, int64."""
         return torch.tensor(self._counts)
 
     @property
@@ -937,7 +966,7 @@ class MultiOneHot(_OneHotSpec):
         return BoxList(tuple(CategoricalBox(count) for count in self._counts))
 
     def to_categorical_spec(self) -> MultiCategorical:
-        """Return the spec of the numbers of categories."""
+        """Return the spec of the category numbers."""
         return MultiCategorical(self._counts, self._number_shape, self._device, mask=self._mask, remove_singleton=False)
 
 
@@ -963,4 +992,4 @@ ACTION_SPACE_MAP: dict[type[TensorSpec] | str, str] = {
         for spelled in (known, known.replace("_", "-"))
     },
 }
-"""Maps spec classes, and every spelling of a name, to TorchRL's name for the kind of action space."""
+"""Maps spec classes, and the spellings of their names, to TorchRL's names of action spaces."""

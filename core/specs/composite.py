@@ -1,4 +1,4 @@
-"""Composite, the spec of a tensordict: specs by name; StackedComposite, Composites stacked as they are."""
+"""Composite, the spec of a tensordict: specs by name; and StackedComposite, a lazy stack of Composites that differ."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .shaping import ShapeChange, changed_shape, normal_dim
 
 
 class LockedSpecError(UsageError, RuntimeError):
-    """A change of a locked Composite."""
+    """A locked Composite cannot be changed."""
 
 
 Key: TypeAlias = str | tuple[str, ...]
@@ -43,7 +43,7 @@ _Item = TypeVar("_Item", covariant=True)
 
 
 def as_path(key: Any) -> tuple[str, ...] | None:
-    """Return the names a key goes through, or None for what is no key; tuples may be nested."""
+    """Return a key as a tuple of names, or None if it is not a key; tuples may be nested."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, tuple) or not key:
@@ -53,7 +53,7 @@ def as_path(key: Any) -> tuple[str, ...] | None:
 
 
 class View(Generic[_Item]):
-    """A live look at the keys, the specs or both of a Composite, as a dict gives."""
+    """A live view of the keys, specs or items of a Composite, like the views of a dict."""
 
     def __init__(self, entries: Callable[[], Iterator[tuple[Key, Entry]]], pick: Callable[[Key, Entry], _Item]) -> None:
         self._entries = entries
@@ -72,7 +72,7 @@ class View(Generic[_Item]):
         return any(item is found or item == found for found in self)
 
     def __eq__(self, other: object) -> bool:
-        """Compare as sets of keys are compared."""
+        """Compare like a set of keys."""
         if not hasattr(other, "__iter__") or not hasattr(other, "__len__"):
             return NotImplemented
         found = list(self)
@@ -86,7 +86,7 @@ class View(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which entries of a Composite are looked at."""
+    """Selects which entries of a Composite a view shows."""
 
     include_nested: bool = False
     leaves_only: bool = False
@@ -100,16 +100,23 @@ _RESERVED = frozenset({"batch_size", "device", "dtype", "shape", "space"})
 
 
 class Composite(TensorSpec):
-    """Specs by name, nested to any depth: the spec of a tensordict.
+    """The spec of a tensordict: specs by name, nested to any depth.
 
-    Entries come as one dict, as keyword arguments or both; a dict among them becomes a Composite, a tuple of names is
-    a path through nested ones, and None is an entry whose spec is not known. `shape` (also `batch_size`) is the batch
-    size of the tensordict: the shape of every entry begins with it (UsageError, a ValueError), and nested Composites
-    and NonTensors are given it if they lack it. A `device` holds for all entries (SchemaError, a RuntimeError, if one
-    is on another); None lets each have its own. Values are tensordicts, or of the tensorclass `data_cls`, with the
-    dimension `names`; `step_mdp_static` marks what does not change from step to step.
+    Entries are given as a dict, as keyword arguments, or both. A dict among the entries becomes a Composite, a tuple of
+    names is a path through nested ones, and None is an entry whose spec is not known. A Composite is mutable and
+    therefore not hashable.
 
-    A Composite can be changed, and therefore has no hash.
+    Args:
+        shape, batch_size: two names for the batch size of the tensordict. The shape of every entry must begin with it;
+            nested Composites and NonTensors without it get it.
+        device: the device of all entries; None lets each entry have its own.
+        data_cls: the tensorclass of values; by default they are tensordicts.
+        step_mdp_static: marks entries that do not change from step to step.
+        names: the names of the dimensions of values.
+
+    Raises:
+        UsageError (a ValueError): the shape of an entry does not begin with the batch size.
+        SchemaError (a RuntimeError): an entry is on another device.
 
     >>> from rbtool import Bounded, Composite, Unbounded
     >>> spec = Composite({"action": Bounded(-1, 1, (2,)), ("info", "score"): Unbounded((1,))})
@@ -133,7 +140,7 @@ class Composite(TensorSpec):
         if len(args) > 1:
             raise SchemaError(f"Composite has {len(args)} positional arguments, expected one dict")
         if shape is not None and batch_size is not None:
-            raise UsageError("shape and batch_size are both set, expected one: they are two names of one thing")
+            raise UsageError("shape and batch_size are both set, expected one: they mean the same")
         size = batch_size if shape is None else shape
         if isinstance(size, TensorSpec):
             raise UsageError("an entry cannot be named 'shape': that is a property of the spec")
@@ -169,7 +176,7 @@ class Composite(TensorSpec):
 
     @property
     def batch_size(self) -> torch.Size:
-        """The shape, by tensordict's name for it."""
+        """The same as `shape`."""
         return self.shape
 
     @batch_size.setter
@@ -196,7 +203,7 @@ class Composite(TensorSpec):
 
     @property
     def names(self) -> list[str | None]:
-        """Names of the dimensions, None for those without."""
+        """The names of the dimensions; None for a dimension without a name."""
         return list(self._names) if self._names is not None else [None] * self.ndim
 
     @names.setter
@@ -208,10 +215,10 @@ class Composite(TensorSpec):
     # Entries ---------------------------------------------------------------------------------------
 
     def set(self, key: Key, spec: Any) -> Self:
-        """Set an entry, in place; nested Composites are made on the way. Nothing changes if it does not fit."""
+        """Set an entry, in place, and create nested Composites as needed. Nothing changes if it does not fit."""
         path = as_path(key)
         if path is None:
-            raise SpecTypeError(f"{key!r} is no key, expected a name or a tuple of names")
+            raise SpecTypeError(f"{key!r} is not a key, expected a name or a tuple of names")
         self._expect_unlocked()
         name, rest = path[0], path[1:]
         if name in _RESERVED:
@@ -237,7 +244,7 @@ class Composite(TensorSpec):
         raise SpecTypeError(f"the entry {name!r} is a {kind}, expected a spec, a dict of specs or None")
 
     def _fitting(self, name: str, entry: Entry, shape: torch.Size) -> Entry:
-        """Return an entry on this device whose shape begins with another; it is copied if it has to change."""
+        """Return an entry on this device whose shape begins with `shape`; it is copied if it has to change."""
         if entry is None:
             return None
         if entry.shape[: len(shape)] != shape:
@@ -260,10 +267,10 @@ class Composite(TensorSpec):
         if default is not _NO_DEFAULT:
             return default
         known = ", ".join(map(repr, self._specs)) or "none"
-        raise MissingKeyError(f"there is no entry {key!r}; there are {known}")
+        raise MissingKeyError(f"no entry {key!r}; the entries are {known}")
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
-        """Take an entry out and return it, or `default` if there is none; MissingKeyError without a default."""
+        """Remove an entry and return it, or `default` if it does not exist; MissingKeyError without a default."""
         self._expect_unlocked()
         path = as_path(key) or (key,)
         if not path[1:] and path[0] in self._specs:
@@ -271,19 +278,19 @@ class Composite(TensorSpec):
         parent = self.get(path[:-1], None) if path[1:] else None
         if isinstance(parent, Composite) and parent.get(path[-1], _MISSING) is not _MISSING:
             return parent.pop(path[-1])
-        return self.get(key) if default is _NO_DEFAULT else default  # the first raises
+        return self.get(key) if default is _NO_DEFAULT else default  # get raises the error
 
     def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
-        """Set many entries, in place; nested ones are updated in turn. Nothing changes if one does not fit."""
+        """Set several entries, in place, nested Composites recursively. Nothing changes if one does not fit."""
         self._expect_unlocked()
         for target in (self._branches(), self):  # on a copy first: either all entries change or none
             _merge(target, entries)
         return self
 
     def separates(self, *keys: Key, default: Any = None) -> Self:
-        """Take entries out and return them as a Composite.
+        """Remove entries and return them as a Composite.
 
-        `default` replaces missing ones; without it they are left out.
+        Missing entries are replaced by `default`, or left out without a default.
         """
         self._expect_unlocked()
         apart = self.empty()
@@ -294,11 +301,11 @@ class Composite(TensorSpec):
         return apart
 
     def empty(self) -> Self:
-        """Return a Composite like this one, without entries."""
+        """Return a copy of this Composite without entries."""
         return self._twin({}, self._shape)
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Return whether there are no entries; with `recurse`, none but empty Composites."""
+        """Return whether there are no entries; with `recurse`, empty nested Composites do not count."""
         inner = self._specs.values()
         return all(recurse and isinstance(entry, Composite) and entry.is_empty(recurse) for entry in inner)
 
@@ -310,7 +317,13 @@ class Composite(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Key]:
-        """A view of the keys; nested ones are tuples. `is_leaf` is called with the class of each Composite."""
+        """Return a view of the keys; nested keys are tuples.
+
+        Args:
+            include_nested: also yield the keys inside nested Composites.
+            leaves_only: leave out the keys of Composites.
+            is_leaf: called with the class of each Composite; True treats it as a leaf.
+        """
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda key, _: key)
 
@@ -322,7 +335,7 @@ class Composite(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Entry]:
-        """A view of the specs, in the order of `keys`."""
+        """Return a view of the specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda _, entry: entry)
 
@@ -334,14 +347,14 @@ class Composite(TensorSpec):
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[tuple[Key, Entry]]:
-        """A view of keys and specs, in the order of `keys`."""
+        """Return a view of keys and specs, in the order of `keys`."""
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda key, entry: (key, entry))
 
     def _selected(
         self, selection: Selection, prefix: tuple[str, ...] = (), static: bool = False
     ) -> Iterator[tuple[Key, Entry]]:
-        """Yield keys and specs, a Composite before its entries."""
+        """Yield keys and specs; a Composite comes before its entries."""
         for name, entry in self._specs.items():
             nested = isinstance(entry, Composite) and not (selection.is_leaf and selection.is_leaf(type(entry)))
             fixed = static or bool(getattr(entry, "step_mdp_static", False))
@@ -364,13 +377,13 @@ class Composite(TensorSpec):
         return len(self._specs)
 
     def __bool__(self) -> bool:
-        return True  # without entries, too, it is a spec
+        return True  # even without entries
 
     # Locks -----------------------------------------------------------------------------------------
 
     @property
     def is_locked(self) -> bool:
-        """Whether entries can not be changed."""
+        """Whether the entries are locked against changes."""
         return self._locked
 
     @is_locked.setter
@@ -382,14 +395,14 @@ class Composite(TensorSpec):
         return self._locked
 
     def lock_(self, recurse: bool | None = None) -> Self:
-        """Refuse changes of entries from now on: LockedSpecError, a RuntimeError.
+        """Lock the entries: changing them raises LockedSpecError (a RuntimeError) from now on.
 
-        The entries of nested Composites are locked, too, unless `recurse` is False.
+        Nested Composites are locked, too, unless `recurse` is False.
         """
         return self._with_lock(True, recurse is not False)
 
     def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again, also in nested Composites, unless `recurse` is False."""
+        """Allow changes again, also in nested Composites unless `recurse` is False."""
         return self._with_lock(False, recurse is not False)
 
     def _with_lock(self, locked: bool, recurse: bool = True) -> Self:
@@ -412,7 +425,7 @@ class Composite(TensorSpec):
         return self._made(shape, lambda entry: entry.one(shape) if value else entry.zero(shape))
 
     def _made(self, shape: torch.Size, make: Callable[[TensorSpec], Any]) -> Any:
-        """Make a value of the shape `[*shape, *spec.shape]`; entries that are None are left out."""
+        """Create a value of shape `[*shape, *spec.shape]`; entries that are None are left out."""
         entries = {name: make(entry) for name, entry in self._specs.items() if entry is not None}
         return self._wrapped(entries, batched(shape, self._shape), self._device)
 
@@ -426,9 +439,9 @@ class Composite(TensorSpec):
         return TensorDict(entries, batch_size=size, device=device, names=names)
 
     def is_in(self, value: Any) -> bool:
-        """Return whether a tensordict or dict has all entries, each a member of its spec, and is a `data_cls`.
+        """Return whether a tensordict or dict has all entries, each a member of its spec, and is a `data_cls` if set.
 
-        Further entries are ignored, and an entry whose spec is None may hold anything or be missing.
+        Additional entries are ignored, and an entry whose spec is None may have any value or be missing.
         """
         if self.data_cls is not None and type(value) is not self.data_cls:
             return False
@@ -438,13 +451,13 @@ class Composite(TensorSpec):
         return all(entry is None or (name in found and entry.is_in(found[name])) for name, entry in self._specs.items())
 
     def __contains__(self, value: Any) -> bool:
-        """Return whether a key is there, or a value is a member."""
+        """Return whether a key exists, or a value is a member."""
         return value in self.keys(include_nested=True) if as_path(value) else self.is_in(value)
 
     def project(self, value: Any) -> Any:
-        """Put each entry that is no member at its nearest one, in place, and return the value.
+        """Replace each entry that is not a member by the nearest one, in place, and return the value.
 
-        MissingKeyError if an entry is missing; nothing has changed then.
+        MissingKeyError if an entry is missing; nothing is changed then.
         """
         if not is_nest(value):
             raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
@@ -452,7 +465,7 @@ class Composite(TensorSpec):
         return value
 
     def _projections(self, value: Any, prefix: tuple[str, ...]) -> list[tuple[Any, Any, Any]]:
-        """Return each projected entry with the nest it belongs to and its key there; nothing changes."""
+        """Return the projected entries, each with its nest and its key, without changing the value."""
         found, changes = entries_of(value), []
         for name, entry in self._specs.items():
             if entry is None:
@@ -468,10 +481,10 @@ class Composite(TensorSpec):
         return [entry for entry in self._specs.values() if entry is not None]
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        """Make a tensordict of a dict of numbers, lists and arrays; entries may be missing.
+        """Convert a dict of numbers, lists and arrays to a tensordict; entries may be missing.
 
-        MissingKeyError (a KeyError) for a key without an entry here, SchemaError (a RuntimeError) for a value of None.
-        An entry that is None takes values as they are.
+        MissingKeyError (a KeyError) for a key that the spec lacks, SchemaError (a RuntimeError) for the value None.
+        Values of an entry whose spec is None are kept unchanged.
         """
         if type(value) is not dict and not is_nest(value):
             raise SpecTypeError(f"cannot encode a {type(value).__name__}, expected a dict or a tensordict")
@@ -479,7 +492,7 @@ class Composite(TensorSpec):
         for name, item in (value if type(value) is dict else entries_of(value)).items():
             entry = self._specs[name] if name in self._specs else self.get(name)
             if item is None:
-                raise SchemaError(f"the value of {name!r} is None; leave the key out where there is no value")
+                raise SchemaError(f"the value of {name!r} is None; leave out a key without a value")
             entries[name] = item if entry is None else entry._encode(item, ignore_device)
         device = None if ignore_device else self._device
         return self._wrapped(entries, concrete(self._shape), device)
@@ -491,7 +504,7 @@ class Composite(TensorSpec):
                 entry._check_encoded(item)
 
     def _to_numpy(self, value: Any) -> Any:
-        """Return a dict of numpy arrays of the entries the value has; MissingKeyError for one without a spec."""
+        """Return the entries of the value as a dict of NumPy arrays; MissingKeyError for an entry without a spec."""
         arrays: dict[str, Any] = {}
         for name, item in entries_of(value).items():
             entry = self.get(name)
@@ -502,9 +515,9 @@ class Composite(TensorSpec):
         return arrays
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """Raise SpecTypeError (a TypeError) unless all entries, or the one at `key`, have their element types.
+        """Raise SpecTypeError (a TypeError) unless all entries, or the one at `key`, have the right element types.
 
-        MissingKeyError for an entry that is missing.
+        MissingKeyError if an entry is missing.
         """
         if key is not None:
             entry = self.get(key)
@@ -520,15 +533,15 @@ class Composite(TensorSpec):
                 entry.type_check(item, None if isinstance(entry, Composite) else name)
 
     def rand_update(self, value: TensorDictBase, *, generator: torch.Generator | None = None) -> TensorDictBase:
-        """Replace the entries of a tensordict with random members, in place; others stay."""
+        """Replace the entries that this spec has by random members, in place, in a tensordict."""
         return value.update(self.rand(self._batch(value), generator=generator))
 
     def zeros_update(self, value: TensorDictBase) -> TensorDictBase:
-        """Replace the entries of a tensordict with zeros, in place; others stay."""
+        """Replace the entries that this spec has by zeros, in place, in a tensordict."""
         return value.update(self.zero(self._batch(value)))
 
     def ones_update(self, value: TensorDictBase) -> TensorDictBase:
-        """Replace the entries of a tensordict with ones, in place; others stay."""
+        """Replace the entries that this spec has by ones, in place, in a tensordict."""
         return value.update(self.one(self._batch(value)))
 
     def _batch(self, value: TensorDictBase) -> torch.Size:
@@ -539,20 +552,20 @@ class Composite(TensorSpec):
         return batch
 
     def cardinality(self) -> float:
-        """Count the members of one event: the product over the entries."""
+        """Return the number of members of one event: the product over the entries."""
         return math.prod(entry.cardinality() for entry in self._specs.values() if entry is not None)
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """List all members of one event along dimension 0: every combination of the entries' members."""
+        """Return all members of one event along dimension 0: every combination of the entries' members."""
         listed = {name: entry.enumerate(use_mask) for name, entry in self._specs.items() if entry is not None}
         rows = combinations([len(values) for values in listed.values()])
         entries = {name: values[rows[:, column]] for column, (name, values) in enumerate(listed.items())}
         return self._wrapped(entries, torch.Size([len(rows), *concrete(self._shape)]), self._device)
 
     def refine_names(self, *names: Any) -> Self:
-        """Name dimensions that have no name, in place; Ellipsis leaves the others as they are.
+        """Name dimensions without a name, in place; Ellipsis stands for dimensions that keep their names.
 
-        UsageError if a dimension would get another name than it has.
+        UsageError if a dimension already has another name.
         """
         given = list(names)
         fits = len(given) - 1 <= self.ndim if given.count(...) == 1 else len(given) == self.ndim
@@ -611,24 +624,24 @@ class Composite(TensorSpec):
     # Device, copies --------------------------------------------------------------------------------
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this spec with all entries on another device, or of another element type."""
+        """Return this spec with another device or element type for all entries."""
         moved = {name: None if entry is None else entry.to(dest) for name, entry in self._specs.items()}
         device = self._device if isinstance(dest, torch.dtype) else as_device(dest)
         return self._twin(moved, self._shape, _device=device)
 
     def clear_device_(self) -> Self:
-        """Let entries be on any device, in place; those that are tensors keep theirs."""
+        """Remove the device requirement, in place; specs of tensors keep their own device."""
         self._expect_unlocked()
         self._device = None
         return super().clear_device_()
 
     def clone(self) -> Self:
-        """Copy the spec, its entries and their tensors; the copy is not locked."""
+        """Return a copy of the spec, its entries and their tensors; the copy is not locked."""
         copied = {name: None if entry is None else entry.clone() for name, entry in self._specs.items()}
         return self._twin(copied, self._shape)
 
     def _twin(self, entries: dict[str, Entry], shape: torch.Size, **changes: Any) -> Self:
-        """Return an unlocked Composite like this one with other entries, which are known to fit."""
+        """Return an unlocked copy of this Composite with other entries, which must fit."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__ | {"_locked": False} | changes, _specs=entries, _shape=shape)
         if len(twin.names) != len(shape):
@@ -672,7 +685,7 @@ def _merge(target: Composite, entries: Mapping[Any, Any] | Composite) -> None:
 
 
 def reshaped_entry(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpec:
-    """Give nested Composites and NonTensors the shape of what they are put into; others have to have it."""
+    """Expand nested Composites and NonTensors to the shape of their parent; UsageError if another entry lacks it."""
     if isinstance(entry, NonTensor):
         return entry.expand(*shape, *entry.shape)
     if isinstance(entry, Composite):
@@ -683,7 +696,7 @@ def reshaped_entry(name: str, entry: TensorSpec, shape: torch.Size) -> TensorSpe
 
 
 def _put(projections: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Set each entry in the nest it belongs to."""
+    """Write projected entries into their nests."""
     for projected, parent, name in projections:
         if is_tensor_collection(parent):
             parent.set(name, projected)
@@ -692,7 +705,7 @@ def _put(projections: Sequence[tuple[Any, Any, Any]]) -> None:
 
 
 def _goes_into(key: Any, value: Any, size: torch.Size, device: torch.device | None) -> bool:
-    """Return whether a tensordict takes an entry as it is, so that its constructor need not look at each again."""
+    """Return whether a tensordict accepts an entry unchanged, so that its constructor need not check it again."""
     kind = type(value)
     if type(key) is not str:
         return False
@@ -709,10 +722,10 @@ def is_nest(value: Any) -> bool:
 
 
 def entries_of(value: Any) -> dict[str, Any]:
-    """Return the entries of a dict, a tensordict or a tensorclass; data that are no tensors stay wrapped."""
+    """Return the entries of a dict, a tensordict or a tensorclass; non-tensor data stay wrapped."""
     if isinstance(value, Mapping):
         return dict(value)
-    if type(value) is TensorDict:  # its entries as they are; other classes make them when asked for one
+    if type(value) is TensorDict:  # its entries exist; other classes create them on access
         return dict(value.items())
     return {name: value.get(name) for name in list(value.keys())}
 
@@ -727,12 +740,16 @@ def _expected(found: Mapping[str, Any], name: str, prefix: tuple[str, ...] = ())
 
 
 class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attributes of LazyStack win
-    """Composites of one shape, stacked along `dim` as they are: torch.stack makes it of unequal ones.
+    """A lazy stack of Composites that differ: `torch.stack` returns one if its arguments cannot become one Composite.
 
-    Its keys are those that all members have; the entry under one is the stack of the members' entries, lazy where they
-    differ. An index, `unbind` and `specs` lead to the members, which may have more entries. Values are
-    tensordicts that are lazily stacked, or sequences of the members' values. Setting, popping and updating entries
-    changes all members; a stacked entry is distributed over them.
+    The members must have the same shape. The keys of the stack are those that all members have; an entry is the stack
+    of the members' entries, lazy if they differ. Indexing, `unbind` and `specs` give access to the members, which may
+    have more entries. Setting, popping and updating entries changes all members; a stacked entry is distributed over
+    them. Values are lazily stacked tensordicts, or sequences of the members' values.
+
+    Args:
+        specs: the members.
+        dim: the dimension along which they are stacked.
 
     >>> import torch
     >>> from rbtool import Composite, Unbounded
@@ -747,10 +764,10 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         LazyStack.__init__(self, *specs, dim=dim)
         for spec in specs:
             if not isinstance(spec, Composite):
-                raise SchemaError(f"Composites can be stacked, found a {type(spec).__name__}")
+                raise SchemaError(f"expected Composites to stack, found a {type(spec).__name__}")
             if spec.shape != specs[0].shape:
                 found, expected = list(spec.shape), list(specs[0].shape)
-                raise SchemaError(f"Composites of one shape can be stacked, found {expected} and {found}")
+                raise SchemaError(f"expected Composites of the same shape, found {expected} and {found}")
         self._dim_name: str | None = None
         self._locked = all(spec.is_locked for spec in specs)
 
@@ -758,13 +775,13 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
 
     @property
     def shape(self) -> torch.Size:
-        """Batch size of the tensordict: the members' shape, with their number at the stacked dimension."""
+        """The batch size of the tensordict: the members' shape with their number inserted at the stacked dimension."""
         sizes = self._members[0].shape
         return torch.Size([*sizes[: self._dim], len(self._members), *sizes[self._dim :]])
 
     @shape.setter
     def shape(self, shape: ShapeLike) -> None:
-        raise UsageError("the shape of a stack follows from its members", hint="expand makes a new one")
+        raise UsageError("the shape of a stack follows from its members", hint="expand returns a new stack")
 
     @property
     def device(self) -> torch.device | None:
@@ -846,10 +863,10 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return {str(name): self.get(name) for name in self.keys()}
 
     def get(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
-        """Return the stack of the entries under a key that all members have, or `default` if one lacks it.
+        """Return the stack of the members' entries under a key, or `default` if a member lacks it.
 
-        MissingKeyError (a KeyError) without a default, SchemaError (a RuntimeError) for entries that differ in their
-        number of dimensions, or of which some are None.
+        MissingKeyError (a KeyError) without a default; SchemaError (a RuntimeError) if the entries differ in their
+        number of dimensions, or some are None.
         """
         found = [spec.get(key, _MISSING) for spec in self._members]
         if any(entry is _MISSING for entry in found):
@@ -869,7 +886,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
             return Stacked.mixed(found, self._dim)
 
     def set(self, key: Key, spec: Any) -> Self:
-        """Set an entry of all members, in place: its part along the dimension of the stack. All change or none."""
+        """Set an entry of all members, in place: each gets its part along the stacked dimension. All change or none."""
         self._expect_unlocked()
         name = (as_path(key) or (repr(key),))[-1]
         if isinstance(spec, Mapping):
@@ -885,7 +902,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return self
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
-        """Take the entry under a key that all members have out of them, and return the stack of it."""
+        """Remove an entry that all members have from them, and return the stack of these entries."""
         self._expect_unlocked()
         found = self.get(key, default)
         if all(spec.get(key, _MISSING) is not _MISSING for spec in self._members):
@@ -894,7 +911,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return found
 
     def update(self, entries: Mapping[Any, Any] | Composite) -> Self:
-        """Set many entries of all members, in place; nested ones are updated in turn. All change or none."""
+        """Set several entries of all members, in place, nested Composites recursively. All change or none."""
         self._expect_unlocked()
         for members in (self._branches().specs, self._members):  # on copies first
             for number, member in enumerate(members):
@@ -902,11 +919,11 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return self
 
     def empty(self) -> Self:
-        """Return a stack of members like these, without entries."""
+        """Return a copy of the stack whose members have no entries."""
         return type(self)(*(spec.empty() for spec in self._members), dim=self._dim)
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Return whether no member has entries; with `recurse`, none but empty Composites."""
+        """Return whether no member has entries; with `recurse`, empty nested Composites do not count."""
         return all(spec.is_empty(recurse) for spec in self._members)
 
     def __len__(self) -> int:
@@ -919,7 +936,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return tuple(tuple(key for key in spec.keys(True) if key not in shared) for spec in self._members)
 
     def repr_exclusive_keys(self) -> str:
-        """Describe the entries that not all members have, a line each."""
+        """Describe the entries that not all members have, one per line."""
         lines = [
             f"{number}: {key!r}: " + f"{spec.get(key)!r}".replace("\n", "\n    ")
             for number, (spec, keys) in enumerate(zip(self._members, self.exclusive_keys, strict=True))
@@ -951,21 +968,21 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         if lazy or isinstance(value, list | tuple):
             found = [spec._projections(part, prefix) for spec, part in zip(self._members, parts, strict=True)]
             return [change for changes in found for change in changes]
-        place = self._place_in(value)  # parts are views: what is set in them is not in the value
+        place = self._place_in(value)  # parts are new nests: entries set in them do not appear in the value
         copies = [part.clone(recurse=False) for part in parts]
         found = [spec.project(copy) for spec, copy in zip(self._members, copies, strict=True)]
         projected: Any = torch.stack(found, place)
         return [(item, value, key) for key, item in projected.items(True, True) if not _same(item, value.get(key))]
 
     def project(self, value: Any) -> Any:
-        """Put each entry that is no member at its nearest one, in place, and return the value."""
+        """Replace each entry that is not a member by the nearest one, in place, and return the value."""
         if not isinstance(value, list | tuple) and (not is_tensor_collection(value) or is_non_tensor(value)):
             raise SpecTypeError(f"cannot project a {type(value).__name__}, expected a tensordict")
         _put(self._projections(value, ()))
         return value
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        """Make a tensordict of one dict for each member, or of one dict of stacked numbers; entries may be missing."""
+        """Convert one dict per member, or one dict of stacked data, to a tensordict; entries may be missing."""
         if is_nest(value) and not isinstance(value, Mapping):
             pieces: Sequence[Any] = self._expected_parts(value)
         elif isinstance(value, Mapping):
@@ -1021,7 +1038,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
 
 
 def _part_of(entries: Mapping[Any, Any] | Composite, dim: int, number: int) -> dict[Any, Any]:
-    """Return what is for one member in entries that are stacked."""
+    """Return the part of stacked entries that belongs to one member."""
     found: dict[Any, Any] = {}
     for key, spec in entries.items():
         if isinstance(spec, Mapping):
@@ -1040,9 +1057,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
-    """Return whether a spec is a lazy stack, Stacked or StackedComposite, or holds one.
+    """Return whether a spec is or contains a lazy stack (Stacked or StackedComposite).
 
-    SpecTypeError (a TypeError) for what is no spec.
+    SpecTypeError (a TypeError) if it is not a spec.
     """
     _require_spec(spec)
     return isinstance(spec, LazyStack) or any(contains_lazy_spec(inner) for inner in spec._within())
@@ -1050,9 +1067,9 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 
 @suggests_keywords()
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
-    """Return whether the members of each lazy stack have the same keys; with `recurse`, in nested specs, too.
+    """Return whether the members of each lazy stack have the same keys; with `recurse`, also in nested specs.
 
-    SpecTypeError (a TypeError) for what is no spec.
+    SpecTypeError (a TypeError) if it is not a spec.
     """
     _require_spec(spec)
     if not isinstance(spec, Composite):
@@ -1079,13 +1096,20 @@ def _exclusive(spec: StackedComposite) -> list[set[Any]]:
 def consolidate_spec(
     spec: Composite, recurse_through_entries: bool = True, recurse_through_stack: bool = True
 ) -> Composite:
-    """Copy a spec so that the members of each lazy stack have the same keys.
+    """Return a copy of a spec in which the members of each lazy stack have the same keys.
 
-    An entry that a member lacks is made like the other members' entries, with size 0 in each dimension in which these
-    differ, or, if they agree, in all dimensions behind the batch. One-hot specs, which cannot be empty, become an
-    Unbounded of size 0. `recurse_through_entries` and `recurse_through_stack` decide whether nested Composites and the
-    members of stacks are treated, too. UsageError (a ValueError) for entries of one key that differ in class or in
-    number of dimensions, SpecTypeError (a TypeError) for what is no Composite.
+    An entry that a member lacks is created like the other members' entries, but with size 0 in each dimension in which
+    these differ or, if they agree, in all dimensions after the batch. One-hot specs, which cannot be empty, become an
+    Unbounded of size 0.
+
+    Args:
+        spec: a Composite.
+        recurse_through_entries: also treat nested Composites.
+        recurse_through_stack: also treat the members of stacks.
+
+    Raises:
+        UsageError (a ValueError): entries under one key differ in class or in the number of dimensions.
+        SpecTypeError (a TypeError): the spec is not a Composite.
     """
     if not isinstance(spec, Composite):
         raise SpecTypeError(f"the spec is a {type(spec).__name__}, expected a Composite")
@@ -1105,7 +1129,7 @@ def consolidate_spec(
 
 
 def _consolidate_entries(members: Sequence[Composite], dim: int, recurse_through_stack: bool) -> None:
-    """Complete the nested Composites that all members have under one key, in place."""
+    """Complete nested Composites that all members have under the same key, in place."""
     for name in list(members[0].keys()):
         nested = [member.get(name) for member in members]
         if all(isinstance(entry, Composite) for entry in nested):
@@ -1115,7 +1139,7 @@ def _consolidate_entries(members: Sequence[Composite], dim: int, recurse_through
 
 
 def _complete(members: Sequence[Composite]) -> None:
-    """Give each member the entries that only others have, in place."""
+    """Add to each member the entries that only others have, in place."""
     for name in dict.fromkeys(key for member in members for key in member):
         owners = [member.get(name) for member in members if name in member]
         if len(owners) < len(members):
@@ -1127,12 +1151,12 @@ def _complete(members: Sequence[Composite]) -> None:
 
 
 def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
-    """Make an entry like other members' entries, without elements where possible."""
+    """Return an entry like the other members' entries, without elements if possible."""
     first = owners[0]
     for owner in owners:
         if type(owner) is not type(first) or owner.ndim != first.ndim:
             kinds = " and ".join(f"{type(spec).__name__} of {spec.ndim} dimensions" for spec in (first, owner))
-            raise UsageError(f"the entry {name!r} is a {kinds}: there is no one form of it for the other members")
+            raise UsageError(f"the entry {name!r} is a {kinds}: it is unclear what the other members should get")
     differing = [len({*sizes}) > 1 for sizes in zip(*(owner.shape for owner in owners), strict=True)]
     if isinstance(first, Composite):
         return _blank_nest(name, [owner for owner in owners if isinstance(owner, Composite)], differing)
@@ -1141,7 +1165,7 @@ def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
     empty = differing if any(differing) else [place >= lead for place in range(first.ndim)]
     try:
         blank: TensorSpec = first[tuple(slice(0, 0) if is_empty else slice(None) for is_empty in empty)]
-    except UsageError:  # the last dimension of one-hot specs stays
+    except UsageError:  # one-hot specs cannot be empty in their last dimension
         sizes = [0 if is_empty else size for size, is_empty in zip(first.shape, empty, strict=True)]
         blank = Unbounded(sizes, first.device, first.dtype)
     return blank

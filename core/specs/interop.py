@@ -1,4 +1,4 @@
-"""Specs and other libraries: spaces of gymnasium, tensordicts, and the names that TorchRL's specs had."""
+"""Conversions between specs and gymnasium spaces or tensordicts, and the former names of TorchRL's specs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ _PARTS = {
 
 @suggests_keywords()
 def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
-    """Return the spec of what a space holds; gymnasium is not needed.
+    """Return the spec of a gymnasium space; gymnasium need not be installed.
 
-    `space` is an object of gymnasium or the JSON document of one, as `Manifest.spaces` has it:
-    `{"type": "Box", "dtype", "shape", "low", "high"}`, whose bounds are numbers, nested lists or the strings
-    `"inf"` and `"-inf"`; `Discrete` (n, start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, `Dict` and
-    `Tuple` with their `subspaces`. Elements of a Tuple are named by their numbers, as in the data; a subspace of None
-    stays None. Discrete spaces that do not start at zero become a Bounded, text a NonTensor. FormatError for anything
-    else.
+    Elements of a Tuple are named by their numbers, as in the data. A Discrete space that does not start at zero becomes
+    a Bounded, a Text space a NonTensor. A subspace of None stays None.
+
+    Args:
+        space: a gymnasium space, or its JSON document as in `Manifest.spaces`: `{"type": "Box", "dtype", "shape",
+            "low", "high"}` (bounds are numbers, nested lists or the strings `"inf"` and `"-inf"`), `Discrete` (n,
+            start), `MultiDiscrete` (nvec, start), `MultiBinary` (n), `Text`, and `Dict` and `Tuple` with their
+            `subspaces`.
+        device: the device of the spec.
+
+    Raises:
+        FormatError (a ValueError): the space is of another kind, or invalid.
     """
     try:
         return _spec(_document(space), device)
@@ -51,7 +57,7 @@ def spec_from_space(space: Any, device: DeviceLike | None = None) -> TensorSpec:
 
 
 def _document(space: Any) -> Mapping[str, Any]:
-    """Describe a gymnasium space by a document; documents are returned as they are."""
+    """Return a gymnasium space as a document; documents are returned unchanged."""
     if isinstance(space, Mapping) and "type" in space:
         return space
     for kind in type(space).__mro__:
@@ -60,7 +66,7 @@ def _document(space: Any) -> Mapping[str, Any]:
             if "spaces" in found:
                 found["subspaces"] = found.pop("spaces")
             return {"type": kind.__name__, **found}
-    raise FormatError(f"{brief(space)} is not a space: no type of {', '.join(_PARTS)} is named")
+    raise FormatError(f"{brief(space)} is not a space, expected one of the types {', '.join(_PARTS)}")
 
 
 def _spec(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec:
@@ -74,7 +80,7 @@ def _dtype(space: Mapping[str, Any], default: str) -> torch.dtype:
     name = np.dtype(space.get("dtype") or default).name
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise FormatError(f"a space of element type {name!r} has no spec: tensors have no such type")
+        raise FormatError(f"a space of element type {name!r} has no spec: torch has no such type")
     return found
 
 
@@ -89,7 +95,7 @@ def _discrete(space: Mapping[str, Any], device: DeviceLike | None) -> TensorSpec
     if start:
         return Bounded(start, start + n - 1, (), device, dtype)
     if n < 1:
-        raise FormatError(f"a Discrete space of {n} values holds nothing")
+        raise FormatError(f"a Discrete space has {n} values, expected at least 1")
     return Categorical(n, (), device, dtype)
 
 
@@ -132,14 +138,23 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], DeviceLike | None], TensorSpec]] 
 
 
 def space_from_spec(spec: TensorSpec) -> Any:
-    """Return the gymnasium space of the values that a spec holds; ImportError where gymnasium is not installed.
+    """Return the gymnasium space of a spec's values.
 
-    A Composite becomes a Dict; a Categorical a Discrete or, with a shape, a MultiDiscrete; a MultiCategorical a
-    MultiDiscrete; Binary and one-hot specs a MultiBinary; numbers a Box; text a Text. A Bounded of whole numbers
-    without a shape becomes a Discrete that starts at its lower bound.
+    Spaces have neither masks nor one-hot rows, so the space may contain more values than the spec.
 
-    Spaces know neither masks nor one-hot rows, so the space may hold more than the spec. SchemaError (a RuntimeError)
-    for specs with unknown sizes, with an element type that NumPy lacks, or without a matching kind of space.
+    | spec | space |
+    |---|---|
+    | Composite | Dict |
+    | Categorical | Discrete, or MultiDiscrete if it has a shape |
+    | MultiCategorical | MultiDiscrete |
+    | Binary, OneHot, MultiOneHot | MultiBinary |
+    | Bounded of whole numbers without a shape | Discrete that starts at the lower bound |
+    | other Bounded, Unbounded | Box |
+    | NonTensor with text | Text |
+
+    Raises:
+        ImportError: gymnasium is not installed.
+        SchemaError (a RuntimeError): a size is unknown, NumPy lacks the element type, or there is no matching space.
     """
     from gymnasium import spaces
 
@@ -163,7 +178,7 @@ def space_from_spec(spec: TensorSpec) -> Any:
         return spaces.MultiDiscrete(spec.nvec.cpu().numpy(), dtype=_integers(spec))
     if isinstance(spec, BoxSpec):
         return _box_of(spec)
-    raise SchemaError(f"a {type(spec).__name__} has no space that is like it")
+    raise SchemaError(f"there is no space that matches a {type(spec).__name__}")
 
 
 _LONGEST_TEXT = 2**16
@@ -201,12 +216,14 @@ def _box_of(spec: BoxSpec) -> Any:
 def make_composite_from_td(td: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
     """Return the spec of a tensordict or tensorclass: an Unbounded for each tensor, a NonTensor for other data.
 
-    The spec takes its shape, device, element types and nesting from the tensordict, and its class as `data_cls`, so
-    that drawn values have the same class. A NonTensor has the first datum as its example. A lazy stack becomes a
+    Shape, device, element types and nesting are taken from the tensordict, and its class becomes `data_cls`, so that
+    drawn values have the same class. A NonTensor has the first datum as its example. A lazy stack becomes a
     StackedComposite.
 
-    `unsqueeze_null_shapes` turns the shape `[]` into `[1]`. `dynamic_shape` lets the last dimension of tensors have any
-    size, unless it belongs to the batch. SpecTypeError (a TypeError) for what is neither tensordict nor tensorclass.
+    Args:
+        td: a tensordict or tensorclass; SpecTypeError (a TypeError) for anything else.
+        unsqueeze_null_shapes: turn the shape `[]` into `[1]`.
+        dynamic_shape: allow any size for the last dimension of tensors, unless it belongs to the batch.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -247,7 +264,7 @@ def _first(value: Any) -> Any:
 
 
 class FormerName(type):
-    """Makes instances of the class `now`, and takes them for its own."""
+    """The metaclass of former names: a call warns and creates a `now`; instances of `now` count as its own."""
 
     now: type
 

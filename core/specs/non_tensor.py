@@ -1,4 +1,4 @@
-"""NonTensor, the spec of text and other objects; Choice, one of several specs, or one of several objects."""
+"""NonTensor, the spec of text and other objects, and Choice, one of several specs or objects."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ from .shaping import ShapeChange, changed_shape, normal_dim
 
 
 class NonTensor(TensorSpec):
-    """Anything but tensors, of a batch shape; draws, zeros and ones are all the example.
+    """Any data except tensors, such as text, with a batch shape; draws, zeros and ones all return the example.
 
-    `example_data` is one datum, which is at every place of `shape`. With `batched` it is nested sequences of as
-    many data as `shape` has places, one for each; without an example, each is None. `feature_dims` is how many of the
-    last dimensions belong to the datum itself; it and `batched` exclude each other (UsageError). Values are
-    tensordict's NonTensorData, or a NonTensorStack where the data differ from place to place.
+    Values are tensordict's NonTensorData, or a NonTensorStack if the data differ between elements.
+
+    Args:
+        shape: the batch shape.
+        device: the device that values report.
+        example_data: one datum for every element; None by default.
+        batched: `example_data` is nested sequences with a datum for each element of `shape`.
+        feature_dims: how many of the last dimensions belong to the datum itself. UsageError (a ValueError) together
+            with `batched`.
 
     >>> from rbtool import NonTensor
     >>> NonTensor((), example_data="pick up the cup").rand().data
@@ -58,7 +63,7 @@ class NonTensor(TensorSpec):
         self._device = None if device is None else as_device(device)
         self._dtype = None if dtype is None else as_dtype(dtype, torch.float32)
         if feature_dims is not None and not 0 <= feature_dims <= len(self._shape):
-            raise UsageError(f"feature_dims is {feature_dims}, of a shape of {len(self._shape)} dimensions")
+            raise UsageError(f"feature_dims is {feature_dims}, but the shape has {len(self._shape)} dimensions")
         self._example = example_data
         self._feature_dims = feature_dims or 0
         self._places = _data_of(example_data, self._shape) if batched else None
@@ -77,17 +82,17 @@ class NonTensor(TensorSpec):
 
     @property
     def batched(self) -> bool:
-        """Whether the example holds one datum for each place of the shape."""
+        """Whether the example has a datum for each element of the shape."""
         return self._places is not None
 
     @property
     def feature_dims(self) -> int:
-        """How many of the last dimensions belong to the datum."""
+        """The number of last dimensions that belong to the datum."""
         return self._feature_dims
 
     @property
     def example_data(self) -> Any:
-        """The example; nested lists of the spec's shape where it is batched."""
+        """The example; nested lists of the spec's shape if it is batched."""
         return self._example if self._places is None else self._places.tolist()
 
     # Values ----------------------------------------------------------------------------------------
@@ -115,14 +120,14 @@ class NonTensor(TensorSpec):
         return value if self.is_in(value) else self._wrapped(torch.Size())
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        """Wrap a value as NonTensorData of this shape; what is wrapped passes as it is."""
+        """Wrap a value as NonTensorData of this shape; wrapped values are returned unchanged."""
         if is_non_tensor(value):
             return value
         device = None if ignore_device else self._device
         return NonTensorData(value, batch_size=concrete(self._shape), device=device)
 
     def _to_numpy(self, value: Any) -> Any:
-        """Return the datum itself, or nested lists where data differ from place to place."""
+        """Return the datum itself, or nested lists if data differ between elements."""
         if isinstance(value, NonTensorStack):
             return value.tolist()
         return value.data if is_non_tensor(value) else value
@@ -164,12 +169,12 @@ class NonTensor(TensorSpec):
 
     def make_neg_dim(self, dim: int) -> None:
         if self._places is not None:
-            raise UsageError("a batched NonTensor has one datum for each place: no dimension can have any size")
+            raise UsageError("a batched NonTensor has one datum for each element, so all sizes are fixed")
         place = normal_dim(dim, self.ndim)
         self._shape = torch.Size([-1 if number == place else size for number, size in enumerate(self._shape)])
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this spec for another device; an element type leaves it as it is."""
+        """Return this spec with another device; an element type changes nothing."""
         return self if isinstance(dest, torch.dtype) else self._twin(_device=as_device(dest))
 
     def clear_device_(self) -> Self:
@@ -198,7 +203,7 @@ class NonTensor(TensorSpec):
 
 
 def _repeated(datum: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
-    """Put one datum, whatever it is, at each place of an array."""
+    """Return an object array of this shape with the same datum everywhere."""
     places = np.empty(shape, dtype=object)
     for number in range(places.size):
         places.reshape(-1)[number] = datum
@@ -206,9 +211,9 @@ def _repeated(datum: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
 
 
 def _data_of(nested: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
-    """Take nested sequences apart down to the depth of the shape; UsageError if they have another."""
+    """Return the data in nested sequences as an object array; UsageError if their shape differs."""
     if -1 in shape:
-        raise UsageError(f"a batched NonTensor has one datum for each place, its shape is {list(shape)}")
+        raise UsageError(f"a batched NonTensor has one datum for each element, but its shape is {list(shape)}")
     if nested is None:
         return _repeated(None, shape)
     places = np.empty(shape, dtype=object)
@@ -229,11 +234,17 @@ def _stacked(places: np.ndarray[Any, Any], device: torch.device | None) -> Any:
 
 
 class Choice(TensorSpec):
-    """One of several specs, of one class, shape, element type and device; each value is a member of one of them.
+    """One of several specs: a value is a member of at least one of them.
 
-    `choices` is a list of specs, or of NonTensorData, each of which is then the only member of its alternative. A draw
-    chooses evenly among them, for each value of a batch separately. SpecTypeError (a TypeError) for what is no such
-    list or differs in class, UsageError (a ValueError) for choices that differ otherwise.
+    A draw chooses one of them with equal probabilities, separately for each value of a batch.
+
+    Args:
+        choices: specs of the same class, shape, element type and device, or NonTensorData, each of which is the only
+            member of its alternative.
+
+    Raises:
+        SpecTypeError (a TypeError): `choices` is not such a list, or the choices differ in class.
+        UsageError (a ValueError): the choices differ in shape, element type or device.
 
     >>> from rbtool import Bounded, Choice
     >>> Choice([Bounded(0, 1, (2,)), Bounded(5, 6, (2,))]).is_in(Bounded(5, 6, (2,)).rand())
@@ -261,7 +272,7 @@ class Choice(TensorSpec):
 
     @property
     def num_choices(self) -> int:
-        """How many alternatives there are."""
+        """The number of alternatives."""
         return len(self._choices)
 
     @property
@@ -282,7 +293,7 @@ class Choice(TensorSpec):
 
     @property
     def space(self) -> BoxList | None:
-        """The set of values of each alternative; None where they have none."""
+        """The set of values of each alternative; None if they have none."""
         spaces = [choice.space for choice in self._choices]
         return None if None in spaces else BoxList(tuple(space for space in spaces if space is not None))
 
@@ -316,9 +327,9 @@ class Choice(TensorSpec):
         return batch_of(shape, self.shape) if isinstance(shape, torch.Size) else None
 
     def project(self, value: Any) -> Any:
-        """Return the value if it is a member, else its nearest member of an alternative, the first as near.
+        """Return the value if it is a member, else the nearest member of the alternatives (of the first on a tie).
 
-        What are not tensors go to the first alternative.
+        Values that are not tensors are projected to the first alternative.
         """
         if self.is_in(value):
             return value
@@ -337,7 +348,7 @@ class Choice(TensorSpec):
         return _selected(found, which.reshape([*batch, *[1] * self.ndim]))
 
     def _encode(self, value: Any, ignore_device: bool) -> Any:
-        return self._choices[0]._encode(value, ignore_device)  # all have one form
+        return self._choices[0]._encode(value, ignore_device)  # all alternatives encode alike
 
     def _within(self) -> Sequence[TensorSpec]:
         return self._choices
@@ -349,7 +360,7 @@ class Choice(TensorSpec):
         self._choices[0].type_check(value, key)
 
     def cardinality(self) -> float:
-        """Count the different values of the alternatives; infinity if one has infinitely many."""
+        """Return the number of different values of all alternatives; infinity if one has infinitely many."""
         if isinstance(self._choices[0], NonTensor):
             return len(self._distinct())
         if any(math.isinf(choice.cardinality()) for choice in self._choices):
@@ -364,7 +375,7 @@ class Choice(TensorSpec):
         return found
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """List the different values of all alternatives along dimension 0."""
+        """Return the different values of all alternatives along dimension 0."""
         if isinstance(self._choices[0], NonTensor):
             return NonTensorStack(*(choice.zero() for choice in self._distinct()), stack_dim=0)
         listed = [choice.enumerate(use_mask) for choice in self._choices]
@@ -421,14 +432,14 @@ def _as_spec(choice: Any) -> TensorSpec:
 
 
 def _holds(choice: TensorSpec, value: Any) -> bool:
-    """Return whether a value is a member of an alternative; data that are no tensors have to be the example."""
+    """Return whether a value is a member of an alternative; non-tensor data must equal the example."""
     if not isinstance(choice, NonTensor):
         return choice.is_in(value)
     return choice.is_in(value) and same_value(choice.to_numpy(value), choice.example_data)
 
 
 def _hold_all(choices: Sequence[LeafSpec], value: torch.Tensor, batch: torch.Size) -> bool:
-    """Return whether each tensor of a batch is a member of an alternative."""
+    """Return whether each value of a batch is a member of some alternative."""
     found = torch.zeros(batch, dtype=torch.bool, device=value.device)
     for choice in choices:
         found |= choice.members_among(value, batch)
@@ -438,7 +449,7 @@ def _hold_all(choices: Sequence[LeafSpec], value: torch.Tensor, batch: torch.Siz
 
 
 def _selected(values: Sequence[torch.Tensor], which: torch.Tensor) -> torch.Tensor:
-    """Take each element from the tensor that `which`, which broadcasts to them, numbers."""
+    """Take each element from the tensor whose number `which` gives; `which` broadcasts to the tensors."""
     found = values[0]
     for number, value in enumerate(values[1:], 1):
         found = torch.where(which == number, value, found)
@@ -446,7 +457,7 @@ def _selected(values: Sequence[torch.Tensor], which: torch.Tensor) -> torch.Tens
 
 
 def _picked(drawn: Sequence[Any], which: torch.Tensor) -> Any:
-    """Take each value of a batch from the batch that `which` numbers; they are stacked lazily."""
+    """Take each value of a batch from the batch whose number `which` gives, and stack them lazily."""
     if not which.dim():
         return drawn[int(which)]
     rows = [_picked([value[row] for value in drawn], which[row]) for row in range(len(which))]

@@ -1,10 +1,10 @@
-"""Changes of shape, computed once and applied to a spec's shape, to its bounds, its masks and its children alike.
+"""Changes of shape, computed once and applied alike to a spec's shape, its bounds, its masks and its children.
 
-A change acts on the leading dimensions of a tensor and leaves the trailing ones as they are. The shape of an entry of
-a Composite begins with the shape of the Composite, so one change fits both.
+A change acts on the leading dimensions of a tensor and leaves the trailing ones unchanged. Because the shape of an
+entry of a Composite begins with the shape of the Composite, the same change fits both.
 
-A dimension of unknown size is written -1. Where a shape has such, it is worked on as a view of a very large size,
-which costs nothing, and whatever comes out that large is unknown again.
+A dimension of unknown size is written as -1. To change such a shape, the unknown size is replaced by a very large
+number (in an expanded view, which takes no memory), and dimensions of that size in the result are unknown again.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ..errors import UsageError
 
 Names: TypeAlias = list[str | None]
 
-_UNKNOWN = 1_048_583  # a size no dimension has
-_UNKNOWN_OF_MANY = 1_009  # one whose powers still fit into memory
+_UNKNOWN = 1_048_583  # a prime that no dimension has as its size
+_UNKNOWN_OF_MANY = 1_009  # a smaller one for shapes with several unknown sizes, whose product must not overflow
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A change of shape: `apply` changes a tensor, `names` the names of the dimensions (None: unknown)."""
+    """A change of shape: `apply` changes a tensor, `names` the names of its dimensions (None: unknown)."""
 
     apply: Callable[[torch.Tensor], torch.Tensor]
     names: Callable[[Names], Names | None]
     unknown: bool = False
-    """Whether the change brings in dimensions of unknown size."""
+    """Whether the change adds dimensions of unknown size."""
 
 
 def changed_shape(shape: torch.Size, change: ShapeChange) -> torch.Size:
-    """Return the shape that a change makes of another."""
+    """Return the shape that results from applying a change to a shape."""
     probe = torch.zeros((), dtype=torch.bool, device="cpu").expand(_sized(shape))
     unknown = change.unknown or -1 in shape
     return torch.Size([-1 if unknown and size > _UNKNOWN // 2 else size for size in change.apply(probe).shape])
 
 
 def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeChange, new: torch.Size) -> torch.Tensor:
-    """Apply a change to a tensor that goes with a spec; it has size 1 where the spec's size is unknown."""
+    """Apply a change to a parameter of a spec, a tensor with size 1 where the spec's size is unknown."""
     changed = change.apply(parameter.expand([*_sized(shape), *parameter.shape[len(shape) :]]))
     for dim, size in enumerate(new):
         if size == -1:
@@ -55,7 +55,7 @@ def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeC
 def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     """Repeat along new leading dimensions and along dimensions of size 1.
 
-    -1 leaves a dimension as it is, or is a new one of unknown size.
+    -1 keeps the size of an existing dimension; as a new dimension it is one of unknown size.
     """
     added = len(sizes) - len(shape)
     target = [*sizes[: max(added, 0)]]
@@ -74,7 +74,7 @@ def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
 
 
 def squeezing(shape: torch.Size, dim: int | None = None) -> ShapeChange:
-    """Take out one dimension if its size is 1, or all such."""
+    """Remove one dimension if its size is 1, or all dimensions of size 1."""
     dims = range(len(shape)) if dim is None else [normal_dim(dim, len(shape))]
     gone = tuple(number for number in dims if shape[number] == 1)
     return ShapeChange(
@@ -84,20 +84,20 @@ def squeezing(shape: torch.Size, dim: int | None = None) -> ShapeChange:
 
 
 def unsqueezing(shape: torch.Size, dim: int) -> ShapeChange:
-    """Put in a dimension of size 1."""
+    """Insert a dimension of size 1."""
     place = normal_dim(dim, len(shape) + 1)
     return ShapeChange(lambda tensor: tensor.unsqueeze(place), lambda names: [*names[:place], None, *names[place:]])
 
 
 def reshaping(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
-    """Lay the same elements out in other sizes, of which one may be -1."""
+    """Arrange the same elements in another shape, in which one size may be -1."""
     _expect_known(shape, f"reshaped to {list(sizes)}")
     new, count = _solved(sizes, math.prod(shape), f"a spec of shape {list(shape)}"), len(shape)
     return ShapeChange(lambda tensor: tensor.reshape([*new, *tensor.shape[count:]]), lambda _: None)
 
 
 def flattening(shape: torch.Size, start: int, end: int) -> ShapeChange:
-    """Make one dimension of those from `start` to `end`, both included."""
+    """Merge the dimensions from `start` to `end`, both included, into one."""
     if not shape:
         return unsqueezing(shape, 0)
     first, last = normal_dim(start, len(shape)), normal_dim(end, len(shape))
@@ -112,7 +112,7 @@ def flattening(shape: torch.Size, start: int, end: int) -> ShapeChange:
 
 
 def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> ShapeChange:
-    """Make several dimensions of one; one of the sizes may be -1."""
+    """Split a dimension into several, of which one size may be -1."""
     place = normal_dim(dim, len(shape))
     _expect_known(shape[place : place + 1], f"unflattened to {list(sizes)}")
     new = _solved(sizes, shape[place], f"dimension {dim} of a spec of shape {list(shape)}")
@@ -123,9 +123,9 @@ def unflattening(shape: torch.Size, dim: int, sizes: Sequence[int]) -> ShapeChan
 
 
 def indexing(shape: torch.Size, index: Any) -> ShapeChange:
-    """Pick by ints, slices, None, Ellipsis, lists, masks and tensors, as tensors are indexed.
+    """Index like a tensor, by ints, slices, None, Ellipsis, lists, masks and tensors.
 
-    IndexError for more than there are dimensions, and for what is no index.
+    IndexError if there are more indices than dimensions, and for objects that are not an index.
     """
     parts = [_index_part(part) for part in (index if isinstance(index, tuple) else (index,))]
     used = sum(_dims_used(part) for part in parts)
@@ -154,7 +154,7 @@ _Part = TypeVar("_Part", bound="Changeable")
 
 
 class Changeable(Protocol):
-    """What a change of shape is applied to."""
+    """An object with a shape to which a change can be applied."""
 
     def _changed(self: _Part, change: ShapeChange) -> _Part: ...
 
@@ -162,9 +162,9 @@ class Changeable(Protocol):
 def changed_stack(
     parts: Sequence[_Part], shape: torch.Size, dim: int, change: ShapeChange, stack: Callable[[list[_Part], int], _Part]
 ) -> _Part:
-    """Apply a change to parts that are stacked along `dim`; `shape` is the shape of the stack, -1 where parts differ.
+    """Apply a change to a lazy stack of parts along `dim`; `shape` is the shape of the stack, -1 where parts differ.
 
-    The result is one part where all that is left comes from it, else `stack` of what is left along one dimension.
+    Returns a single part if everything that remains comes from it, otherwise `stack` of the remaining parts.
     """
     unknown = _UNKNOWN if list(shape).count(-1) == 1 else _UNKNOWN_OF_MANY
     places = torch.arange(len(parts), device="cpu")
@@ -191,7 +191,7 @@ def changed_stack(
 
 
 def _filled(numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return numbers of parts of which there is one at least, also where a change leaves nothing of all of them."""
+    """Return the numbers of the remaining parts, at least one, even if the change leaves no elements."""
     if numbers.numel():
         return numbers
     sizes = [max(size, 1) for size in numbers.shape]
@@ -204,7 +204,7 @@ def _filled(numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _change_of_part(change: ShapeChange, dim: int, count: int, picked: tuple[int | None, ...]) -> ShapeChange:
-    """Return what a change of a stack does to one part, of which the result is picked."""
+    """Return the change of one part that corresponds to a change of the stack."""
     index = tuple(slice(None) if number is None else number for number in picked)
 
     def names_of(names: Names) -> Names | None:
@@ -221,7 +221,7 @@ def _change_of_part(change: ShapeChange, dim: int, count: int, picked: tuple[int
 
 
 def normal_dim(dim: int, count: int) -> int:
-    """Return a dimension counted from the front, or raise IndexError."""
+    """Return a dimension as a number from 0; IndexError if it does not exist."""
     if not -count <= dim < count:
         raise IndexError(f"dimension is {dim}, expected one of {count}")
     return dim % count
@@ -237,7 +237,7 @@ def _expect_known(shape: Sequence[int], what: str) -> None:
 
 
 def _solved(sizes: Sequence[int], total: int, what: str) -> list[int]:
-    """Replace the -1 among sizes, whose product has to be `total`."""
+    """Replace the -1 in sizes so that their product is `total`."""
     known = math.prod(size for size in sizes if size != -1)
     new = [total // known if size == -1 and known else size for size in sizes]
     if list(sizes).count(-1) > 1 or any(size < 0 for size in new) or math.prod(new) != total:

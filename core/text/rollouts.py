@@ -26,8 +26,8 @@ class RolloutFromModel:
     """Generates text with a language model and returns it as episodes with rewards, for RLHF.
 
     An episode is one generated text, a step one token. It ends terminated at its first EOS token; a text without one
-    after `max_new_tokens` tokens ends truncated. Models run without dropout and without gradients. The arguments are
-    those of TorchRL's class, the rewards as in Ouyang et al., "Training language models to follow instructions" (2022):
+    after `max_new_tokens` tokens ends truncated. Models run without dropout and without gradients. The arguments match
+    TorchRL's class; the rewards are as in Ouyang et al., "Training language models to follow instructions" (2022):
 
         reward_kl  at each step       -kl_coef × (log p_model(token) - log p_ref(token))
         reward_raw at the last step   score of the generated text - score of the text in the batch, clipped

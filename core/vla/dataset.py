@@ -32,7 +32,7 @@ _KEYS = ("state_key", "instruction_key", "action_key")
 class RobotDatasetMetadata:
     """Describes a robot dataset: ids, actions and their statistics, control frequency in Hz, keys, licence and URL.
 
-    The fields are those of TorchRL's class. The statistics `action_mean`, `action_std`, `action_low` and `action_high`
+    The fields match TorchRL's class. The statistics `action_mean`, `action_std`, `action_low` and `action_high`
     are tensors or sequences of numbers, `[action_dim]` or one number for all dimensions. They are kept as float32, or
     as float64 if such a tensor is given (TorchRL keeps integers as they are). `action_space` is one of `ActionSpace`,
     `gripper_mode` one of `GripperMode`.

@@ -44,8 +44,8 @@ class ActionTokenizerBase(torch.nn.Module, ABC):
 class UniformActionTokenizer(ActionTokenizerBase):
     """Divides the range of each action dimension into `num_bins` bins of equal width; a token is the index of a bin.
 
-    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments are
-    those of TorchRL's class, which encodes NaN as some token, while this one raises.
+    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments match
+    TorchRL's class, which encodes NaN as some token, while this one raises.
 
     Args:
         num_bins: the number of bins per dimension.

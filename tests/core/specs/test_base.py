@@ -315,7 +315,7 @@ def test_torch_functions_on_specs() -> None:
     assert torch.index_select(spec.expand(2, 3), -1, torch.tensor([1])).shape == (2, 1)
     with pytest.raises(NotImplementedError, match="out is set"):
         torch.stack([spec, spec], out=torch.zeros(2))
-    with pytest.raises(SpecTypeError, match=r"torch.add does not take a spec"):
+    with pytest.raises(SpecTypeError, match=r"torch.add does not accept specs"):
         torch.add(spec, 1)
 
 
@@ -389,10 +389,10 @@ def test_torch_stack_is_lazy_where_one_spec_cannot_hold_all(dim: int) -> None:
     ("specs", "says"),
     [
         ([Unbounded((2,)), Bounded(0, 1, (2,))], "one class"),
-        ([Unbounded((2,)), Unbounded((2,), dtype=torch.float64)], "one dtype"),
-        ([Unbounded((2,)), Unbounded((2,), device="meta")], "one device"),
-        ([Unbounded((2,)), Unbounded((2, 2))], "one ndim"),
-        ([Composite(shape=(2,)), Composite(shape=(3,))], "one shape"),
+        ([Unbounded((2,)), Unbounded((2,), dtype=torch.float64)], "same dtype"),
+        ([Unbounded((2,)), Unbounded((2,), device="meta")], "same device"),
+        ([Unbounded((2,)), Unbounded((2, 2))], "same ndim"),
+        ([Composite(shape=(2,)), Composite(shape=(3,))], "same shape"),
         ([Composite(), Unbounded(())], "one class"),
     ],
 )
