@@ -84,7 +84,7 @@ def test_non_tensor_arguments_that_do_not_fit_are_refused() -> None:
             NonTensor((2,), example_data=example, batched=True)
     with pytest.raises(ValueError, match="one datum for each element"):
         NonTensor((-1,), example_data=["a"], batched=True)
-    with pytest.raises(ValueError, match="any size"):
+    with pytest.raises(ValueError, match="all sizes are fixed"):
         NonTensor((1,), example_data=["a"], batched=True).make_neg_dim(0)
 
 
