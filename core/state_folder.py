@@ -1,4 +1,4 @@
-"""A state in a folder: a memory-mapped tensordict, as TorchRL writes it, or a file of torch without pickled objects."""
+"""A state in a folder: a memory-mapped tensordict, as TorchRL writes it, or a torch file without pickled objects."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NOTHING = {
 
 
 def write_values(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors, numbers, bools and None into a folder; the state that lay there before is replaced.
+    """Write tensors, numbers, bools and None to a folder, replacing an earlier state.
 
-    Each file is replaced at once, the description last; a buffer that saves itself replaces the folder as a whole.
-    UsageError, before anything is written, for a value of another type.
+    Each file is replaced atomically, the description last; a buffer that saves itself replaces the whole folder.
+    UsageError, before anything is written, for values of other types.
     """
     tensors = {name: _tensor(name, value) for name, value in state.items()}
     fs.make_folder(folder)
@@ -59,17 +59,21 @@ def _tensor(name: str, value: Any) -> torch.Tensor | None:
         return value
     if isinstance(value, bool | int | float):
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    raise UsageError(f"{name} is a {type(value).__name__} in the state, tensors, numbers, bools and None can be saved")
+    raise UsageError(
+        f"{name} is a {type(value).__name__} in the state; only tensors, numbers, bools and None can be saved"
+    )
 
 
 def read_values(folder: Path) -> dict[str, Any]:
-    """Read what `write_values`, or tensordict, wrote; a tensor without dimensions comes back as a number or a bool.
+    """Read what `write_values`, or tensordict, wrote; a tensor without dimensions becomes a number or a bool.
 
-    DatasetNotFoundError where there is nothing, FormatError for what is no such folder, CorruptDataError for a file
-    that is missing or has another size than `meta.json` records.
+    Raises:
+        DatasetNotFoundError: there is no state.
+        FormatError: the folder is something else.
+        CorruptDataError: a file is missing, or does not have the size recorded in `meta.json`.
     """
     if not (folder / "meta.json").is_file():
-        raise DatasetNotFoundError(f"{folder} holds no state: it has no meta.json")
+        raise DatasetNotFoundError(f"{folder} does not hold a state: meta.json is missing")
     state: dict[str, Any] = {}
     with OpenFiles(folder) as files:
         for key, leaf in read_tree(files).items():
@@ -86,19 +90,20 @@ def read_values(folder: Path) -> dict[str, Any]:
 def module_state_bytes(state: Any) -> bytes:
     """Return a state, of transforms or a sampler, in torch's format.
 
-    UsageError for one that cannot be loaded with `weights_only=True`.
+    Raises:
+        UsageError: it could not be loaded with `weights_only=True`.
     """
     torch.save(state, stream := io.BytesIO())
     stream.seek(0)
     try:
         torch.load(stream, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UsageError(f"a state of tensors and numbers can be saved: {error}") from error
+        raise UsageError(f"only a state of tensors and numbers can be saved: {error}") from error
     return stream.getvalue()
 
 
 def load_module_state(file: Path) -> dict[str, Any] | None:
-    """Read what `module_state_bytes` returned, tensors and numbers only; None where there is no file."""
+    """Read what `module_state_bytes` returned, tensors and numbers only; None if there is no file."""
     if not file.is_file():
         return None
     try:

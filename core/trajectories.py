@@ -1,4 +1,4 @@
-"""Trajectories inside a batch of steps: where they end, and each in a row of its own."""
+"""Trajectories inside a batch of steps: where they end, and how to put each into a row of its own."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def key_path(key: NestedKey) -> tuple[str, ...]:
 
 
 def leaves(td: TensorDictBase) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every leaf with its path, those that are no tensors too."""
+    """Yield every leaf with its path, including non-tensor leaves."""
     for key, value in td.items(True, True, is_leaf=is_leaf_nontensor):
         yield key_path(key), value
 
 
 def require_steps(data: Any) -> None:
-    """Raise SchemaError (a RuntimeError) unless `data` is a tensordict with at least a dimension of time."""
+    """Raise SchemaError (a RuntimeError) unless `data` is a tensordict with a dimension of time."""
     if not isinstance(data, TensorDictBase):
         raise SchemaError(f"expected a tensordict of steps, found a {type(data).__name__}")
     if not data.ndim:
-        raise SchemaError("the tensordict has no batch dimension, expected one of time")
+        raise SchemaError("the tensordict has no batch dimension, expected a dimension of time")
 
 
 def step_ends(
     td: TensorDictBase, done_key: NestedKey = "done", flags: Sequence[str] = DEFAULT_DONE_KEYS
 ) -> torch.Tensor:
-    """Return where steps end a trajectory, bool `[..., T]`: any flag of the family of `done_key` under `next`.
+    """Return where steps end a trajectory, bool `[..., T]`: at any flag of the family of `done_key` under `next`.
 
-    The family is the key itself and those of its siblings `flags` that exist. A flag with several values a step,
-    such as one an agent, ends the trajectory where any of them is set. MissingKeyError (a KeyError) if none is there.
+    The family is the key itself and those of its siblings `flags` that exist. A flag with several values a step, for
+    example one an agent, ends the trajectory if any of them is set. MissingKeyError (a KeyError) if there are no flags.
     """
     path = key_path(done_key)
     family = dict.fromkeys(("next", *path[:-1], name) for name in (path[-1], *flags))
@@ -53,7 +53,7 @@ def step_ends(
         if (value := td.get(key, None)) is not None
     ]
     if not found:
-        raise MissingKeyError(f"no {'.'.join(('next', *path))} here; without it, where trajectories end is not known")
+        raise MissingKeyError(f"{'.'.join(('next', *path))} not found, so the ends of trajectories are unknown")
     return torch.stack(found).any(0)
 
 
@@ -69,15 +69,15 @@ def _per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
 
 
 def trajectory_ids(td: TensorDictBase) -> torch.Tensor | None:
-    """Return the ids of the trajectories that steps belong to, like the batch, or None where there are none."""
+    """Return the trajectory ids of steps in the shape of the batch; None if there are none."""
     return next((ids for key in TRAJECTORY_KEYS["batches"] if (ids := _one_per_step(td, key)) is not None), None)
 
 
 def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor | None:
-    """Return which steps are no padding, bool like the batch, or None where there is no mask.
+    """Return which steps are not padding, bool in the shape of the batch; None if there is no mask.
 
-    Without a key, what is at `("collector", "mask")` or "mask" is taken if it has one value a step. SchemaError (a
-    RuntimeError) where `key` has another shape.
+    Without a key, `("collector", "mask")` or "mask" is used if it has one value a step. SchemaError (a RuntimeError) if
+    the entry at `key` has another shape.
     """
     if key is None:
         found = next((mask for path in _MASKS if (mask := _one_per_step(td, path)) is not None), None)
@@ -88,9 +88,9 @@ def step_mask(td: TensorDictBase, key: NestedKey | None = None) -> torch.Tensor 
 
 
 def is_cut_behind(td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return where the next step is of another trajectory, or padding, regardless of the flags; bool like the batch.
+    """Return where the next step belongs to another trajectory or is padding, regardless of flags; bool like the batch.
 
-    Trajectories are known by their ids, and `mask` marks the steps that are no padding.
+    Trajectories are identified by their ids; `mask` marks the steps that are not padding.
     """
     found = torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
     for value in (trajectory_ids(td), mask):
@@ -100,7 +100,7 @@ def is_cut_behind(td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor
 
 
 def _one_per_step(td: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor | None:
-    """Return an entry in the shape of the batch, or None where there is none with one value a step."""
+    """Return an entry in the shape of the batch; None if there is none with one value a step."""
     value = td.get(key, None)
     if not isinstance(value, torch.Tensor) or value.numel() != td.batch_size.numel():
         return None
@@ -118,20 +118,28 @@ def split_trajectories(
 ) -> TensorDictBase:
     """Put every trajectory of a batch `[T]` or `[..., T]` into a row of its own, in the order in which they begin.
 
-    Returns `[N, T_max]`, padded with zeros, with a bool mask `[N, T_max]` of what is no padding; with `as_nested`
-    (True, or a `torch.layout`) a tensordict `[N, -1]` of ragged tensors, `[N, T]` if they are of one length, `[N]` for
-    `torch.jagged`, and no mask. What is no tensor is padded with the trajectory's last value. `td` is left as it is.
+    A trajectory is a run of one id along the last dimension; an id that occurs again later, or in another row of the
+    batch, is another trajectory. Without ids, trajectories end at a done flag and at the ends of rows; they are then
+    numbered, and the numbers stored as ids. Steps excluded by a mask in `td` are left out, so that splitting twice
+    changes nothing. `td` is not changed.
 
-    Ids lie at `trajectory_key`, else at `(prefix, "traj_ids")`, where the prefix is "collector" if there is such an
-    entry, else at "traj_ids"; the mask is next to them. A trajectory is a run of one id along the last dimension:
-    an id that comes again later, or in another row of the batch, is another trajectory. Where there are no ids,
-    trajectories end where `("next", done_key)`, "terminated" or "truncated" next to it is set, and at the ends of
-    rows; they are numbered, and the numbers kept as ids. Steps that a mask in `td` rules out are left out, so that
-    splitting what is split changes nothing.
+    Args:
+        td: the steps.
+        prefix: the nest of ids and mask; default "collector" if it exists.
+        trajectory_key: the entry with ids; default `(prefix, "traj_ids")`, else "traj_ids". The mask is next to it.
+        done_key: the flag under `next` that ends trajectories, as do "terminated" and "truncated" next to it.
+        as_nested: True, or a `torch.layout`, returns ragged tensors.
 
-    MissingKeyError (a KeyError) where neither ids nor ends are there, and where there is no `trajectory_key`
-    although one was given; SchemaError (a RuntimeError) for a batch without time and for ids or flags that have no
-    value a step. Name and layout are those of TorchRL's function.
+    Returns:
+        A tensordict `[N, T_max]`, padded with zeros (non-tensor data with the trajectory's last value), with a bool
+        mask `[N, T_max]` of real steps. With `as_nested`, a tensordict `[N, -1]` of ragged tensors without a mask: `[N,
+        T]` if all have the same length, `[N]` for `torch.jagged`.
+
+    Raises:
+        MissingKeyError: (a KeyError) there are neither ids nor flags, or no given `trajectory_key`.
+        SchemaError: (a RuntimeError) the batch has no time, or ids or flags do not have one value a step.
+
+    Name and layout are those of TorchRL's function.
     """
     require_steps(td)
     ids_key, mask_key = _ids_and_mask(td, prefix, trajectory_key)
@@ -158,7 +166,7 @@ def _ids_and_mask(
         if td.get(path, None) is None:
             found = ", ".join(".".join(key) for key, _ in leaves(td)) or "no entries"
             raise MissingKeyError(
-                f"the trajectory_key {'.'.join(path)} is not here, there are {found}",
+                f"the trajectory_key {'.'.join(path)} is not in the batch, which has {found}",
                 hint="leave trajectory_key out to number trajectories by their done flags",
             )
         return path, (*path[:-1], "mask")
@@ -170,7 +178,7 @@ def _ids_and_mask(
 def _begins(
     td: TensorDictBase, ids_key: tuple[str, ...], done_key: NestedKey | None, position: torch.Tensor
 ) -> torch.Tensor:
-    """Return for every kept step whether a trajectory begins with it, bool `[steps]`."""
+    """Return, for every step that is kept, whether a trajectory begins there; bool `[steps]`."""
     begins = torch.ones(len(position), dtype=torch.bool, device=position.device)
     time = max(td.shape[-1], 1)
     apart = (position.diff() != 1) | ((position // time).diff() != 0)
@@ -192,7 +200,7 @@ def _padded(
     if len(steps) == mask.numel():
         rows = steps.reshape(len(lengths), longest)
     else:
-        # Padding repeats a step of its own trajectory first, so that what is no tensor is padded too.
+        # Padding first repeats a step of its trajectory, so that non-tensor data is padded, too.
         rows = steps[starts[:, None] + torch.minimum(column, lengths[:, None] - 1)]
         padding = ~mask
         for value in rows.values(True, True):
@@ -204,7 +212,7 @@ def _padded(
 
 def _ragged(steps: TensorDictBase, lengths: torch.Tensor, layout: torch.layout) -> TensorDictBase:
     if not len(lengths):
-        raise SchemaError("there is no step here, and ragged tensors need at least one trajectory")
+        raise SchemaError("the batch has no steps, but ragged tensors need at least one trajectory")
     offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     sizes = lengths.tolist()
 
@@ -218,9 +226,9 @@ def _ragged(steps: TensorDictBase, lengths: torch.Tensor, layout: torch.layout) 
         nest: dict[tuple[str, ...], torch.Tensor] = {}
         for path, value in leaves(steps):
             if not isinstance(value, torch.Tensor):
-                raise SchemaError(f"{'.'.join(path)} is no tensor, and only tensors can be ragged")
+                raise SchemaError(f"{'.'.join(path)} is not a tensor, and only tensors can be ragged")
             nest[path] = leaf(value)
-        # tensordict has a ragged dimension only for strided tensors, and only if their lengths differ
+        # tensordict reports a ragged dimension only for strided tensors, and only if their lengths differ
         time = [] if layout == torch.jagged else [-1] if len(set(sizes)) > 1 else sizes[:1]
         out = TensorDict({}, batch_size=[len(sizes), *time])
         for path, value in nest.items():

@@ -1,16 +1,15 @@
-"""The folder of a saved buffer, and dumps to it that finish in the background.
+"""The folder of a saved buffer, and dumps that finish in the background.
 
-    storage/  writer/  sampler/        written by the parts; no sampler/ for a sampler without state, no storage/ for a
-                                       buffer without rows
-    buffer_metadata.json               {"batch_size": …, "consume_after_n_samples": …}, and "writer": false if the
-                                       writer has no state
-    rng_state/                         the state of the generator, as a memory-mapped tensordict of one leaf
-    transform.t                        the state of the transforms, tensors and numbers only
-    prefetch.json                      the indices drawn that are not delivered yet
-    .rbtool/digests.json               the digests of all files, required by `"digests": true` in the metadata
+    storage/                  written by the storage's checkpointer; missing if the buffer has no rows
+    writer/  sampler/         states of the parts; no sampler/ for a sampler without state
+    buffer_metadata.json      {"batch_size": …, "consume_after_n_samples": …}; "writer": false if it has no state
+    rng_state/                state of the generator, as a memory-mapped tensordict with one leaf
+    transform.t               state of the transforms, tensors and numbers only
+    prefetch.json             indices that were drawn and not delivered yet
+    .rbtool/digests.json      digests of all files; required if the metadata says `"digests": true`
 
-TorchRL writes the same, except the last two, and reads the storage where its checkpointer has `compatible=True`. Its
-`prefetch.pkl` is a pickle, and is never read.
+TorchRL writes the same files except the last two, and can read the storage if its checkpointer has `compatible=True`.
+TorchRL's `prefetch.pkl` is a pickle and is never read.
 """
 
 from __future__ import annotations
@@ -63,14 +62,15 @@ from .draws import Draw
 _freed = threading.Condition()
 _busy: set[str] = set()
 _unseen: dict[Future[None], Path] = {}
-"""Dumps whose result nobody has asked for, and where they go."""
+"""Background dumps whose result was not asked for yet, and their destinations."""
 
 
 class BackgroundDump:
-    """A checkpoint that is written, brought to the disk and put in place in the background.
+    """A checkpoint that is being written in the background, as returned by `ReplayBuffer.dumps(path, background=True)`.
 
-    It holds the rows as of the call that returned this. A failure is raised by `result`; where nobody asks for it, a
-    RuntimeWarning reports it when this object goes, or at the end of the program, which waits for the dump.
+    It holds the rows as of that call, and replaces an older checkpoint only once it is complete. If it fails, `result`
+    raises the error; if nobody calls `result`, a RuntimeWarning reports it when this object is deleted or the program
+    ends. The program waits for unfinished dumps.
     """
 
     def __init__(self, path: Path, done: Future[None]) -> None:
@@ -80,19 +80,22 @@ class BackgroundDump:
         weakref.finalize(self, done.add_done_callback, _report).atexit = False  # now, or when it fails
 
     def done(self) -> bool:
-        """Return whether it is in place, or failed."""
+        """Return whether the checkpoint is in place, or has failed."""
         return self._done.done()
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until it is in place, for at most `timeout` seconds; raise what went wrong.
+        """Wait until the checkpoint is in place.
 
-        TimeoutError if it is not in place by then: it continues. UsageError in a forked process, which has no part in
-        it.
+        Args:
+            timeout: seconds to wait; default without limit.
+
+        Raises:
+            TimeoutError: it is not finished in time; it continues.
+            UsageError: this is a forked process, where the dump does not run. Otherwise the error that made the dump
+                fail.
         """
         if self._process != os.getpid():
-            raise UsageError(
-                f"the dump to {self.path} runs in the process {self._process}", hint="ask for its result there"
-            )
+            raise UsageError(f"the dump to {self.path} runs in the process {self._process}", hint="call result() there")
         try:
             self._done.result(timeout)
         finally:
@@ -106,7 +109,7 @@ class BackgroundDump:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Have a destination alone in this process: waits for a dump to it that is in progress."""
+    """Reserve a destination within this process; first wait for a dump to it that is in progress."""
     key = os.path.realpath(path)
     with _freed:
         while key in _busy:
@@ -121,7 +124,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def in_background(path: Path, finish: Callable[[], object]) -> BackgroundDump:
-    """Call `finish` in a thread, which the end of the program waits for; at once where none can be started."""
+    """Call `finish` in a thread that the program waits for at exit; call it at once if no thread can be started."""
     done: Future[None] = Future()
 
     def work() -> None:
@@ -135,13 +138,13 @@ def in_background(path: Path, finish: Callable[[], object]) -> BackgroundDump:
     handle = BackgroundDump(path, done)
     try:
         threading.Thread(target=work, name="rbtool-dump").start()
-    except (RuntimeError, MemoryError):  # a limit on threads, or the interpreter is about to end
+    except (RuntimeError, MemoryError):  # too many threads, or the interpreter is shutting down
         work()
     return handle
 
 
 def _report(done: Future[None]) -> None:
-    """Report a failure that nobody asked for."""
+    """Warn about a failed dump whose result nobody asked for."""
     path = _unseen.pop(done, None)
     if path is not None and (error := done.exception()) is not None:
         warnings.warn(f"the background dump to {path} failed: {error!r}", RuntimeWarning, stacklevel=2)
@@ -153,7 +156,7 @@ def _report_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked process: its parent's dumps are none of its own."""
+    """In a forked process, forget the parent's dumps."""
     global _freed
     _freed = threading.Condition()
     _busy.clear()
@@ -169,7 +172,7 @@ _KNOWN = frozenset({HIDDEN, "storage", WRITER_FOLDER, "sampler", PICKLED, BUFFER
 
 
 class _BufferStaging(Staging):
-    """A staging folder that replaces only checkpoints of buffers, and empty folders."""
+    """A staging folder that may only replace buffer checkpoints and empty folders."""
 
     def __init__(self, destination: Path, durable: Durable) -> None:
         super().__init__(destination, replace=True, durable=durable)
@@ -179,12 +182,12 @@ class _BufferStaging(Staging):
         around = next((folder for folder in (path, *path.parents) if has_manifest(folder)), None)
         if around is not None:
             raise UsageError(
-                f"{path} is inside the dataset {around}, which is left alone", hint="choose another folder"
+                f"{path} is inside the dataset {around}, which must not be changed", hint="choose another folder"
             )
-        # While another process replaces a checkpoint, the older one may be listed just as it is removed.
+        # Another process may be replacing the checkpoint, so that its older files vanish while they are listed.
         if all((strange := _strange_in(path)) is not None for _ in range(_LISTINGS)):
             raise UsageError(
-                f"{path} holds {strange}, and only the checkpoint of a buffer is replaced", hint="choose another folder"
+                f"{path} holds {strange}, and only buffer checkpoints are replaced", hint="choose another folder"
             )
 
 
@@ -192,7 +195,9 @@ _LISTINGS = 3
 
 
 def _strange_in(path: Path) -> str | None:
-    """Return the name of something that is not of the checkpoint of a buffer; None for one, and where nothing is."""
+    """Return the name of a file that is not part of a buffer checkpoint; None if there is none, or the path does not
+    exist.
+    """
     try:
         names = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:
@@ -205,13 +210,13 @@ def _strange_in(path: Path) -> str | None:
 
 
 class StagedBuffer:
-    """A buffer in a staging folder, of which captured `rows` are written when it is published."""
+    """A buffer written to a staging folder; its captured `rows` are written when it is published."""
 
     def __init__(self, staging: Staging, rows: Captured | None) -> None:
         self._staging, self._rows = staging, rows
 
     def publish(self) -> None:
-        """Write what is left, and put the checkpoint in place."""
+        """Write the remaining rows, and put the checkpoint in place."""
         if self._rows is not None:
             self._rows.write()
         write_digests(self._staging.path)
@@ -219,7 +224,7 @@ class StagedBuffer:
 
 
 class SavedBuffer(Protocol):
-    """What is saved of a buffer, in addition to its generator and the draws made ahead."""
+    """What a checkpoint saves of a buffer, besides its generator and the draws prepared ahead."""
 
     @property
     def storage(self) -> Storage: ...
@@ -237,7 +242,7 @@ class SavedBuffer(Protocol):
     def batch_size(self) -> int | None: ...
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return what a checkpoint records of this buffer in addition to the state of its parts."""
+        """Return what a checkpoint records about this buffer besides the state of its parts."""
 
 
 def staged_buffer(
@@ -251,13 +256,16 @@ def staged_buffer(
     *,
     background: bool,
 ) -> StagedBuffer:
-    """Write a buffer and its generator to a folder that `publish` puts at `path`; leaving `stack` removes the rest.
+    """Write a buffer and its generator to a staging folder, which `publish` puts at `path`.
 
-    In the `background`, rows may be written by `publish` only: as they are now, also if writers continue.
+    Leaving `stack` removes the folder if it was not published. With `background`, rows may be left to `publish`; they
+    are saved as they are now, even if writers continue.
     """
     staging = stack.enter_context(_BufferStaging(path, durable))
     folder = staging.path
-    fs.make_folder(folder / WRITER_FOLDER)  # also for a writer without state: it shows that the checkpoint is complete
+    fs.make_folder(
+        folder / WRITER_FOLDER
+    )  # even for a writer without state: its presence marks the checkpoint as complete
     buffer.writer.dumps(folder / WRITER_FOLDER)
     buffer.sampler.dumps(folder / "sampler")
     metadata: dict[str, Any] = {"batch_size": buffer.batch_size, "consume_after_n_samples": None, DIGESTS_NOTED: True}
@@ -274,7 +282,8 @@ def staged_buffer(
         ahead = {"version": 1, "capacity": capacity, "queue": [_draw_to_json(draw) for draw in draws]}
         write_file(folder / _AHEAD, dump_json(ahead).encode())
     write_file(folder / BUFFER, dump_json(metadata).encode())
-    # The rows are last: what has references to rows handed out would wait for a capture, which nobody reads yet.
+    # Capture the rows last: from then on, reads that hand out references to rows wait for the dump, so nothing slow
+    # may come between the capture and the thread that writes it.
     rows = captured(buffer.storage, folder / STORAGE_FOLDER) if background else None
     if rows is not None:
         stack.enter_context(rows)
@@ -284,13 +293,15 @@ def staged_buffer(
 
 
 def refuse_home_of(storage: Any, path: Path) -> None:
-    """Raise UsageError for a checkpoint that would replace the folder in which the rows of a storage are."""
+    """Raise UsageError for a checkpoint that would replace the folder in which the storage keeps its rows."""
     home = getattr(storage, "scratch_dir", None)
     if home is None:
         return
     destination, living = Path(os.path.realpath(path)), Path(os.path.realpath(home))
     if living == destination or destination in living.parents or living in destination.parents:
-        raise UsageError(f"a checkpoint cannot replace {path}: the storage is in {home}", hint="choose another folder")
+        raise UsageError(
+            f"a checkpoint cannot replace {path}: the storage keeps its rows in {home}", hint="choose another folder"
+        )
 
 
 def _write_generator(folder: Path, state: torch.Tensor) -> None:
@@ -303,10 +314,13 @@ def _write_generator(folder: Path, state: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class SavedParts:
-    """What was saved of a buffer: the folders of its parts, None for those without state, and the rest.
+    """What was saved of a buffer: the folders of its parts (None for parts without state) and the rest.
 
-    `notes` are those of `folder_notes`. `verify` asks for the digests of rows that are only mapped. `confirm` raises
-    CorruptDataError where what was read may be of two checkpoints.
+    Attributes:
+        notes: what `folder_notes` returned.
+        verify: whether to compare the digests of rows that are only mapped.
+        confirm: raises CorruptDataError if another checkpoint was put in place while this one was read, so that what
+            was read may be a mixture.
     """
 
     storage: Path | None
@@ -321,21 +335,26 @@ class SavedParts:
 
 
 class BufferFolder:
-    """Reads the folder of a saved buffer; a context. DatasetNotFoundError if it is missing, FormatError if invalid."""
+    """A context that reads the folder of a saved buffer.
+
+    Raises:
+        DatasetNotFoundError: the folder does not exist.
+        FormatError: it is not the folder of a saved buffer.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.replaced = False
-        """Whether another checkpoint took its place while it was open; noted when it is closed."""
+        """Whether another checkpoint replaced it while it was open; set when it is closed."""
         self._descriptor = -1
 
     def __enter__(self) -> BufferFolder:
         mend(self.path)
         if not os.path.lexists(self.path):
-            raise DatasetNotFoundError(f"{self.path} is not there, expected the folder of a saved buffer")
+            raise DatasetNotFoundError(f"{self.path} not found, expected the folder of a saved buffer")
         if not self.path.is_dir():
             raise _not_a_buffer(self.path)
-        self._descriptor = open_folder(self.path)  # open, its number is not given to another folder
+        self._descriptor = open_folder(self.path)  # while it is open, its inode number is not reused
         try:
             self._open()
         except BaseException:
@@ -357,7 +376,7 @@ class BufferFolder:
             return False
 
     def require_in_place(self) -> None:
-        """Raise CorruptDataError if another checkpoint took its place: what was read may be of both."""
+        """Raise CorruptDataError if another checkpoint was put in place meanwhile, as the two may be mixed."""
         if not self._in_place():
             raise CorruptDataError(f"{self.path} was replaced while it was loaded", hint="load it again")
 
@@ -368,7 +387,7 @@ class BufferFolder:
         metadata = load_json(self.path / BUFFER)
         size = metadata.get("batch_size") if isinstance(metadata, dict) else "nothing"
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise FormatError(f"{self.path / BUFFER} says that the batch size is {size!r}, expected a number")
+            raise FormatError(f"the batch size in {self.path / BUFFER} is {size!r}, expected a number")
         self.batch_size: int | None = size
         self.has_writer = metadata.get(WRITER_FOLDER) is not False or any((self.path / WRITER_FOLDER).iterdir())
         self._device = str(metadata.get("generator_device", "cpu"))
@@ -401,9 +420,11 @@ class BufferFolder:
         return torch.from_numpy(state), self._device
 
     def drawn_ahead(self, batches: int) -> list[Draw]:
-        """Return the draws that were not delivered, for a buffer that makes so many batches ahead.
+        """Return the draws that were not delivered, for a buffer that prepares `batches` batches ahead.
 
-        SchemaError (a RuntimeError) for draws without a size, of a buffer that makes another number.
+        Raises:
+            SchemaError: (a RuntimeError) the saved buffer prepares another number of batches, and the draws have no
+                size.
         """
         file = self.path / _AHEAD
         if not file.is_file():
@@ -411,12 +432,14 @@ class BufferFolder:
         ahead = decode(_Ahead, load_json(file), str(file))
         draws = [_draw_from_json(item, str(file)) for item in ahead.queue]
         if any(draw.size is None for draw in draws) and ahead.capacity != batches:
-            raise SchemaError(f"{self.path} has {ahead.capacity} batches made ahead, this buffer makes {batches}")
+            raise SchemaError(
+                f"{self.path} has {ahead.capacity} batches prepared ahead, this buffer prepares {batches}"
+            )
         return draws
 
 
 def _not_a_buffer(path: Path) -> FormatError:
-    """Make the error for what is no saved buffer: it says what is there, and what opens it."""
+    """Make the error for a path that is not a saved buffer; it says what the path is, and how to open it."""
     wanted = "expected the folder of a saved buffer"
     of_storage, what = is_storage(path), ""
     with contextlib.suppress(RbtoolError, OSError), open_episodes(path) as reader:
@@ -433,11 +456,13 @@ def _not_a_buffer(path: Path) -> FormatError:
 
 
 _LOADS = 100
-"""How often a load begins where a checkpoint is replaced again and again."""
+"""How often a load is tried while the checkpoint keeps being replaced."""
 
 
 def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
-    """Load a saved buffer, again where another one took its place meanwhile; errors are those of `BufferFolder`."""
+    """Load a saved buffer; try again if another checkpoint replaced it meanwhile. Errors are those of
+    `BufferFolder`.
+    """
     for left in reversed(range(_LOADS)):
         folder = BufferFolder(path)
         try:
@@ -451,7 +476,7 @@ def load_folder(path: Path, load: Callable[[BufferFolder], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DrawEntry:
-    """A draw in the document; `_from_json` reads its values."""
+    """A draw in `prefetch.json`; `_from_json` reads its values."""
 
     index: Any
     info: tuple[tuple[str | tuple[str, ...], Any], ...]
@@ -463,7 +488,7 @@ class _DrawEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """The document of draws made ahead."""
+    """The content of `prefetch.json`."""
 
     queue: tuple[_DrawEntry, ...]
     capacity: Count
@@ -471,7 +496,7 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class _TensorEntry:
-    """A tensor in the document."""
+    """A tensor in `prefetch.json`."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -479,7 +504,7 @@ class _TensorEntry:
 
 
 def _draw_to_json(draw: Draw) -> dict[str, Any]:
-    if draw.parts:  # of an ensemble, which makes the index again
+    if draw.parts:  # an ensemble's draw: the index follows from its parts
         parts = [[member, _draw_to_json(part)] for member, part in draw.parts]
         return {"index": None, "info": [], "last": draw.last, "size": draw.size, "parts": parts}
     info = [[list(key) if isinstance(key, tuple) else key, _to_json(value)] for key, value in draw.info.items()]
@@ -497,7 +522,7 @@ def _draw_from_json(entry: _DrawEntry, origin: str) -> Draw:
 
 
 def generator_to_json(generator: torch.Generator | None) -> Any:
-    """Write the state of a generator, None for none, as it is noted of the members of ensembles."""
+    """Convert the state of a generator (None if there is none) to JSON, for the notes about members of ensembles."""
     return None if generator is None else [_to_json(generator.get_state()), str(generator.device)]
 
 
@@ -521,7 +546,8 @@ def _to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise UsageError(
-        f"the info of a sampler has a {type(value).__name__} of a batch made ahead; tensors and numbers can be saved"
+        f"the sampler's info of a batch prepared ahead holds a {type(value).__name__}; only tensors and numbers "
+        "can be saved"
     )
 
 

@@ -1,8 +1,12 @@
 """Buffers as the data set of torch's `DataLoader`: what a loader asks of them, and how batches leave its workers.
 
-torch's own transport opens a connection for each batch and passes a file descriptor, which takes a millisecond. Here a
-worker writes the tensors of a batch one behind the other into a slot of shared memory, which each process maps once and
-which is used again for the next batches; the process that receives copies them out in one piece.
+torch's own transport opens a connection for each batch and passes a file descriptor, which takes about a millisecond.
+Here a worker writes the tensors of a batch one after another into a slot of shared memory; the receiving process copies
+them out in one piece and frees the slot for a later batch. Each process maps the memory only once.
+
+    lane of worker 0   [ slot 0 | slot 1 | … ]     per slot: `written`: number of the last message in it
+    lane of worker 1   [ slot 0 | slot 1 | … ]               `taken`: number of the last message copied out
+                                                   free when the two are equal
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ from ..storages.pytree import NO_BATCH, TreeSpec, tree_spec_of
 _ALIGNMENT = 64
 _ZEROS = bytes(_ALIGNMENT)
 _NUMPY = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
-"""Common element types that NumPy has, too, and that have no bit which negates or conjugates."""
+"""Common element types that NumPy shares, and that have no lazy negation or conjugation bit."""
 _Place: TypeAlias = tuple[int, torch.dtype, torch.Size]
-"""Where a leaf is in the bytes of a piece."""
+"""Where a leaf lies in the bytes of a piece."""
 
 
 class NestLayout(NamedTuple):
-    """How a nest is made of the bytes of a piece."""
+    """How a nest is rebuilt from the bytes of a piece."""
 
     structure: TreeSpec
     places: list[_Place]
@@ -62,7 +66,7 @@ class NestLayout(NamedTuple):
         return self.structure.unflatten(iter(self.views(content)), NO_BATCH)
 
     def nest_in(self, content: bytearray) -> Any:
-        """Return the nest, whose tensors are views of the bytes, and keep them."""
+        """Return the nest, whose tensors are views of the bytes, and keep the bytes alive."""
         found = []
         for start, dtype, shape in self.places:
             count = shape.numel()
@@ -76,7 +80,9 @@ def _layout(structure: TreeSpec, places: Sequence[tuple[int, str, tuple[int, ...
 
 
 class NestPiece:
-    """A nest of dense tensors that is to be one piece: its layout, to be pickled, and its `size` in bytes."""
+    """A nest of dense tensors to be sent as one piece of `size` bytes: its layout, which is pickled, and its
+    tensors.
+    """
 
     def __init__(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
         self._leaves = leaves
@@ -89,9 +95,9 @@ class NestPiece:
 
     @classmethod
     def of(cls, nest: Any) -> NestPiece | None:
-        """Return the layout of a nest that becomes the same nest again; None for anything else.
+        """Return the piece for a nest that can be rebuilt exactly; None for anything else.
 
-        Such are plain tensors on the CPU, without gradients, in tensordicts, dicts, lists and tuples.
+        Such nests are tensordicts, dicts, lists and tuples of plain CPU tensors without gradients.
         """
         found: list[torch.Tensor] = []
         with contextlib.suppress(SchemaError):
@@ -106,7 +112,7 @@ class NestPiece:
             target.copy_(leaf)
 
     def parts(self) -> Iterator[Any]:
-        """Yield the bytes of the tensors, by reference where they are contiguous, and those between them."""
+        """Yield the bytes of the tensors (by reference if they are contiguous) and the padding between them."""
         for leaf in self._leaves:
             plain = leaf.contiguous()
             if plain.dtype not in _NUMPY or plain.is_neg():
@@ -117,7 +123,7 @@ class NestPiece:
 
 
 def _is_dense(part: Any, leaves: list[torch.Tensor]) -> bool:
-    """Append the tensors of a part of a nest; return whether all of them are dense and the nest has no other types."""
+    """Append the tensors of a part of a nest; return whether all are dense and the nest has no other types."""
     kind = type(part)
     if kind is torch.Tensor:
         leaves.append(part)
@@ -130,15 +136,15 @@ def _is_dense(part: Any, leaves: list[torch.Tensor]) -> bool:
 
 
 CAPACITY = 8 << 20
-"""How many bytes a slot has room for. Beyond, torch's transport is as fast, and copies nothing."""
+"""Bytes in a slot. For larger batches torch's transport is as fast, and copies nothing."""
 
 _LANES, _SLOTS = 64, 8
-"""How many workers can have slots at a time, and how many each. Slots that nobody writes take no memory."""
+"""How many workers can have slots at a time, and how many slots each. Unused slots take no memory."""
 
 _HEADER = -(-2 * _LANES * _SLOTS * 8 // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 _KNOWN: weakref.WeakValueDictionary[int, SharedSlots] = weakref.WeakValueDictionary()
-"""All slots of this process, by the token that messages have."""
+"""All slots of this process, by the token that messages carry."""
 
 
 class Sent(NamedTuple):
@@ -152,33 +158,38 @@ class Sent(NamedTuple):
     def received(self) -> torch.Tensor:
         """Return a copy of the bytes, uint8 `[size]`, and free the slot.
 
-        WorkerDiedError (a RuntimeError) if the slot has another message by now, because its sender ended.
+        Raises:
+            WorkerDiedError: (a RuntimeError) the sender ended, and the slot already holds another worker's message.
         """
         slots = _KNOWN.get(self.token)
         if slots is None:
-            raise WorkerDiedError("a batch arrived in a process without the dataset of its worker")
+            raise WorkerDiedError(
+                "a batch arrived in a process that does not have the dataset of the worker that sent it"
+            )
         return slots.receive(self)
 
 
 class SharedSlots:
-    """Slots of memory that this process shares with the workers that it forks or spawns later.
+    """Slots of memory that this process shares with the workers it forks or spawns later.
 
-    Each worker has a lane of slots of its own, of which it fills the first free one. The system releases its lock on
-    the lane when it ends; the next worker then takes over the lane with its memory. A slot has two numbers, with one
-    writer each: that of the message in it, and that of the last one that was copied out. It is free where they are
-    equal. The first is set before bytes are written, and compared after they are copied: a message whose lane has a new
-    owner is an error, and never other bytes.
+    Each worker owns a lane of slots, and fills the first free one. Its ownership is a file lock, which the system
+    releases when the worker ends; the next worker then takes over the lane and its memory.
 
-    Nobody waits for a slot: where none is free, `claim` returns None. The memory is in anonymous files, which the limit
-    on `/dev/shm` does not concern; it has the size of what was on its way at once, and is freed with this object. A
-    plain pickle or a copy has memory of its own.
+    A slot has two numbers, each with a single writer. The worker sets the first one before it writes a message; the
+    receiver sets the second one to the message's number after copying it out. The slot is free when they are equal. The
+    receiver also compares the first number with the expected one after copying: if a new owner has taken over the lane
+    meanwhile, this is an error, never another worker's bytes.
+
+    Nobody waits for a slot: `claim` returns None if all are taken. The memory is in anonymous files, so that the limit
+    of `/dev/shm` does not apply; it grows to what was in transit at once, and is freed with this object. A plain pickle
+    or a copy has memory of its own.
     """
 
     def __init__(self) -> None:
         self._open(_anonymous_files(_HEADER, _LANES * _SLOTS * CAPACITY), secrets.randbits(63), os.getpid())
 
     def _open(self, descriptors: list[int], token: int, home: int) -> None:
-        """Map the numbers; the descriptors are those of the numbers and of the slots, or none."""
+        """Map the numbers; `descriptors` are the files of the numbers and of the slots, or empty."""
         self._descriptors, self._token, self._home = descriptors, token, home
         self._lanes: dict[int, torch.Tensor] = {}
         self._own: tuple[int, int] | None = None
@@ -195,14 +206,14 @@ class SharedSlots:
     def claim(self, size: int) -> tuple[torch.Tensor, Sent] | None:
         """Return memory for a message of this worker, uint8 `[size]`, and what to send once it is written.
 
-        None if there is no slot for it, and in the process that made the slots.
+        None if no slot is free or large enough, and in the process that made the slots.
         """
         if not self._descriptors or size > CAPACITY or os.getpid() == self._home:
             return None
         try:
             lane = self._own_lane()
             content = None if lane is None else self._lane(lane)
-        except OSError:  # a limit on the memory of a process
+        except OSError:  # the process may not map more memory
             return None
         if lane is None or content is None:
             return None
@@ -214,12 +225,12 @@ class SharedSlots:
         return None
 
     def _own_lane(self) -> int | None:
-        """Return the lane of this process; one that nobody has, if it has none."""
+        """Return the lane of this process; take one without an owner if it has none yet."""
         pid = os.getpid()
         if self._own is not None and self._own[0] == pid:
             return self._own[1]
         for lane in range(_LANES):
-            # Such a lock is lost once the process closes any descriptor of the file: that of the numbers stays open.
+            # A process loses such a lock when it closes any descriptor of the file: the numbers' descriptor stays open.
             try:
                 fcntl.lockf(self._descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lane)
             except (BlockingIOError, PermissionError):
@@ -229,7 +240,7 @@ class SharedSlots:
         return None
 
     def _lane(self, lane: int) -> torch.Tensor:
-        """Return the memory of a lane, uint8 `[slots * capacity]`; mapped once."""
+        """Return the memory of a lane, uint8 `[slots * capacity]`; it is mapped once."""
         if lane not in self._lanes:
             size = _SLOTS * CAPACITY
             mapped = mmap.mmap(self._descriptors[1], size, offset=lane * size)
@@ -243,7 +254,7 @@ class SharedSlots:
         lane, place = divmod(sent.slot, _SLOTS)
         content = self._lane(lane).narrow(0, place * CAPACITY, sent.size).clone()
         if self._written[sent.slot] != sent.number:
-            raise WorkerDiedError("the worker that sent a batch ended, and another one took over its memory")
+            raise WorkerDiedError("the worker that sent a batch has ended, and another one took over its memory")
         self._taken[sent.slot] = sent.number
         return content
 
@@ -262,13 +273,13 @@ class SharedSlots:
 
 
 def _anonymous_files(*sizes: int) -> list[int]:
-    """Return the descriptors of files of these sizes that are in memory alone; none where there are no such files."""
+    """Return descriptors of memory-only files of these sizes; an empty list if the system has none."""
     found: list[int] = []
     try:
         for size in sizes:
             found.append(os.memfd_create("rbtool-batches", os.MFD_CLOEXEC))
             os.ftruncate(found[-1], size)
-    except (AttributeError, OSError):  # another system than Linux, a limit on descriptors or on the size of files
+    except (AttributeError, OSError):  # not Linux, or a limit on descriptors or file sizes
         for descriptor in found:
             os.close(descriptor)
         return []
@@ -285,14 +296,14 @@ _COUNTING = DataLoader.__len__.__code__
 
 
 def fetcher_asking(dataset: object) -> Any:
-    """Return the fetcher of a `DataLoader` that called a method of its data set; None if the caller is none.
+    """Return the fetcher of a `DataLoader` that called a method of its data set; None if the caller is something else.
 
-    Only the frame of the call distinguishes a loader from a loop. Frames of the data set are skipped: a subclass may
-    call the method of its parent.
+    Only the calling frame distinguishes a loader from a loop in user code. Frames of the data set are skipped, because
+    a subclass may call the method of its parent.
     """
     frame: FrameType | None = sys._getframe(
         1
-    )  # not a local of its own frame: that is a cycle, see `ReplayBuffer.__len__`
+    )  # not stored in a local: a frame that refers to itself is a cycle, see `ReplayBuffer.__len__`
     while frame is not None and frame.f_locals.get("self") is dataset:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != _FETCHERS:
@@ -301,13 +312,15 @@ def fetcher_asking(dataset: object) -> Any:
 
 
 def serve(fetcher: Any, slots: SharedSlots | None = None) -> None:
-    """Make a loader without a function of its own yield batches unchanged; workers send them through the slots."""
-    if fetcher.collate_fn is default_convert:  # it converts a tensordict like a dict, and fails
+    """Make a loader that has the default collate function yield batches unchanged; workers send them through the
+    slots.
+    """
+    if fetcher.collate_fn is default_convert:  # it treats a tensordict as a dict, and fails
         fetcher.collate_fn = partial(_Message, slots=slots) if _sends_batches(sys._getframe(1)) else _as_it_is
 
 
 def _sends_batches(caller: FrameType) -> bool:
-    """Whether the fetcher that asks is that of a worker, not that of a loader which a worker uses itself."""
+    """Whether the asking fetcher runs in a worker, rather than belonging to a loader that a worker uses itself."""
     frame: FrameType | None = caller
     while frame is not None and frame.f_globals.get("__name__") != _FETCHERS:
         frame = frame.f_back
@@ -317,9 +330,9 @@ def _sends_batches(caller: FrameType) -> bool:
 
 
 def loader_counting(dataset: object, caller: FrameType) -> DataLoader[Any] | None:
-    """Return the `DataLoader` over a data set whose `len()` was called; None if the caller is none.
+    """Return the `DataLoader` over a data set whose `len()` was called; None if the caller is something else.
 
-    Torch returns `len(dataset)`, which then has to be the number of batches.
+    torch returns `len(dataset)` as the length of such a loader, which then has to be the number of batches.
     """
     frame: FrameType | None = caller
     while frame is not None and frame.f_code.co_name == "__len__":
@@ -333,17 +346,19 @@ def loader_counting(dataset: object, caller: FrameType) -> DataLoader[Any] | Non
 def number_of_batches(sampler: Sampler, storage: Storage, size: int, loader: DataLoader[Any]) -> int:
     """Return how many batches of `size` elements an epoch has.
 
-    NoLengthError (a TypeError) for a sampler without epochs, SchemaError for a loader that cannot iterate.
+    Raises:
+        NoLengthError: (a TypeError) the sampler has no epochs.
+        SchemaError: the loader cannot iterate over the buffer.
     """
     check_use(sampler, loader.num_workers, batches_again=loader.batch_size is not None)
     found = sampler.epoch_batches(storage, size)
     if found is None:
-        raise NoLengthError(f"a loader of a buffer with a {type(sampler).__name__} has no len(): it never ends")
+        raise NoLengthError(f"a loader over a buffer with a {type(sampler).__name__} has no len(): it never ends")
     return found
 
 
 def check_use(sampler: Sampler, workers: int, *, batches_again: bool) -> None:
-    """Raise SchemaError for a loader that would batch batches, or whose workers would each draw a whole epoch."""
+    """Raise SchemaError for a loader that would batch batches again, or whose workers would each draw a whole epoch."""
     if batches_again:
         raise SchemaError(
             "a DataLoader cannot make batches of the batches of a buffer: they come from its sampler",
@@ -364,11 +379,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Message:
-    """A batch on its way to another process; unpickled, it is the same batch.
+    """A batch on its way to another process; unpickling it gives the batch.
 
-    The tensors of a nest travel as one piece, of which they are views on arrival: in a slot, else in shared memory with
-    one file descriptor. Anything else travels as torch sends it. All of it is pickled here: in the thread of the queue
-    an error would only be printed, and the loader would wait for the batch without end.
+    The tensors of a nest travel as one piece, of which the received tensors are views: in a slot if one is free,
+    otherwise in shared memory with one file descriptor. Anything else travels as torch sends it. Everything is pickled
+    here, in the worker's main thread: in the thread of the queue an error would only be printed, and the loader would
+    wait forever.
     """
 
     def __init__(self, batch: Any, slots: SharedSlots | None = None) -> None:

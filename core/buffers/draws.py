@@ -1,7 +1,7 @@
-"""Draws of a sampler: expanded by a sample unit, and made into batches ahead, in threads and on CUDA streams.
+"""Draws of a sampler: expanded by a sample unit, and turned into batches ahead of time, in threads and on CUDA streams.
 
-Work of different CUDA streams is not ordered by itself, and memory of a freed tensor is given to later work of the
-stream that it was allocated in: see "CUDA semantics" of PyTorch's documentation.
+Two rules of CUDA matter here (see "CUDA semantics" in PyTorch's documentation): work on different streams is not
+ordered, and the memory of a freed tensor is reused by later work on the stream in which it was allocated.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .pytrees import map_tensors
 
 
 class OnCallersStreams:
-    """Makes batches in a thread as its caller would: on the caller's device, in the caller's stream of each device.
+    """Makes batches in a thread as its caller would: on the caller's device, and in the caller's stream of each device.
 
-    A new thread has device 0 and the default streams, which wait for no stream of the caller: rows that the caller has
-    just written in a stream of its own might be read before they are there.
+    A new thread starts with device 0 and the default streams, which do not wait for the caller's streams. It could read
+    rows that the caller has just written in a stream of its own before they are complete.
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
@@ -38,7 +38,7 @@ class OnCallersStreams:
         self._streams = _current_streams() if torch.cuda.is_initialized() else []
 
     def __call__(self, draw: Any) -> Any:
-        """Make a batch, as a `StreamedBatch` if there is work left to do for it on a device."""
+        """Make a batch; wrapped in a `StreamedBatch` if a device still has work to do for it."""
         with contextlib.ExitStack() as streams:
             for stream in self._streams:
                 streams.enter_context(torch.cuda.stream(stream))
@@ -47,9 +47,9 @@ class OnCallersStreams:
 
 
 def _current_streams() -> list[torch.cuda.Stream]:
-    """Return the current stream of each device that has one of its own, that of the current device last.
+    """Return the current stream of each device that uses a stream of its own; the current device's stream last.
 
-    Devices with the default stream are left out: selecting it would start CUDA on devices that nobody uses.
+    Devices on the default stream are left out, as selecting them would start CUDA on devices that nobody uses.
     """
     here = torch.cuda.current_device()
     others = [number for number in range(torch.cuda.device_count()) if number != here]
@@ -59,20 +59,22 @@ def _current_streams() -> list[torch.cuda.Stream]:
 
 
 class StreamedBatch:
-    """A batch that is complete once the streams that make it have come to an event."""
+    """A batch that is complete once the streams that make it have reached their events."""
 
     def __init__(self, batch: Any, made: Mapping[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]]) -> None:
         self._batch, self._made = batch, made
 
     @classmethod
     def of(cls, batch: Any) -> Any:
-        """Record an event in the current stream of each device of the batch; a batch of the CPU is returned as is."""
+        """Record an event in the current stream of each device of the batch; a batch on the CPU is returned as it
+        is.
+        """
         streams = {device: torch.cuda.current_stream(device) for device in cuda_devices(batch)}
         made = {device: (stream, stream.record_event()) for device, stream in streams.items()}
         return cls(batch, made) if made else batch
 
     def received(self) -> Any:
-        """Return the batch for work of the current streams."""
+        """Return the batch, ordered before later work of the current streams."""
         for device, (stream, event) in self._made.items():
             current = torch.cuda.current_stream(device)
             if current != stream:
@@ -96,9 +98,9 @@ def cuda_devices(batch: Any) -> set[torch.device]:
 
 
 def arrived(batch: Any, event: torch.cuda.Event, current: torch.cuda.Stream, device: torch.device) -> Any:
-    """Return a batch for work of a device's current stream, which first waits for the event.
+    """Make a device's current stream wait for `event`, and return the batch for use in that stream.
 
-    The memory of the batch is not given to work of the stream that it is from before that work is done.
+    Its memory is not reused by the stream that made it before the work on the batch is done.
     """
     current.wait_event(event)
 
@@ -112,7 +114,9 @@ def arrived(batch: Any, event: torch.cuda.Event, current: torch.cuda.Stream, dev
 
 
 def each_tensor(function: Callable[[torch.Tensor], torch.Tensor], batch: Any, **options: Any) -> Any:
-    """Apply a function to the tensors of a batch, also to those of tensordicts; `options` are those of their apply."""
+    """Apply a function to the tensors of a batch, also inside tensordicts; `options` are passed to
+    `TensorDict.apply`.
+    """
 
     def applied(part: Any) -> Any:
         return function(part) if isinstance(part, torch.Tensor) else part.apply(function, **options)
@@ -127,9 +131,9 @@ _REAL = ("collector", "mask")
 
 
 class ExpandedDraws:
-    """Draws anchors with a sampler, and expands them; it has what a buffer uses of a sampler to draw.
+    """Draws anchors with a sampler and expands them with a sample unit; takes the sampler's place in a buffer.
 
-    The rows are read with the draw, so that they are those that the windows were made of.
+    Rows are read together with the draw, so that they are the rows from which the windows were computed.
     """
 
     reads_rows: ClassVar[bool] = True
@@ -153,13 +157,14 @@ class ExpandedDraws:
         return self.expanded(storage, *self._sampler.sample(storage, batch_size))
 
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[Any, Any], Any]:
-        """Draw as `sample` does; the caller reads the rows."""
+        """Draw as `sample` does, without rows: the caller reads them."""
         return *self.sample(storage, batch_size), None
 
     def expanded(self, storage: Storage, index: Index, info: Mapping[Any, Any]) -> tuple[Index, dict[Any, Any]]:
-        """Return the index and info of all rows of anchors.
+        """Return the index and info of all rows that belong to the anchors.
 
-        SampleUnitTypeError (a TypeError) for a unit that returns anything else.
+        Raises:
+            SampleUnitTypeError: (a TypeError) the unit returned something else than a pair of index and info.
         """
         if self._sampler.needs_order and self._unit.needs_order:
             index, info = _without_slices(index, info)
@@ -170,7 +175,7 @@ class ExpandedDraws:
 
 
 def drawing_with(sampler: Sampler, unit: SampleUnit | None) -> Sampler | ExpandedDraws:
-    """Return what draws for a buffer: the sampler itself, unless a unit expands what it draws."""
+    """Return the object that draws for a buffer: the sampler itself, or `ExpandedDraws` if there is a sample unit."""
     return sampler if unit is None or type(unit) is Transition else ExpandedDraws(sampler, unit)
 
 
@@ -182,14 +187,14 @@ def checked_unit(unit: Any) -> SampleUnit | None:
 
 
 def check_expansion(unit: SampleUnit | None, storage: Storage, sampler: Sampler, writer: Writer) -> None:
-    """Raise UsageError or SchemaError for parts of a buffer whose elements a unit cannot expand."""
+    """Raise UsageError or SchemaError if a unit cannot expand the elements of a buffer with these parts."""
     if unit is None or type(unit) is Transition:
         return
     name = type(unit).__name__
     if isinstance(storage, StreamStorage):
         raise SchemaError(
             f"a {name} needs the steps around a batch, which a stream does not keep",
-            hint="take a StreamSliceSampler, or download the dataset and open it without streaming",
+            hint="use a StreamSliceSampler, or download the dataset and open it without streaming",
         )
     if unit.needs_order and not writer.keeps_order:
         raise UsageError(f"a {type(writer).__name__} puts rows anywhere, and a {name} needs them in order")
@@ -198,17 +203,19 @@ def check_expansion(unit: SampleUnit | None, storage: Storage, sampler: Sampler,
 
 
 def refuse_units(owner: str, units: Mapping[str, SampleUnit | None]) -> None:
-    """Raise UsageError (a ValueError) for a buffer that draws elements one by one of several others."""
+    """Raise UsageError (a ValueError) if a member has a sample unit, for owners that draw single elements of
+    members.
+    """
     for where, unit in units.items():
         if unit is not None and type(unit) is not Transition:
             raise UsageError(
                 f"{where} has the sample unit {unit!r}, and {owner} draws single elements",
-                hint="take a SliceSampler in each member, or sample the members in turn",
+                hint="use a SliceSampler in each member, or sample the members in turn",
             )
 
 
 def _without_slices(index: Index, info: Mapping[Any, Any]) -> tuple[Index, dict[Any, Any]]:
-    """Return the real steps of slices, and of their info what does not mark their ends: windows have other ends."""
+    """Return the real steps of slices, and their info without the marks of slice ends, as windows end elsewhere."""
     parts = index if isinstance(index, tuple) else (index,)
     weight, real = info.get(_WEIGHT), info.get(_REAL)
     lead = parts[0].dim()
@@ -223,11 +230,12 @@ def _without_slices(index: Index, info: Mapping[Any, Any]) -> tuple[Index, dict[
 
 @dataclass(slots=True)
 class Draw:
-    """The result of a sampler: index, info, and whether it is the last of an epoch.
+    """The result of a sampler: index and info, and whether it is the last of an epoch.
 
-    `rows` holds the rows, if they were read with the draw, and `written` what was written by then; None for a sampler
-    that reads no rows. `size` is how many elements were asked for, of a part of another draw, and of one whose batch
-    could not be made.
+    Attributes:
+        rows: the rows, if they were read with the draw; None for a sampler that reads no rows.
+        written: the state of the writer at that time.
+        size: how many elements were asked for; set for parts of another draw, and if the batch could not be made.
     """
 
     index: Any
@@ -235,9 +243,9 @@ class Draw:
     last: bool = False
     rows: Any = field(default=None, compare=False, repr=False)
     parts: Sequence[tuple[int, Draw]] = ()
-    """Of an ensemble: the draws of its members."""
+    """For an ensemble, the draws of its members."""
     chances: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    """Random numbers of the draw, float64 `[n]` in [0, 1), for what is chosen when its rows are read."""
+    """Random numbers, float64 `[n]` in [0, 1), for choices that are made only when the rows are read."""
     written: Any = field(default=None, compare=False, repr=False)
     size: int | None = field(default=None, compare=False, repr=False)
 
@@ -245,8 +253,8 @@ class Draw:
 class Prefetcher:
     """A queue of draws, up to `capacity` between calls, whose batches are made in as many threads.
 
-    The queue does not extend beyond the end of an epoch. Threads start with the first draw. They do not exist in a
-    forked child, which makes the batches again.
+    The queue stops at the end of an epoch. Threads start with the first draw; a forked child has none, and makes the
+    batches itself.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -266,7 +274,7 @@ class Prefetcher:
         return self._queue[-1][0] if self._queue else None
 
     def push(self, draw: Draw, make: Callable[[Draw], Any] | None) -> None:
-        """Queue a draw and start making its batch; with None it is made when it is removed."""
+        """Queue a draw and start making its batch; if `make` is None, the batch is made when the draw is removed."""
         if make is None:
             self._queue.append((draw, None))
             return
@@ -277,7 +285,7 @@ class Prefetcher:
 
     @property
     def oldest(self) -> tuple[Draw, Future[Any] | None]:
-        """The first draw of the queue, with the future of its batch, None if no thread makes it."""
+        """The first draw of the queue, and the future of its batch; None if no thread makes it."""
         return self._queue[0]
 
     def pop(self) -> None:
@@ -285,14 +293,16 @@ class Prefetcher:
         self._queue.popleft()
 
     def clear(self) -> None:
-        """Empty the queue and drop the batches that are being made."""
+        """Empty the queue and drop the batches in progress."""
         while self._queue:
             _, future = self._queue.popleft()
             if future is not None:
                 future.cancel()
 
     def finish(self, drawing: contextlib.AbstractContextManager[Any], timeout: float | None) -> None:
-        """Wait for the batches that are being made, which stay in the queue, and end the threads; see `shutdown`."""
+        """Wait for the batches in progress, which stay in the queue, and end the threads; see
+        `ReplayBuffer.shutdown`.
+        """
         with drawing:
             futures = [future for _, future in self._queue if future is not None]
         if waiting := wait(futures, timeout).not_done:
@@ -310,6 +320,6 @@ class Prefetcher:
         self._queue.extend((draw, None) for draw in draws)
 
     def after_fork(self) -> None:
-        """Drop the threads of the parent process, and keep the draws."""
+        """Drop the threads, which belong to the parent process; keep the draws."""
         self._pool = None
         self._queue = deque((draw, None) for draw, _ in self._queue)

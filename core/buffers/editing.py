@@ -1,4 +1,6 @@
-"""Entries of stored elements, replaced in place: of all, of some, or only of those not overwritten since."""
+"""In-place edits of entries of stored elements: all of them, some, or only those not overwritten since they were
+sampled.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 
 def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE, dim_extend: int = 0) -> None:
-    """Replace entries of the elements at `index`, in place: all of them or, where one does not fit, none.
+    """Replace entries of the elements at `index` in place: all of the entries, or none if one does not fit.
 
-    The caller excludes other writers. SchemaError for another shape or element type than `rb[:][key]` has, and
-    MissingKeyError for an unknown entry.
+    The caller excludes other writers.
+
+    Raises:
+        SchemaError: a value does not have the shape and element type of `rb[:][key]`.
+        MissingKeyError: an entry does not exist.
     """
     checked = []
     for key, value in values.items():
@@ -37,7 +42,7 @@ def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE
         fitting = _like(leaf, value, key)
         expected = leaf.shape if index is WHOLE else leaf[index].shape
         if expected != fitting.shape:
-            raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)} there")
+            raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)}")
         checked.append((entry_path(key), leaf, fitting))
     count = storage.shape[0]
     rows = slice(0, count) if dim_extend or index is WHOLE else rows_named(index, count)
@@ -50,7 +55,7 @@ def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE
 
 
 def replace_entry(storage: Storage, key: EntryKey, value: Any, dim_extend: int) -> None:
-    """Replace or add an entry of all elements, or a nest of entries; the caller excludes other writers."""
+    """Replace or add an entry, or a nest of entries, of all elements; the caller excludes other writers."""
     values = dict(flat_entries(value, entry_path(key)))
     try:
         edit_entries(storage, values, dim_extend=dim_extend)
@@ -64,7 +69,7 @@ def replace_entry(storage: Storage, key: EntryKey, value: Any, dim_extend: int) 
 
 
 def _leaf(storage: Storage, key: EntryKey, dim_extend: int) -> torch.Tensor:
-    """Return an editable tensor of an entry of all elements, in the user's layout."""
+    """Return an editable tensor with an entry of all elements, in the user's layout of dimensions."""
     leaf = storage.editable(entry_path(key))
     return leaf.transpose(0, dim_extend) if dim_extend else leaf
 
@@ -79,7 +84,7 @@ def _name(key: EntryKey) -> str:
 
 
 def _like(leaf: torch.Tensor, value: Any, key: EntryKey) -> torch.Tensor:
-    """Return `value` as a tensor of the leaf's element type; SchemaError for a tensor of another type."""
+    """Return `value` as a tensor of the leaf's element type; SchemaError if it is a tensor of another type."""
     if not isinstance(value, torch.Tensor):
         return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
     if value.dtype != leaf.dtype:
@@ -99,11 +104,15 @@ def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class ConditionalUpdateResult:
-    """What became of the records of an update, in their order; bool `[N]`.
+    """What became of the records of `ReplayBuffer.update_if_present`, in their order.
 
-    `updated`: it was applied; without versions also where a later record of the same element replaced it.
-    `version_rejected`: the element is there, and its version, or that of another record of it, is newer; None for
-    updates without versions. All others are stale: the element was overwritten or never written.
+    Attributes:
+        updated: the record was applied, bool `[N]`. Without versions this includes records that a later record for the
+            same element replaced.
+        version_rejected: the element is still there, but its version, or another record's, is newer, bool `[N]`; None
+            for updates without versions.
+
+    All other records are stale: their element was overwritten, or never written.
     """
 
     updated: torch.Tensor
@@ -111,17 +120,17 @@ class ConditionalUpdateResult:
 
     @property
     def updated_count(self) -> int:
-        """How many records were written."""
+        """The number of applied records."""
         return int(self.updated.sum())
 
     @property
     def version_rejected_count(self) -> int:
-        """How many records have too old a version."""
+        """The number of records whose version is too old."""
         return 0 if self.version_rejected is None else int(self.version_rejected.sum())
 
     @property
     def stale_count(self) -> int:
-        """How many records are of elements that are no longer there."""
+        """The number of records whose element is no longer there."""
         return len(self.updated) - self.updated_count - self.version_rejected_count
 
 
@@ -136,12 +145,12 @@ def update_present(
     *,
     require_newer: bool,
 ) -> ConditionalUpdateResult:
-    """Update elements that were not overwritten since; `ReplayBuffer.update_if_present` says how.
+    """Update the elements that have not been overwritten; see `ReplayBuffer.update_if_present`.
 
     The caller excludes other writers.
     """
     if (version_key is None) != (version is None):
-        raise UsageError("one of version_key and version is set, expected both or none")
+        raise UsageError("version_key and version go together: give both or neither")
     storage = _required_storage(storage, writer)
     places, rows = _places_of(storage, index)
     stamps = _numbers("generation", generation, len(rows))
@@ -177,21 +186,23 @@ def _required_storage(storage: Storage, writer: Writer) -> TensorStorage:
     if not writer.tracks_generations:
         raise SchemaError(
             f"conditional updates need generations, which this {type(writer).__name__} does not track",
-            hint="make the writer with track_generations=True",
+            hint="create the writer with track_generations=True",
         )
     if not storage.initialized:
-        raise SchemaError("conditional updates are of stored elements, and nothing was ever written")
+        raise SchemaError("conditional updates need stored elements, and nothing was ever written")
     return storage
 
 
 def _places_of(storage: Storage, index: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return records as an index of valid elements, with any element in place of others, and their rows."""
+    """Return the records as an index in which missing elements are replaced by an arbitrary valid one, and their
+    rows.
+    """
     ndim, shape = storage.ndim, tuple(storage.shape)
     parts = [_numbers("index", part) for part in index] if isinstance(index, tuple) else None
     given = np.stack(parts, -1) if parts else _numbers("index", index)
     given = given.reshape(-1, ndim) if ndim > 1 or given.ndim > 1 else given.reshape(-1, 1)
     if (given[:, 1:] < 0).any() or (given[:, 1:] >= np.array(shape[1:], np.int64)).any():
-        raise UsageError(f"the index has coordinates outside of the lanes {list(shape[1:])}")
+        raise UsageError(f"the index has coordinates outside the lanes {list(shape[1:])}")
     rows = given[:, 0]
     valid = np.where((rows >= 0) & (rows < shape[0]), rows, 0)
     columns = [torch.from_numpy(valid), *(torch.from_numpy(given[:, dim].copy()) for dim in range(1, ndim))]
@@ -214,12 +225,14 @@ def _versions(
     storage: Storage, key: Key, version: Any, count: int, entries: list[_ConditionalEntry]
 ) -> _ConditionalEntry:
     if any(entry.key[: len(key)] == key[: len(entry.key)] for entry in entries):
-        raise UsageError(f"the version {'.'.join(key)!r} is in the patch, expected apart")
+        raise UsageError(f"the version {'.'.join(key)!r} is part of the patch: pass it as `version` instead")
     if any("." in part for part in key):
         raise UsageError(f"version_key is {'.'.join(key)!r}, expected a key without dots, or a tuple of keys")
     leaf = storage.editable(key)
     if leaf.shape[storage.ndim :].numel() != 1:
-        raise UsageError(f"the version {'.'.join(key)!r} is {list(leaf.shape)}, expected one number each")
+        raise UsageError(
+            f"the version {'.'.join(key)!r} has the shape {list(leaf.shape)}, expected one number for each element"
+        )
     version = without_arrays(version)
     if not isinstance(version, torch.Tensor):
         version = _exact_numbers(key, version, leaf.dtype)
@@ -236,7 +249,7 @@ def _apply(
     accepted: Flags,
     versions: _ConditionalEntry | None,
 ) -> Flags:
-    """Write the accepted records, one of each element; return which, bool `[N]`."""
+    """Write the accepted records, one for each element; return which were written, bool `[N]`."""
     found = np.zeros(len(accepted), np.bool_)
     chosen = np.flatnonzero(accepted)
     if not len(chosen):
@@ -258,7 +271,10 @@ def _apply(
 
 
 def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number or a list of them as a tensor of this type, which rounds fractions at most; else UsageError."""
+    """Return a number or a list of numbers as a tensor of this type.
+
+    Fractions may be rounded; UsageError if a value cannot be represented otherwise.
+    """
     try:
         values = np.asarray(given)
         whole = np.can_cast(values.dtype, np.int64)
@@ -272,7 +288,7 @@ def _exact_numbers(key: Key, given: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _numbers(name: str, given: Any, count: int | None = None) -> NDArray[np.int64]:
-    """Return whole numbers as an array, `[count]`; UsageError for anything else."""
+    """Return whole numbers as an int64 array `[count]`; UsageError for anything else."""
     found = torch.as_tensor(without_arrays(given)) if not isinstance(given, Mapping | str) else torch.empty(0)
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise UsageError(f"{name} is {found.dtype}, expected whole numbers")

@@ -1,4 +1,4 @@
-"""Several buffers as one: batches are of some or all of them."""
+"""Several buffers as one: a batch consists of elements of some or all of them."""
 
 from __future__ import annotations
 
@@ -71,29 +71,36 @@ from .trajectories import Trajectory
 class ReplayBufferEnsemble(ReplayBuffer):
     """Samples from several buffers at once: datasets, live rings, other ensembles.
 
-    It is made of buffers, or of the three parts `storages`, `samplers` and `writers`. Writes raise EnsembleWriteError
-    (a RuntimeError and a TypeError): `rb[i]` is a member, `rb[i].extend(data)` writes to it.
+    A batch of B elements is `[k, B // k]`: the sampler chooses k members (see `SamplerEnsemble`), and each contributes
+    `B // k` elements. A member's rows go through its own collate function and transform. The results are stacked,
+    densely if their entries agree and lazily otherwise, or passed as a list to `collate_fn`; then `transform` is
+    applied.
 
-    A batch of B elements is `[k, B // k]`: k draws of a member, see `SamplerEnsemble`. The rows of each draw go through
-    the collate function and the transform of their member; they are stacked, densely where they are alike, else
-    lazily, or by `collate_fn`, which gets a list of them; then `transform` is applied. A batch of tensordicts has
-    `("index", "buffer_ids")`, `("index", "index")`, the row in the member, and `"source_id"`, the number of the
-    member, which counts the members of members where there are ensembles in the ensemble: all int64 of its shape.
+    Batches of tensordicts say where elements come from, with int64 entries of the batch's shape: `("index",
+    "buffer_ids")`, the member; `("index", "index")`, the row in it; and `"source_id"`, the number of the innermost
+    buffer, counted through ensembles of ensembles.
 
-    - `p`, `temperature`, `sample_from_all`, `num_buffer_sampled`: the choice of members, see `SamplerEnsemble`; `p` and
-      `temperature` can be assigned at any time.
-    - `batch`: `"exact"` makes batches `[B]` for every B, the rows of each member behind those of the one before.
-    - `schema`: what to do about entries that only some members have: `"error"`, `"intersect"`, `"union"` (with a mask),
-      see `Joiner`; `schema_report()` lists them, `dropped_keys` those that `"intersect"` leaves out.
-    - `source_key`: another name for `"source_id"`; None leaves it out.
-    - `generator`: decides on members and, in members without a seed of their own, on rows.
-    - `collate_fns`: for each member, instead of its own. Other arguments are those of `ReplayBuffer`.
+    `rb[i]` is a member, `rb[1:]` and `rb[[0, 2]]` are ensembles of some members with their weights, and `rb[:, rows]`
+    is a stack of these rows of all members, without transforms. `len(rb)` is the number of members. Writing to the
+    ensemble itself raises EnsembleWriteError (a RuntimeError and a TypeError): write to a member, `rb[i].extend(data)`.
+    A checkpoint holds all members.
 
-    `rb[i]` is a member, `rb[1:]`, `rb[[0, 2]]` an ensemble of some with their weights, and `rb[:, rows]` a stack of
-    these rows of all, without any transform. `len(rb)` is the number of members. A checkpoint holds all members.
+    Args:
+        *rbs: the members. Instead of them, `storages`, `samplers` and `writers` can be given.
+        p: weights of the members, see `SamplerEnsemble`; can be assigned later.
+        temperature: weights are raised to `1 / temperature`; can be assigned later.
+        sample_from_all, num_buffer_sampled: how many members take part in a batch, see `SamplerEnsemble`.
+        batch: `"exact"` makes batches `[B]` for every B, in which the rows of one member follow those of another.
+        schema: what to do about entries that only some members have: `"error"`, `"intersect"` (leave them out, see
+            `dropped_keys`) or `"union"` (fill them with zeros, with a mask). `schema_report()` lists the differences.
+        source_key: another name for `"source_id"`; None leaves it out.
+        generator: chooses members, and rows in members without a seed of their own.
+        collate_fns: one for each member, instead of its own.
+        **arguments: further arguments of `ReplayBuffer`.
 
-    SchemaError (a RuntimeError) for buffers and parts at once, and for `p` with `sample_from_all`; UsageError (a
-    ValueError) for weights that make no sense, and for a batch size that k does not divide.
+    Raises:
+        SchemaError: (a RuntimeError) both buffers and parts are given, or both `p` and `sample_from_all`.
+        UsageError: (a ValueError) the weights are invalid, or k does not divide the batch size.
 
     >>> import torch
     >>> from rbtool import LazyTensorStorage, TensorDictReplayBuffer
@@ -110,16 +117,16 @@ class ReplayBufferEnsemble(ReplayBuffer):
     _storage: StorageEnsemble
     _sampler: SamplerEnsemble
     source_key: str | None
-    """The entry of the number of the member in batches; None for none."""
+    """The entry of batches that holds the member's number; None if there is none."""
     _replaced: list[tuple[ReplayBuffer, dict[str, Any], torch.Generator | None]]
-    """During a load, the members that are loaded, with their state and generator of before."""
+    """During a load, the members loaded so far, with their previous state and generator."""
     _followed: list[object] | None = None
-    """The revisions of members that the parts of this ensemble are of."""
+    """The revisions of the members when the parts of this ensemble were made."""
     _collates: list[Callable[[Any], Any] | None]
     _joiner: Joiner
     _gatherer: Gatherer
     _lineup: _Lineup
-    """That of the present revision."""
+    """The `_Lineup` for the present revision."""
     _reads_by_index = False
 
     def __init__(
@@ -149,7 +156,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         parts = {"storages": storages, "samplers": samplers, "writers": writers}
         for name in ("storage", "sampler", "writer"):
             if name in arguments:
-                raise UsageError(f"{name} is set, expected {name}s for an ensemble")
+                raise UsageError(f"an ensemble takes {name}s, one for each member, instead of {name}")
         if rbs:
             _refuse_both(parts)
             self._members = list(checked_members("ReplayBufferEnsemble", rbs, ReplayBuffer))
@@ -185,10 +192,12 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return len(self._members)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a member, an ensemble of some, or rows of all; see the class.
+        """Return a member, an ensemble of some members, or rows of all; see the class.
 
-        IndexError for members and rows that do not exist, EnsembleKindError (a TypeError) for floats and keys,
-        SchemaError (a RuntimeError) for a tensor of several dimensions.
+        Raises:
+            IndexError: a member or row does not exist.
+            EnsembleKindError: (a TypeError) the index is a float or a key.
+            SchemaError: (a RuntimeError) the index is a tensor of several dimensions.
         """
         if isinstance(index, tuple) and len(index) > 1:
             self._refresh()
@@ -224,14 +233,18 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return found if collate is None or isinstance(buffer, ReplayBufferEnsemble) else collate(found)
 
     def trajectories(self, trajectory_key: Any = None) -> Iterator[Trajectory]:
-        """Yield the trajectories of the members, one member after the other, as each of them does; see `query`.
+        """Yield the trajectories of the members, member by member; see `ReplayBuffer.query`.
 
-        Equal ids in two members are two trajectories. UnsupportedError (a NotImplementedError) for an ensemble with a
-        transform or collate function of its own: these are for rows of several members.
+        Equal ids in two members are different trajectories.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the ensemble has a transform or collate function of its own, which
+                expects rows of several members.
         """
         if not self._transform.is_empty or self._collate_fn is not None or any(self._collates):
             raise UnsupportedError(
-                "an ensemble with a transform or collate function of its own lists no trajectories: query its members"
+                "an ensemble with a transform or collate function of its own cannot list trajectories: query its "
+                "members"
             )
         for member in self._members:
             yield from member.trajectories(trajectory_key)
@@ -257,8 +270,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the samplers of all members, and the weights; return the previous ones.
 
-        EnsembleKindError (a TypeError) for anything but a `SamplerEnsemble`, SchemaError (a RuntimeError) for another
-        number of samplers.
+        Raises:
+            EnsembleKindError: (a TypeError) it is not a `SamplerEnsemble`.
+            SchemaError: (a RuntimeError) the number of samplers differs.
         """
         sampler.check_storage(self.storage) if isinstance(sampler, SamplerEnsemble) else _refuse_sampler(sampler)
         for member, one in zip(self._members, sampler.members, strict=True):  # type: ignore[attr-defined]
@@ -270,7 +284,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     def _set_part(self, *arguments: Any, **named: Any) -> NoReturn:
         raise UnsupportedError(
-            "an ensemble has the parts of its members", hint="exchange them there: rb[0].set_storage(…)"
+            "an ensemble uses the parts of its members", hint="replace them there: rb[0].set_storage(…)"
         )
 
     set_storage = set_writer = _set_part
@@ -288,7 +302,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     @property
     def temperature(self) -> float:
-        """Weights are raised to `1 / temperature`."""
+        """The exponent of the weights is `1 / temperature`."""
         return self._sampler.temperature
 
     @temperature.setter
@@ -297,19 +311,24 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     @property
     def schema(self) -> Policy | None:
-        """The policy about entries that only some members have."""
+        """The policy for entries that only some members have."""
         return self._joiner.policy
 
     # Priorities ------------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set the priority of elements, by the entry `"index"` of a batch: one for all, or of the shape of the index.
+        """Set the priorities of elements.
 
-        WrongKindError (a TypeError) for an index that is no tensordict, SchemaError (a RuntimeError) for another number
-        of priorities.
+        Args:
+            index: the entry `"index"` of a batch.
+            priority: one number for all elements, or a tensor in the shape of the index.
+
+        Raises:
+            WrongKindError: (a TypeError) the index is not a tensordict.
+            SchemaError: (a RuntimeError) the number of priorities does not match.
         """
         if not is_tensor_collection(index) or index.get(BUFFER_IDS, None) is None:
-            raise WrongKindError(f'elements are named by the entry "index" of a batch, found a {type(index).__name__}')
+            raise WrongKindError(f'an ensemble takes the entry "index" of a batch, found a {type(index).__name__}')
         for number, _, rows, chosen in part_of_index(index, self.storage):
             part = priority
             if isinstance(priority, torch.Tensor) and priority.dim():
@@ -319,15 +338,16 @@ class ReplayBufferEnsemble(ReplayBuffer):
             self._members[number].update_priority(rows, part)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Set the priorities of the elements of a batch of members that are buffers of tensordicts; see these.
+        """Set the priorities of a batch's elements, in members that are `TensorDictReplayBuffer`s; see their method.
 
-        MissingKeyError (a KeyError) for a batch without `"index"`.
+        Raises:
+            MissingKeyError: (a KeyError) the batch has no `"index"`.
         """
         index = data.get(INDEX, None)
         if index is None or index.get(BUFFER_IDS, None) is None:
             raise MissingKeyError('the batch has no entry ("index", "buffer_ids"): it was not sampled from an ensemble')
         if index.get(SOURCE_ID, None) is None and self.source_key is not None and self.source_key in data:
-            index = index.copy().set(SOURCE_ID, data.get(self.source_key))  # the members of members have priorities
+            index = index.copy().set(SOURCE_ID, data.get(self.source_key))  # the innermost buffers hold the priorities
         for number, _, rows, chosen in part_of_index(index, self.storage):
             member = self._members[number]
             if isinstance(member, TensorDictReplayBuffer | ReplayBufferEnsemble):
@@ -341,13 +361,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
     add = extend = __setitem__ = write_all = flush = set_ = set_at_ = update_ = mark_update = _refused
 
     def read_all_in_order(self, end: int | None = None) -> NoReturn:
-        """Raise UnsupportedError (a NotImplementedError): members are read one by one."""
-        raise UnsupportedError("an ensemble has no order of its rows", hint="read a member: rb[0].read_all_in_order()")
+        """Raise UnsupportedError (a NotImplementedError): rows have an order only within a member."""
+        raise UnsupportedError("the rows of an ensemble have no order", hint="read a member: rb[0].read_all_in_order()")
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Remove all elements of all members.
 
-        SchemaError (a RuntimeError), with nothing changed, if one of them, such as a dataset, cannot be written to.
+        Raises:
+            SchemaError: (a RuntimeError) a member, such as a dataset, cannot be written to. Nothing is changed.
         """
         for number, member in enumerate(self._members):
             if not isinstance(member, ReplayBufferEnsemble) and not member.writer.writes:
@@ -362,7 +383,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return sum(member.write_count for member in self._members)
 
     def stats(self) -> dict[str, Any]:
-        """Return the sums of size, write_count and capacity, and the statistics of each of `members`."""
+        """Return the sums of size, write_count and capacity, and under `members` the statistics of each."""
         members = [member.stats() for member in self._members]
         size, capacity = (sum(one.get(name, 0) for one in members) for name in ("size", "capacity"))
         return {
@@ -394,14 +415,21 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # Sampling --------------------------------------------------------------------------------------
 
     def sample_counts(self, counts: Sequence[int], *, return_info: bool = False) -> Any:
-        """Draw a batch with this many elements of each member, one behind the other; see `sample`.
+        """Draw a batch with a given number of elements from each member, one member after the other; see `sample`.
 
-        For ensembles with `batch="exact"`, whose weights are not used. UsageError (a ValueError) for other numbers.
+        Needs an ensemble with `batch="exact"`; its weights are not used.
+
+        Args:
+            counts: how many elements to draw from each member.
+            return_info: whether to return a pair `(batch, info)`.
+
+        Raises:
+            UsageError: (a ValueError) `counts` does not fit the members.
         """
         if self.batch != "exact" or len(counts) != len(self._members) or min(counts) < 0 or not any(counts):
             raise UsageError(
                 f"counts is {list(counts)}, expected one number for each of {len(self._members)} members",
-                hint='make the ensemble with batch="exact"',
+                hint='create the ensemble with batch="exact"',
             )
         with self._sampling:
             self.settle()
@@ -414,7 +442,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return (batch, draw.info) if return_info else batch
 
     def _draw(self, size: int, with_rows: bool = True, counts: Counts | None = None) -> Draw:
-        """Draw from members that the sampler chooses, or so many elements of each."""
+        """Draw from members that the sampler chooses, or with `counts` from the given ones."""
         with self._sampling:
             self._refresh()
             joint = self._joint()
@@ -431,14 +459,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
             return draw if draw.plain else self._completed_in_turn(draw)
 
     def _draw_counts(self, counts: Sequence[tuple[int, int]]) -> Draw:
-        """Draw so many elements of each member."""
+        """Draw the given number of elements from each member."""
         with self._sampling:
             self._learn_schemas()
             reading = [self._members[number] for number, _ in counts if self._reads_at_draw(number)]
             guards = sorted({member.guard for member in reading}, key=lambda guard: guard.rank)
             found: list[tuple[int, Draw]] = []
             try:
-                with HoldAll(guards):  # the rows are those of the instant of the draw
+                with HoldAll(guards):  # rows and index are of the same instant
                     draw = self._drawn(counts, found, with_rows=not reading)
                     if reading:
                         draw.rows = self._gathered(draw)
@@ -450,8 +478,8 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 raise
 
     def keep(self, draw: Draw, size: int) -> None:
-        """Keep the parts of a draw whose batch was not made with those members that have epochs."""
-        if not isinstance(draw, RowsDraw):  # its members have none
+        """If the batch of a draw was not made, keep its parts in the members that have epochs."""
+        if not isinstance(draw, RowsDraw):  # members drawn jointly have no epochs
             self._keep_parts(draw.parts)
 
     def _keep_parts(self, parts: Sequence[tuple[int, Draw]]) -> None:
@@ -459,7 +487,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             self._members[number].keep(part, count_of(part.index) if part.size is None else part.size)
 
     def restored(self, draw: Draw) -> bool:
-        """Read the rows of members again, whose batch was started; False if some were written over since."""
+        """Read the rows of an interrupted draw again; False if some were overwritten meanwhile."""
         if not isinstance(draw, RowsDraw):
             draw.rows = None
             return all(self._members[number].restored(part) for number, part in draw.parts)
@@ -471,21 +499,27 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return True
 
     def _joint(self) -> JointDraw | None:
-        """Return what draws of all members in one go; None where each has to draw by itself."""
+        """Return the object that draws from all members in one go; None if each has to draw by itself."""
         joint = self._sampler.joint(self._storage)
         if joint is None or self._lineup.apart:
             return None
         if joint.reads_rows and not (self._gathers and self._lineup.plain):
             return None
-        if joint.reads_rows and not self._gatherer.covers(self._storage.members):  # the draw would be made twice
+        if joint.reads_rows and not self._gatherer.covers(
+            self._storage.members
+        ):  # otherwise every draw would be made twice
             return None
-        here = self._place  # where this ensemble is settled
+        here = self._place  # the process in which this ensemble is settled
         for member in self._members:
             member.settle(here)
         return joint
 
     def _draw_jointly(self, joint: JointDraw, size: int, counts: Counts | None) -> tuple[RowsDraw | None, Counts]:
-        """Draw in one go; return the draw, None if that has to be member by member, and how many of each."""
+        """Draw from all members in one go.
+
+        Returns:
+            The draw (None if members have to draw one by one), and how many elements each member contributes.
+        """
         counts, drawn = self._sampler.draw_jointly(joint, self._storage.sizes, size, counts)
         if drawn is None:
             return None, counts
@@ -508,7 +542,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return draw, counts
 
     def _completed_in_turn(self, draw: Draw) -> Draw:
-        """Make the batches of transforms with random numbers now: these come in the order of the calls."""
+        """Make now the batches of members whose transforms use random numbers, so that these follow the order of
+        calls.
+        """
         if draw.rows is None:
             for member in self._members:
                 if member.transform.draws:
@@ -517,7 +553,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return draw
 
     def _drawn(self, counts: Sequence[tuple[int, int]], drawn: list[tuple[int, Draw]], *, with_rows: bool) -> Draw:
-        """Draw so many elements of each member; what is drawn is added to `drawn`, also if a later draw fails."""
+        """Draw the given number of elements from each member; draws are appended to `drawn` even if a later one
+        fails.
+        """
         found: list[Any] = []
         for number, count in counts:
             unit = self._sampler.unit_of_member(number)
@@ -529,20 +567,20 @@ class ReplayBufferEnsemble(ReplayBuffer):
     ) -> tuple[Any, Mapping[Any, Any], Draw]:
         with_rows = with_rows or not self._reads_at_draw(number)
         draw = self._members[number].draw(count, with_rows=with_rows, or_fewer=self.batch == "exact")
-        draw.size = count  # at the end of an epoch there are fewer
+        draw.size = count  # the draw itself may be smaller, at the end of an epoch
         drawn.append((number, draw))
         index = flattened(draw.index) if isinstance(draw.index, TensorDict) else draw.index
         return index, draw.info, draw
 
     def _reads_at_draw(self, number: int) -> bool:
-        """Whether rows of a member are read with their draw, and can be read by `_gathered`."""
+        """Whether a member's rows are read with its draw, and `_gathered` can read them."""
         member = self._members[number]
         return member.sampler.reads_rows and member.returns_rows and not isinstance(member, ReplayBufferEnsemble)
 
     def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
         rows = self._gathered(draw) if draw.rows is None else draw.rows
         if isinstance(rows, TensorDict):
-            return rows if self._prefetcher is None else rows.copy()  # a batch may be made again of its draw
+            return rows if self._prefetcher is None else rows.copy()  # a retry makes the batch from the same draw
         samples = self._samples_of(draw) if rows is None else rows
         if (collate := collate or self._collate_fn) is not None:
             return collate([sample for _, sample in samples])
@@ -550,22 +588,22 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
     @property
     def _looking_back(self) -> list[Any]:
-        """None: the rows are those of members."""
+        """Empty: rows belong to members."""
         return []
 
     @property
     def _gathers(self) -> bool:
-        """Whether batches are the rows of members as they are, if these are alike."""
+        """Whether a batch is just the members' rows, if their entries agree."""
         return not self._collates and self._collate_fn is None and self._joiner.policy is None
 
     def _gathered(self, draw: Draw) -> TensorDict | None:
-        """Return the batch of members whose rows are alike, gathered at once; None where each makes its own.
+        """Return the batch gathered from all members at once; None if each member has to make its own part.
 
-        They do if they have a transform, a collate function, or info of their sampler that the others do not have.
+        That is the case if a member has a transform, a collate function, or sampler info that the others do not have.
         """
         if not self._gathers:
             return None
-        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:  # nothing is added to the rows
+        if isinstance(draw, RowsDraw) and draw.plain and not draw.common:  # plain rows
             members, guards = self._storage.members, self._lineup.guards
             return self._gatherer.gather(members, guards, draw.of_members, draw.labels)
         found = self._rows_and_info(draw)
@@ -583,7 +621,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return batch
 
     def _rows_and_info(self, draw: Draw) -> tuple[MemberRows, Mapping[Any, Any]] | None:
-        """Return the rows of a draw, and the info that is in its batch; None where members differ in these."""
+        """Return the rows of a draw, and the info that goes into the batch; None if members differ in these."""
         if isinstance(draw, RowsDraw):
             carrying = self._carrying(draw.of_members.parts.listed) if draw.common else False
             return None if carrying is None else (draw.of_members, draw.common if carrying else {})
@@ -601,7 +639,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return (rows, common) if alike else None
 
     def _carrying(self, numbers: Sequence[int]) -> bool | None:
-        """Whether the batches of these members have their info; None for members that differ in that."""
+        """Whether the batches of these members carry their info; None if members differ."""
         found = {self._members[number].carries_info for number in numbers}
         return found.pop() if len(found) == 1 else None
 
@@ -623,7 +661,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return flattened(part.index) if isinstance(part.index, TensorDict) else part.index
 
     def _sample_of(self, number: int, part: Draw) -> Any:
-        """Make the batch of a member, as its `sample` returns it."""
+        """Make the part of a member, as its `sample` would."""
         member = self._members[number]
         collate = self._collates[number] if self._collates else None
         if isinstance(member, ReplayBufferEnsemble):
@@ -636,15 +674,15 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # Schemas ---------------------------------------------------------------------------------------
 
     def schema_report(self) -> tuple[SchemaDifference, ...]:
-        """Return the entries that members do not have alike in their batches, after their transforms.
+        """Return the entries of batches, after the members' transforms, in which members differ.
 
-        Members without elements are left out. Nothing is drawn from the random streams of the members.
+        Members without elements are left out. No random stream advances.
         """
         return differences(self._schemas())
 
     @property
     def dropped_keys(self) -> tuple[str, ...]:
-        """The entries that `schema="intersect"` leaves out of batches; those of the members that have elements."""
+        """The entries that `schema="intersect"` leaves out of batches, as far as members have elements."""
         self._learn_schemas()
         return self._joiner.dropped_keys
 
@@ -660,7 +698,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 self._joiner.learn(number, self._probed(number))
 
     def _probed(self, number: int) -> Schema:
-        """Return the schema of the batches of a member, without a change of its sampler or its random stream."""
+        """Return the schema of a member's batches without changing its sampler or random stream."""
         member = self._members[number]
         if isinstance(member, ReplayBufferEnsemble):
             return member.nested_schema()
@@ -677,16 +715,16 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 member.transform.set_rng(member.sampler.generator)
 
     def nested_schema(self) -> Schema:
-        """Return the schema of the batches of this ensemble, which is a member of another."""
+        """Return the schema of this ensemble's batches, for an ensemble that it is a member of."""
         return joined_schema(self._joiner.policy, self._schemas())
 
     @property
     def revision(self) -> object:
-        """Another value after each exchange of a part or a lock, also of members."""
+        """A value that changes whenever a part or a lock is exchanged, also in a member."""
         return self._revision, *(member.revision for member in self._members)
 
     def _refresh(self) -> None:
-        """Follow members whose parts were exchanged."""
+        """Rebuild what was derived from members whose parts were exchanged."""
         revisions = [member.revision for member in self._members]
         if revisions == self._followed:
             return
@@ -699,7 +737,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # Random streams --------------------------------------------------------------------------------
 
     def _lend(self, before: torch.Generator | None) -> None:
-        """Give the generator to the members that have none, none of their own, or the one lent before."""
+        """Lend the generator to the members without a generator of their own, and to those that borrowed `before`."""
         generator = self._rng
         for member in self._members:
             own = member.generator
@@ -708,20 +746,20 @@ class ReplayBufferEnsemble(ReplayBuffer):
                 member.set_rng(generator)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Set the generator of the ensemble, and of the members that have none of their own."""
+        """Set the generator of the ensemble, and of the members without one of their own."""
         before = self._rng
         super().set_rng(generator)
         self._lend(before)
 
     def draw_from(self, generator: torch.Generator | None) -> None:
-        """Set the generator of the ensemble, and of the members that draw from it."""
+        """Set the generator of the ensemble, and of the members that borrow it."""
         before = self._rng
         super().draw_from(generator)
         self._lend(before)
 
     @contextlib.contextmanager
     def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Draw from another generator inside the context, in all members, also those with a seed of their own."""
+        """Draw from another generator inside the context, in all members, even those with a seed of their own."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(super().drawing_from(generator))
             for member in self._members:
@@ -729,11 +767,11 @@ class ReplayBufferEnsemble(ReplayBuffer):
             yield
 
     def _borrowers(self) -> list[bool]:
-        """Which members draw from the generator of the ensemble."""
+        """For each member, whether it draws from the ensemble's generator."""
         return [self._rng is not None and member.generator is self._rng for member in self._members]
 
     def move_to(self, here: Place, *, begins_epoch: bool) -> None:
-        """Draw in another process from now on, with the members that draw from this stream."""
+        """Draw in another process from now on, together with the members that borrow this random stream."""
         super().move_to(here, begins_epoch=begins_epoch)
         for member, borrows in zip(self._members, self._borrowers(), strict=True):
             if borrows:
@@ -747,7 +785,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         borrowing = state.pop("_borrowing")
         super().__setstate__(state)
         for member, borrows in zip(self._members, borrowing, strict=True):
-            if borrows:  # one stream, as before: copies of it would draw the same rows of several members
+            if borrows:  # share one stream as before: copies of it would draw the same rows in several members
                 member.draw_from(self._rng)
         self._refresh()
 
@@ -766,7 +804,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def paused(self) -> Iterator[None]:
         """Exclude writers to the members, and draws, inside the context."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(super().paused())  # first, as a draw takes its own lock before those of members
+            stack.enter_context(super().paused())  # first, in the order of a draw: its own lock, then the members'
             for member in sorted(self._members, key=lambda member: member.guard.rank):
                 stack.enter_context(member.paused())
             yield
@@ -774,7 +812,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # State -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all members, the weights, and of the batches drawn ahead; tensors by reference."""
+        """Return the state of all members, the weights, and the batches prepared ahead; tensors are references."""
         self._refresh()
         with self.paused():
             members = []
@@ -787,14 +825,14 @@ class ReplayBufferEnsemble(ReplayBuffer):
         states = state_dict.get("_members")
         if not isinstance(states, Sequence) or len(states) != len(self._members):
             found = len(states) if isinstance(states, Sequence) else 0
-            raise SchemaError(f"the state is that of {found} members, this ensemble has {len(self._members)}")
+            raise SchemaError(f"the state has {found} members, this ensemble has {len(self._members)}")
         parts = [state_dict[name] for name in ("_storage", "_sampler", "_writer")]
         for part in parts:
             require_members(part, len(self._members))
         ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
         if ahead["capacity"] != self.batches_ahead:
             raise SchemaError(
-                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
+                f"the state has {ahead['capacity']} batches prepared ahead, this buffer prepares {self.batches_ahead}"
             )
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))
@@ -814,7 +852,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
             refuse_home_of(leaf, path)
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return batch size and generator of each member."""
+        """Return the batch size and generator of each member."""
         notes = [
             {
                 "batch_size": member.batch_size,
@@ -829,7 +867,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         notes = saved.notes.get("members")
         if not isinstance(notes, list) or saved.storage is None:
             raise FormatError("a checkpoint of a single buffer was found, expected one of an ensemble")
-        require_digests(saved.storage)  # the folders of members are those that were saved, each in its place
+        require_digests(saved.storage)  # no member's folder may have been exchanged
         with_rows = saved_members(saved.storage, len(self._members))
         if len(notes) != len(self._members) or not all(isinstance(note, dict) for note in notes):
             raise SchemaError(f"the checkpoint holds {len(notes)} members, this ensemble has {len(self._members)}")
@@ -845,26 +883,26 @@ class ReplayBufferEnsemble(ReplayBuffer):
         self._batch_size = saved.batch_size
 
     def _load_member(self, number: int, load: Callable[[], None]) -> None:
-        """Load a member inside `_all_or_nothing`, and name it in errors."""
+        """Load a member inside `_all_or_nothing`; errors name it."""
         member = self._members[number]
         generator, borrows = member.generator, self._borrowers()[number]
         before = held_state(member.state_dict()) | ({"_rng": None} if borrows else {})
         try:
             load()
         except RbtoolError as error:
-            error.hint = f"this is member {number} of the ensemble; nothing is loaded"
+            error.hint = f"this is member {number} of the ensemble; nothing was loaded"
             raise
         self._replaced.append((member, before, generator))
 
     def _restore_members(self) -> None:
-        """Give the members that were loaded the state and the generator of before."""
+        """Give the members loaded so far their previous state and generator."""
         for member, before, generator in reversed(self._replaced):
             member.draw_from(generator)
             member.load_state_dict(before)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Load inside the context; on failure restore everything, members included."""
+        """Load inside the context; on failure restore everything, including members."""
         with self._guard, self._sampling:
             self.settle()
             self._refresh()
@@ -889,7 +927,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     # Batches made ahead ----------------------------------------------------------------------------
 
     def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
-        """Return loaded draws with the numbers that the rows of the members have here; they are changed."""
+        """Change loaded draws to the members' row numbers after a rotation, in place, and return them."""
         for draw in draws:
             for member, part in draw.parts:
                 self._members[member].rotated_draws([part])
@@ -899,7 +937,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         super()._restore_ahead([self.completed_draw(draw) for draw in self.rotated_draws(draws)])
 
     def completed_draw(self, draw: Draw) -> Draw:
-        """Return a loaded draw with its index, which is that of its parts."""
+        """Return a loaded draw with its index, composed from its parts."""
         if draw.index is None:
             parts = []
             for number, part in draw.parts:
@@ -913,7 +951,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         return draw
 
     def _composed(self, found: Sequence[Any]) -> Draw:
-        """Make a draw of those of members: `(member, index, info, draw)`."""
+        """Make a draw from draws of members, given as `(member, index, info, draw)`."""
         index, info = compose(found, self._storage, self._sampler.batch)
         return self._labelled(index, info, [(part[0], part[3]) for part in found])
 
@@ -926,9 +964,9 @@ class ReplayBufferEnsemble(ReplayBuffer):
 
 
 def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> Any:
-    """Return the batch of a member with `"index"`, `[n]` rows of an index of an ensemble, and its source.
+    """Add the source of elements to a member's batch: `"index"` (`[n]` rows of an ensemble's index) and the source key.
 
-    Without an index the entry is left out. SchemaError if the batch has an entry of the name `source_key` already.
+    Without `index` that entry is left out. SchemaError if the batch already has an entry `source_key`.
     """
     if not is_tensor_collection(sample):
         return sample
@@ -951,7 +989,9 @@ def labelled(sample: Any, index: TensorDict | None, source_key: str | None) -> A
 
 
 def _spread(values: torch.Tensor, batch: torch.Size) -> torch.Tensor:
-    """Give the labels of elements, `[n, …]`, the shape of a batch: `[n]`, slices, or elements of several steps."""
+    """Expand labels of elements, `[n, …]`, to the shape of a batch of elements, slices, or elements of several
+    steps.
+    """
     if values.shape[:1] == batch[:1] and len(batch) == 1:
         return values
     rest = values.shape[1:]
@@ -966,13 +1006,15 @@ def one_behind_another(batch: Any) -> Any:
     """Return a batch `[k, n, …]` as `[k * n, …]`."""
     if isinstance(batch, torch.Tensor) or is_tensor_collection(batch):
         return torch.cat(list(batch.unbind(0)))
-    raise SchemaError(f"the batch of an ensemble in an ensemble is a {type(batch).__name__}, expected a tensordict")
+    raise SchemaError(f"a nested ensemble returned a batch of type {type(batch).__name__}, expected a tensordict")
 
 
 def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, Any, Any, torch.Tensor]]:
-    """Yield each member that the index of a batch names, its storage, the rows there and which elements they are.
+    """Split the index of a batch by members.
 
-    Rows are int64 `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
+    Yields:
+        The member's number, its storage, the rows there, and which elements of the batch they are. Rows are int64
+        `[n]`, coordinates `[n, ndim]`, or the index of a nested ensemble.
     """
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
     if numbers.shape[: ids.dim()] != ids.shape:
@@ -982,7 +1024,7 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
         member, rows = storage.members[number], numbers[chosen]
         if isinstance(member, StorageEnsemble):
             if sources is None:
-                raise SchemaError(f"member {number} is an ensemble, and the index has no source_id of its rows")
+                raise SchemaError(f"member {number} is an ensemble, and the index has no source_id for its rows")
             inner = sources[chosen] - int(storage.sources[number])
             entries = {BUFFER_IDS: member.members_of(inner), INDEX: rows, SOURCE_ID: inner}
             yield number, member, TensorDict(entries, [len(rows)]), chosen
@@ -992,10 +1034,12 @@ def part_of_index(index: Any, storage: StorageEnsemble) -> Iterator[tuple[int, A
 
 
 class RowsDraw(Draw):
-    """A draw of rows of members that were drawn at once; index, info and the draws of members are made when needed.
+    """Rows of several members that were drawn at once; index, info and the members' draws are made when needed.
 
-    `labels` and `common`, the info of the samplers, have the shape of the batch. `plain` is set if the batches of
-    members are rows as their storages return them.
+    Attributes:
+        labels: where elements come from, in the shape of the batch.
+        common: the info of the samplers, in the shape of the batch.
+        plain: whether members' batches are rows as their storages return them.
     """
 
     __slots__ = ("_source_key", "common", "labels", "of_members", "plain")
@@ -1042,12 +1086,12 @@ _OF_PARTS = frozenset({"_storage", "_sampler", "_writer", "_prefetch_state"})
 
 
 def _same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Whether these are the very same objects."""
+    """Whether these are the very same objects, pairwise."""
     return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
 
 
 def _saved_member(saved: SavedParts, number: int, note: Mapping[str, Any], with_rows: frozenset[int]) -> SavedParts:
-    """Return what a checkpoint holds of a member; FormatError for notes that are damaged."""
+    """Return what a checkpoint holds for a member; FormatError if its notes are damaged."""
 
     def folder(parent: Path | None) -> Path | None:
         place = None if parent is None else parent / str(number)
@@ -1070,20 +1114,20 @@ _IS_EMPTY = operator.attrgetter("is_empty")
 
 
 class _Lineup(NamedTuple):
-    """What follows from the parts of members, until one of them is exchanged."""
+    """Facts derived from the members' parts; valid until one of them is exchanged."""
 
     guards: Guards
     apart: bool
-    """Whether the draws of a member have more than the index and info of its sampler, such as generations."""
+    """Whether a member's draws hold more than its sampler's index and info, such as generations."""
     transforms: list[Compose] | None
-    """The transforms of the batches of members; None if something else makes batches of the rows of one."""
+    """The members' transforms; None if a member makes batches of rows in some other way."""
     draws: HoldAll
-    """Excludes other draws from members, and changes of their samplers."""
+    """Excludes other draws from the members, and changes of their samplers."""
     draws_and_writes: HoldAll
 
     @classmethod
     def of(cls, members: Sequence[ReplayBuffer]) -> _Lineup:
-        """Ask the members."""
+        """Derive them from the members."""
         ranked = sorted(members, key=lambda member: member.guard.rank)
         guards, locks = [member.guard for member in ranked], [member.draw_lock for member in ranked]
         return cls(
@@ -1100,24 +1144,24 @@ class _Lineup(NamedTuple):
         return self.transforms is not None and all(map(_IS_EMPTY, self.transforms))
 
     def exclusion(self, joint: JointDraw) -> HoldAll | None:
-        """Return a context in which nobody else uses what a joint draw uses; None if that may be."""
+        """Return a context in which nobody else uses what a joint draw uses; None if none is needed."""
         return self.draws_and_writes if joint.reads_rows else self.draws if joint.uses_state else None
 
 
 def _refuse_sampler(sampler: Any) -> NoReturn:
-    """Raise EnsembleKindError (a TypeError) for a sampler that is no `SamplerEnsemble`."""
+    """Raise EnsembleKindError (a TypeError): only a `SamplerEnsemble` can draw for an ensemble."""
     raise EnsembleKindError(f"an ensemble takes a SamplerEnsemble, found a {type(sampler).__name__}")
 
 
 def _refuse_both(parts: Mapping[str, Any]) -> None:
-    """Raise SchemaError (a RuntimeError) if buffers and parts were given."""
+    """Raise SchemaError (a RuntimeError) if both buffers and parts were given."""
     both = [name for name, part in parts.items() if part is not None]
     if both:
-        raise SchemaError(f"buffers and {', '.join(both)} are set, expected one or the other")
+        raise SchemaError(f"buffers and {', '.join(both)} are both given: give one or the other")
 
 
 def _checked_collates(collates: Any, count: int) -> list[Any]:
-    """Return the collate functions of members, none or `count`; EnsembleKindError for another number."""
+    """Return the members' collate functions, none or `count`; EnsembleKindError for another number."""
     if collates is None:
         return []
     if len(collates) != count:
@@ -1126,14 +1170,15 @@ def _checked_collates(collates: Any, count: int) -> list[Any]:
 
 
 def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: Any) -> list[ReplayBuffer]:
-    """Make buffers of the parts of an ensemble.
+    """Make buffers from the parts of an ensemble.
 
-    SchemaError (a RuntimeError) if a part is missing, if they are not of one number, and for arguments that the
-    `SamplerEnsemble` has.
+    Raises:
+        SchemaError: (a RuntimeError) a part is missing, the numbers of parts differ, or an argument belongs to the
+            `SamplerEnsemble`.
     """
     missing = [name for name, part in parts.items() if part is None]
     if missing:
-        raise SchemaError(f"{' and '.join(missing)} = None, expected buffers or all parts of an ensemble")
+        raise SchemaError(f"{' and '.join(missing)} missing: give buffers, or storages, samplers and writers")
     kinds = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
     for name, kind in kinds.items():
         if not isinstance(parts[name], kind):
@@ -1141,7 +1186,7 @@ def _members_of(parts: Mapping[str, Any], given: Mapping[str, Any], collates: An
     defaults = {"p": None, "sample_from_all": False, "num_buffer_sampled": None, "temperature": 1.0, "batch": "stack"}
     for name, value in given.items():
         if value is not None and value != defaults[name]:
-            raise SchemaError(f"{name} is set, expected in the SamplerEnsemble")
+            raise SchemaError(f"pass {name} to the SamplerEnsemble instead")
     counts = {name: len(part) for name, part in parts.items()}
     if len(set(counts.values())) > 1:
         raise SchemaError(

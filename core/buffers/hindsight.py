@@ -1,4 +1,4 @@
-"""Hindsight experience replay: steps whose goal is replaced by one that was achieved, with the reward that follows."""
+"""Hindsight experience replay: steps get a goal that was achieved later on, and the reward that follows from it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ _NEXT = "next"
 
 
 def checked_ratio(ratio: Any) -> float:
-    """Return the share of relabelled steps; UsageError for anything but a number from 0 to 1."""
+    """Return the share of relabelled steps; UsageError unless it is a number from 0 to 1."""
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
         raise UsageError(f"her_ratio is {ratio!r}, expected a number from 0 to 1")
     return float(ratio)
 
 
 class RelabelledEnds(NamedTuple):
-    """Which steps are terminated under their new goals, and which no longer are; bool `[n, ...]`, None for no step."""
+    """Which steps are terminated under their new goals, and which no longer are; bool `[n, ...]`, None if there are
+    none.
+    """
 
     terminated: torch.Tensor | None
     withdrawn: torch.Tensor | None
@@ -45,9 +47,11 @@ class RelabelledEnds(NamedTuple):
 
 @dataclass(frozen=True)
 class Relabelling:
-    """The functions and keys by which steps are relabelled; `HERReplayBuffer` documents them.
+    """The functions and keys with which steps are relabelled; `HERReplayBuffer` documents them.
 
-    WrongKindError (a TypeError) without a reward function; UsageError for keys that are none.
+    Raises:
+        WrongKindError: (a TypeError) there is no reward function.
+        UsageError: a key is invalid.
     """
 
     reward_fn: Callable[[Any], Any]
@@ -77,12 +81,12 @@ class Relabelling:
 
     @functools.cached_property
     def goal_keys(self) -> tuple[Key, ...]:
-        """Where goals are: `goal_key`, then the entry under `next`, which need not be stored."""
+        """Where goals are stored: `goal_key`, and the same entry under `next`, which need not exist."""
         return (self.goal_key,) if self.goal_key[0] == _NEXT else (self.goal_key, (_NEXT, *self.goal_key))
 
     @functools.cached_property
     def changed(self) -> tuple[Key, ...]:
-        """The entries that change, as far as they are stored."""
+        """The entries that change, if they are stored."""
         return (*self.goal_keys, self.reward_key, *self.flags)
 
     @functools.cached_property
@@ -92,10 +96,14 @@ class Relabelling:
         return tuple(dict.fromkeys((self._truncated_key, self._terminated_key, done, self.end_key)))
 
     def apply(self, rows: Any, goals: torch.Tensor | None = None) -> RelabelledEnds | None:
-        """Give steps, a tensordict `[n]`, other goals, `[n, *goal]`; their entries `changed` are edited in place.
+        """Give steps other goals; their entries `changed` are edited in place.
 
-        Without `goals` they have them already. Returns what becomes of their ends; None for steps without `terminated`,
-        for which none is computed.
+        Args:
+            rows: the steps, a tensordict `[n]`.
+            goals: the new goals, `[n, *goal]`; None if the steps have them already.
+
+        Returns:
+            Which ends change; None for steps that store no `terminated`, for which no terminations are computed.
         """
         for key in () if goals is None else self.goal_keys:
             old = entry_of(rows, key)
@@ -131,17 +139,17 @@ class Relabelling:
                 return None
             raise UsageError(
                 f"{_name(self._terminated_key)} depends on the goal, and no function computes it for new goals",
-                hint="return (reward, terminated) from reward_fn, or give terminated_fn; terminated_fn=False says that "
-                "no goal ends an episode",
+                hint="return (reward, terminated) from reward_fn, or pass terminated_fn; terminated_fn=False means "
+                "that no goal ends an episode",
             )
         _require_alike(given, like, UsageError, "the terminations", "flags", any_type=True)
         new = given.detach().to(like.device) != 0
         return RelabelledEnds(new, None if stored is None else (stored != 0) & ~new)
 
     def mark(self, flags: Mapping[Key, torch.Tensor | None], ends: RelabelledEnds) -> None:
-        """Change the end flags of steps, in place.
+        """Change the end flags of steps in place.
 
-        Where an episode ends and the new goal is no reason, the step is truncated: `done` stays.
+        If an episode ends at a step that is no longer terminated, the step becomes truncated, and `done` stays set.
         """
         terminated, withdrawn = ends
         for key in self.flags:
@@ -155,12 +163,12 @@ class Relabelling:
 
 
 def _marked(flags: torch.Tensor) -> torch.Tensor:
-    """Return where flags are set, in memory of its own."""
+    """Return where flags are set, as a copy."""
     return flags.clone() if flags.dtype is torch.bool else flags != 0  # a third of the time of a comparison
 
 
 def missing(key: Key, role: str) -> MissingKeyError:
-    """Return the error for a missing entry, which names its role."""
+    """Return the error for a missing entry; it says what the entry is needed for."""
     return MissingKeyError(f"the {role} {_name(key)} is not in the data")
 
 
@@ -171,7 +179,7 @@ def _name(key: Key) -> str:
 def _require_alike(
     given: Any, old: torch.Tensor, error: type[RbtoolError], name: str, what: str, *, any_type: bool = False
 ) -> None:
-    """Raise an error for what has another shape than an entry, or a type whose values it cannot have."""
+    """Raise an error if a value differs in shape from an entry, or has a type whose values the entry cannot hold."""
     if type(given) is torch.Tensor and given.shape == old.shape and (any_type or given.dtype is old.dtype):
         return
     if not isinstance(given, torch.Tensor) or given.shape != old.shape:
@@ -187,9 +195,9 @@ _NEXT = "next"
 
 
 class _RowsAndGoals(NamedTuple):
-    """Rows, and the goals of the first of them, of the same instant; None if none are relabelled.
+    """Rows, and the goals of the first of them as of the same instant; None if none are relabelled.
 
-    Where the first rows already have their goals, they are in `first`, as views.
+    If the first rows already have their goals, they are in `first`, as views.
     """
 
     rows: Any
@@ -198,33 +206,40 @@ class _RowsAndGoals(NamedTuple):
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` that relabels a part of each batch with goals that were achieved.
+    """A `TensorDictReplayBuffer` that relabels part of each batch with goals that were achieved later on.
 
-    The first `int(her_ratio * batch_size)` elements of a batch, which the sampler draws like all others, get another
-    goal: `achieved_goal_key` of a step of their trajectory, by `strategy`. Their reward and end flags follow from it:
+    The first `int(her_ratio * batch_size)` elements of a batch get another goal: the `achieved_goal_key` of a step of
+    their trajectory, chosen by `strategy`. Their reward and end flags follow from it; the goal under `next`, if stored,
+    is replaced too. `done` is also set where a step is terminated now, and a step that ended its episode but is no
+    longer terminated becomes truncated. Rows are relabelled as they are stored, before transforms; the storage does not
+    change.
 
-    - `reward_fn(rows)` gets a tensordict of these elements, `[n]`, with the new goals, and returns their rewards, in
-      the shape of `reward_key`, or a pair of rewards and terminations, in that of `terminated` next to `end_key`.
-    - `terminated_fn(rows)` computes the terminations instead; False means that no goal ends an episode. If `terminated`
-      is stored, one of the two is needed: a flag of the old goal would stop targets at the wrong steps.
-    - `done` also becomes True where a step is terminated now; a step that ended its episode, and is no longer
-      terminated, is truncated.
-    - The goal under `next`, if it is stored, is replaced too.
+    A trajectory ends at `end_key` or a flag `terminated` or `truncated` next to it, where trajectory ids change, at the
+    newest row of a ring, and where an episode of a dataset ends. Goals are drawn with the buffer's generator. Any
+    sampler works, and any storage of tensordicts, of any number of dimensions.
 
-    `achieved_goal_key=("next", "achieved_goal")` takes what a step achieved, as the method is published: with "future"
-    the first choice is where the step itself leads, with "final" where the trajectory ends. The default, as in TorchRL,
-    is what was achieved before a step: the position that it starts from, and never the last one. It is a UserWarning,
-    once, where the entry under `next` is stored as well.
+    Args:
+        reward_fn: gets a tensordict `[n]` of steps with their new goals, and returns their rewards in the shape of
+            `reward_key`, or a pair of rewards and terminations, the latter in the shape of `terminated` next to
+            `end_key`.
+        terminated_fn: computes the terminations instead; False means that no goal ends an episode. If `terminated` is
+            stored, terminations are required, as a flag of the old goal would cut off bootstrapping at the wrong steps.
+        her_ratio: the share of each batch that is relabelled.
+        strategy: which step of the trajectory the new goal comes from, see `HindsightStrategy`.
+        achieved_goal_key: the entry with achieved goals. `("next", "achieved_goal")` is what a step led to, as in the
+            paper: with `"future"` the step's own result is the first choice, with `"final"` the end of the trajectory.
+            The default, as in TorchRL, is what was achieved before a step, which never includes the last position; a
+            UserWarning says so, once, if the entry under `next` is stored as well.
+        **arguments: the arguments of `TensorDictReplayBuffer`.
 
-    A trajectory ends at `end_key`, or a flag `terminated` or `truncated` next to it, where trajectory ids change, at
-    the newest row of a ring, and where an episode of a dataset does. Rows are relabelled as they are stored,
-    before transforms, and the storage stays as it is. Goals are drawn with the generator of the buffer; draws of all
-    samplers and storages of tensordicts work, with any number of dimensions.
+    Raises:
+        WrongKindError: (a TypeError) `reward_fn` is not a function.
+        UsageError: (a ValueError) the strategy is unknown, the ratio is outside [0, 1], a function returned another
+            shape, or terminations are missing.
+        MissingKeyError: (a KeyError) goals, rewards or ends are not stored.
+        SchemaError: (a RuntimeError) the elements are not steps.
 
-    WrongKindError (a TypeError) without `reward_fn`; UsageError (a ValueError) for an unknown strategy, a ratio outside
-    of [0, 1], results of another shape, and without terminations; MissingKeyError (a KeyError) for goals, rewards or
-    ends that are not stored; SchemaError (a RuntimeError) for elements that are no steps. The method is that of
-    Andrychowicz et al., "Hindsight experience replay", 2017; names are those of TorchRL.
+    Andrychowicz et al., "Hindsight experience replay", 2017; names are TorchRL's.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -281,12 +296,12 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def strategy(self) -> HindsightStrategy:
-        """Which steps goals are taken from."""
+        """Which steps goals come from."""
         return self._achieved.strategy
 
     @property
     def rows_are_batches(self) -> bool:
-        """False: batches are made of the rows."""
+        """False: rows are relabelled."""
         return False
 
     # Drawing ----------------------------------------------------------------------------------------
@@ -309,7 +324,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return draw
 
     def restored(self, draw: Draw) -> bool:
-        """Read the rows and the goals of a draw again; False if the rows were written over since."""
+        """Read the rows and goals of an interrupted draw again; False if the rows were overwritten meanwhile."""
         with self._guard.hold():
             if not super().restored(draw):
                 return False
@@ -318,7 +333,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             return True
 
     def _chances(self, index: Any) -> torch.Tensor:
-        """Draw a number in [0, 1) for each element that is relabelled, float64 `[n]`."""
+        """Draw a number in [0, 1) for each relabelled element, float64 `[n]`."""
         size, *further = (index[0] if isinstance(index, tuple) else index).shape
         count = int(size * self._ratio) * math.prod(further)
         return torch.from_numpy(fractions(count, self._rng))
@@ -326,7 +341,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     # Goals -------------------------------------------------------------------------------------------
 
     def _goals(self, draw: Draw) -> torch.Tensor | None:
-        """Read the goals of the first elements of a draw, `[n, *goal]`; None if none are relabelled."""
+        """Read the goals for the first elements of a draw, `[n, *goal]`; None if none are relabelled."""
         assert draw.chances is not None
         count = draw.chances.shape[0]
         if not count:
@@ -347,7 +362,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     # Batches ----------------------------------------------------------------------------------------
 
     def _rows_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
-        if draw.chances is None:  # a draw of a saved queue of another buffer
+        if draw.chances is None:  # from the saved queue of a buffer without relabelling
             with self._sampling:
                 draw.chances = self._chances(draw.index)
         read = draw.rows
@@ -376,17 +391,17 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return delivered
 
     def _announce_goals_before(self) -> None:
-        """Warn, once, if goals are what was achieved before a step, though what the step achieved is stored, too."""
+        """Warn once if goals are what was achieved before a step although the result of the step is stored, too."""
         if self._announces:
             self._announces = False
             key = self._relabelling.achieved_goal_key
             warn_caller(
                 f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
-                "what the step achieved, as the method is published"
+                "what the step achieved, as in the paper"
             )
 
     def _with_goals(self, draw: Draw, together: bool) -> _RowsAndGoals:
-        """Read the rows of a draw and their goals, `together` where that is possible."""
+        """Read the rows of a draw and their goals, in one read (`together`) if possible."""
         assert draw.chances is not None
         if together:
             found = self._reader.read(self._storage, draw.index, draw.chances.numpy(), self._tables)
@@ -395,11 +410,13 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return _RowsAndGoals(self._read(draw.index), self._goals(draw))
 
     def _relabelled(self, batch: Any, goals: torch.Tensor, draw: Draw) -> Any:
-        """Relabel the first elements of a batch, and correct the flags in the info of a slice sampler."""
+        """Relabel the first elements of a batch, and correct the flags in a slice sampler's info."""
         first = draw.index[0] if isinstance(draw.index, tuple) else draw.index
         if not is_tensor_collection(batch) or batch.batch_size != first.shape:
             found = list(batch.batch_size) if is_tensor_collection(batch) else f"a {type(batch).__name__}"
-            raise SchemaError(f"tensordicts of steps are relabelled, found {found} for {list(first.shape)} elements")
+            raise SchemaError(
+                f"only tensordicts of steps can be relabelled, found {found} for {list(first.shape)} elements"
+            )
         relabelling, fresh = self._relabelling, self._reads_fresh_rows
         if not fresh:
             batch = batch.copy()
@@ -416,7 +433,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return batch
 
     def _mark_info(self, draw: Draw, ends: RelabelledEnds | None, count: int) -> None:
-        """Correct the flags of the first elements in the info of a draw."""
+        """Correct the flags of the first elements in a draw's info."""
         if ends is None or len(draw.info) == 1:
             return
         relabelling = self._relabelling
@@ -427,7 +444,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def _reads_fresh_rows(self) -> bool:
-        """Whether each entry of rows that were read is in memory of its own."""
+        """Whether each entry of rows just read is in memory of its own, and may be edited."""
         if self._collate_fn is not None or not isinstance(self._storage, TensorStorage):
             return False
         return self._transform.is_empty or not self._looking_back

@@ -1,4 +1,4 @@
-"""Buffers with a prioritized sampler of their storage's size."""
+"""Buffers with a prioritized sampler as large as their storage."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..writers.round_robin import RoundRobinWriter
 from .replay_buffer import ReplayBuffer, WriteResult
 from .tensordict import TensorDictReplayBuffer
 
-_WITH_THE_LEARNER = "the priorities of this buffer are with the process that made it"
+_WITH_THE_LEARNER = "only the process that created this buffer has its priorities"
 
 
 class LearnerSampler(PrioritizedSampler):
     """A `PrioritizedSampler` of one process, for rows that other processes write.
 
-    Before each draw it compares the count and cursor of the ring's writer, in shared memory, with those of the last
-    draw: the rows written since get the default priority, or all rows if the ring has wrapped around. A spawned child
-    gets a `WorkerSampler` instead; a forked one a copy of the priorities.
+    Before each draw it compares the count and cursor of the ring's writer, which are in shared memory, with their
+    values at the last draw. The rows written in between get the default priority; if the ring has wrapped around
+    completely, all rows do. A spawned child gets a `WorkerSampler` instead, a forked one a copy of the priorities.
     """
 
     reads_rows: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class LearnerSampler(PrioritizedSampler):
         self._writer: Writer | None = None
         self._storage: Storage | None = None
         self._seen: tuple[int, int] | None = None
-        """Count and cursor of the writer at the last update; None before the first."""
+        """The writer's count and cursor at the last update; None before the first."""
 
     def follow(self, writer: Writer, storage: Storage) -> None:
         """Set the writer and the storage to follow."""
@@ -47,8 +47,8 @@ class LearnerSampler(PrioritizedSampler):
         writer, storage = self._writer, self._storage
         if writer is None or storage is None:
             return
-        # In this order: a write in another process moves the cursor first. Each row is updated once, by the cursor,
-        # independently of the count.
+        # Read the count first: a write in another process moves the cursor before the count. The cursor alone decides
+        # which rows are updated, so each row is updated exactly once.
         count, cursor = writer.write_count, writer.cursor
         if (count, cursor) == self._seen:
             return
@@ -62,17 +62,17 @@ class LearnerSampler(PrioritizedSampler):
             super().on_update(rows, storage)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Update the priorities to the written rows, and draw."""
+        """Catch up with the writers, and draw."""
         self.catch_up()
         return super().draw(storage, batch_size)
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Update the priorities to the written rows, which must not overwrite this change later, and set some."""
+        """Catch up with the writers, so that this change is not overwritten later, and set priorities."""
         self.catch_up()
         super().set_priorities(index, priority, storage)
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Give elements that this process changed the default priority."""
+        """Give elements changed by this process the default priority."""
         self.catch_up()
         super().on_update(index, storage)
 
@@ -89,12 +89,12 @@ class LearnerSampler(PrioritizedSampler):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Update the priorities to the written rows, and return the state of a `PrioritizedSampler`."""
+        """Catch up with the writers, and return the state of a `PrioritizedSampler`."""
         self.catch_up()
         return super().save_state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state that belongs to the present count of the writer."""
+        """Load a state that was saved at the writer's present count."""
         super().load_state(state)
         self._seen_all()
 
@@ -109,7 +109,9 @@ class LearnerSampler(PrioritizedSampler):
 
 
 class WorkerSampler(Sampler):
-    """Replaces a `LearnerSampler` in writing processes; SchemaError (a RuntimeError) for draws and priorities."""
+    """Stands in for a `LearnerSampler` in writing processes; draws and priorities raise SchemaError (a
+    RuntimeError).
+    """
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
         raise SchemaError(f"no batch can be drawn here: {_WITH_THE_LEARNER}", hint="sample there, or with sync=True")
@@ -119,7 +121,7 @@ class WorkerSampler(Sampler):
 
 
 class _Prioritised(ReplayBuffer):
-    """A buffer that makes a prioritized sampler of the capacity of its storage."""
+    """A buffer that makes a prioritized sampler with the capacity of its storage."""
 
     def __init__(
         self,
@@ -132,13 +134,11 @@ class _Prioritised(ReplayBuffer):
     ) -> None:
         require_flags(sync=sync)
         if sampler is not None and sampler_device is not None:
-            raise WrongKindError("sampler_device is set, expected None with sampler, which has a device")
+            raise WrongKindError("sampler_device cannot be set with sampler, which has a device of its own")
         if sampler is not None and not sync:
-            raise UsageError("sampler is set, expected None with sync=False: the learner makes its own sampler")
+            raise UsageError("sampler cannot be set with sync=False: the learner makes its own sampler")
         if arguments.get("consume_after_n_samples") is not None:
-            raise WrongKindError(
-                "consume_after_n_samples is set, expected None: a buffer with priorities consumes nothing"
-            )
+            raise WrongKindError("consume_after_n_samples cannot be used in a buffer with priorities")
         PrioritizedSampler(1, **priorities)  # checks the arguments before the parts are made
         self._priorities = priorities | {"device": checked_device("sampler_device", sampler_device)}
         self._sync = bool(sync)
@@ -167,33 +167,41 @@ class _Prioritised(ReplayBuffer):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch of elements; see the buffers without priorities.
 
-        With `sync=False`, new elements get the default priority at the next draw; SchemaError (a RuntimeError) for
-        `update_priority=True`.
+        With `sync=False`, new elements get the default priority at the next draw.
+
+        Raises:
+            SchemaError: (a RuntimeError) `update_priority=True` with `sync=False`.
         """
         if update_priority and not self._sync:
             raise SchemaError(
-                "update_priority is True, expected False with sync=False: writers have no priorities",
+                "update_priority=True cannot be used with sync=False: writers have no priorities",
                 hint="call update_priority() where batches are sampled",
             )
         return super().extend(data, update_priority=update_priority)
 
 
 class PrioritizedReplayBuffer(_Prioritised):
-    """A `ReplayBuffer` that samples elements by their priority, with a `PrioritizedSampler` of its storage's size.
+    """A `ReplayBuffer` that samples elements in proportion to their priority.
 
-    `alpha`, `beta`, `eps` and `dtype` are those of the `PrioritizedSampler`; a given `sampler` is used instead. The
-    info of batches has `"priority_weight"`, by which losses are multiplied. New elements, and those that the storage
-    has from the start, get the highest priority ever given; `update_priority(index, priority)` sets others.
+    Its `PrioritizedSampler` is as large as the storage. The info of batches has `"priority_weight"`, the weights that
+    correct the bias of such samples: multiply losses by them. New elements, and those in the storage from the start,
+    get the highest priority ever given; `update_priority(index, priority)` sets others.
 
-    - `sampler_device`: the device of priorities, by default that of the storage. WrongKindError (a TypeError) if a
-      sampler is given.
-    - `sync=False`: other processes write into the same ring, without priorities. Only the learner, the process that
-      made the buffer, has them; before each batch it gives the rows written since the default priority. SchemaError (a
-      RuntimeError) for draws of a spawned child. UsageError (a ValueError) for a storage of several dimensions, and
-      for a writer that is no ring. Only `add` and `extend` of other processes are followed, not `write_at`.
+    Args:
+        alpha, beta, eps, dtype: arguments of the `PrioritizedSampler`.
+        sampler: a `PrioritizedSampler` to use instead.
+        sampler_device: the device of the priorities; default the storage's.
+        sync: False if other processes write into the same ring, without knowing priorities. Only the learner, the
+            process that made the buffer, has them; before each batch it gives the rows written meanwhile the default
+            priority. It follows `add` and `extend` of other processes, not `write_at`.
+        **arguments: the arguments of `ReplayBuffer`.
 
-    The other arguments are those of `ReplayBuffer`. The method is that of Schaul et al., "Prioritized experience
-    replay", 2016; names are those of TorchRL.
+    Raises:
+        WrongKindError: (a TypeError) both `sampler` and `sampler_device` are given.
+        UsageError: (a ValueError) with `sync=False`, the storage has several dimensions or the writer is not a ring.
+        SchemaError: (a RuntimeError) with `sync=False`, a spawned child draws.
+
+    Schaul et al., "Prioritized experience replay", 2016; names are TorchRL's.
 
     >>> import torch
     >>> from rbtool import LazyTensorStorage
@@ -230,12 +238,16 @@ class PrioritizedReplayBuffer(_Prioritised):
 
 
 class TensorDictPrioritizedReplayBuffer(_Prioritised, TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` that samples elements by their priority: see `PrioritizedReplayBuffer`.
+    """A `TensorDictReplayBuffer` that samples elements in proportion to their priority; see `PrioritizedReplayBuffer`.
 
-    Batches have the entries `"index"` and `"priority_weight"`. Priorities are read from the entry `priority_key` of
-    written data, unless `extend` is called with `update_priority=False`, and of batches that are passed to
-    `update_tensordict_priority`. Several numbers of an element are reduced by `reduction`: `"max"`, `"min"`, `"mean"`,
-    `"median"` or `"sum"`. With `sync=False` written elements get the default priority.
+    Batches have the entries `"index"` and `"priority_weight"`. Priorities are read from the entry `priority_key`: of
+    written data, unless `extend` is called with `update_priority=False`, and of batches passed to
+    `update_tensordict_priority`. With `sync=False` written elements get the default priority.
+
+    Args:
+        priority_key: the entry of priorities.
+        reduction: how several numbers of an element become one: `"max"`, `"min"`, `"mean"`, `"median"` or `"sum"`.
+        **arguments: the arguments of `PrioritizedReplayBuffer`.
 
     >>> import torch
     >>> from tensordict import TensorDict

@@ -1,8 +1,15 @@
 """A buffer in several threads and processes: guards of its rows, and random streams that differ between copies.
 
-A write makes a shared number odd, and even again when it is done (a seqlock). A reader compares the number before and
-after: if it changed, rows may be half old and half new, and are read again. So readers run in parallel with each other
-and with a writer, and wait only after repeated failures.
+Reads are protected by a sequence lock (seqlock). A write makes a shared number odd, and even again when it is done:
+
+    sequence    4        5 (odd)             6
+    writer      ─────────[ write rows ]──────────────────
+    reader A    [ read ]                                     4 before, 4 after: consistent
+    reader B          [ read ]                               4 before, 5 after: read again
+    reader C                           [ read ]              5 before, 6 after: read again
+
+If the number was odd or has changed, the rows may be half old and half new, and the reader repeats the read. Readers
+therefore run in parallel with each other and with a writer; only after repeated failures do they take the lock.
 """
 
 from __future__ import annotations
@@ -28,11 +35,11 @@ from ..errors import UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter, WriteJournal
 
-# After so many failed reads a reader takes the lock, so that every read ends.
+# After this many failed attempts a reader takes the lock, so that every read ends.
 _ATTEMPTS = 2
 
 
-# A lock that is released and taken again at once is never given to a waiting reader: a writer pauses this long first.
+# A writer that releases the lock and takes it again at once would starve a waiting reader: it pauses this long first.
 _COURTESY_SECONDS = 1e-4
 
 
@@ -45,8 +52,11 @@ _FREE = 64
 class Guard:
     """Guards the rows of a buffer among the threads of one process.
 
-    `with guard:` is a write, `with guard.hold():` only excludes writers, and `guard.read(get, index)` returns
-    `get(index)` of an instant between two writes. Writes may nest, and may read the rows that they write.
+    - `with guard:` is a write.
+    - `with guard.hold():` excludes writers, but not readers.
+    - `guard.read(get, index)` returns `get(index)` as of an instant between two writes.
+
+    Writes may nest, and may read the rows that they write.
     """
 
     def __init__(self) -> None:
@@ -92,22 +102,22 @@ class Guard:
 
     @property
     def sequence(self) -> int:
-        """A number that differs before, during and after a write."""
+        """A number that differs before, during and after a write; odd during one."""
         return int(self._cells[_SEQUENCE])
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The place among other guards in which their locks are taken."""
+        """The position in which this guard's lock is taken when several are taken together."""
         return 0, id(self)
 
     def read(self, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)`; called again if there was a write meanwhile."""
+        """Return `get(index)`; it is called again if a write interfered."""
         cells = self._cells
         for _ in range(_ATTEMPTS):
             before = cells[_SEQUENCE]
             if before & 1:
                 cells[_WAITING] = 1
-                with self.hold():  # wait for the end of the write
+                with self.hold():  # waits until the write ends
                     continue
             try:
                 found = get(index)
@@ -128,7 +138,7 @@ class Guard:
         self._mend()
 
     def _mend(self) -> None:
-        """End the write of a thread or process that no longer exists."""
+        """Finish the write of a thread or process that no longer exists."""
         if self._cells[_SEQUENCE] & 1 and not self._writing:
             self._cells[_SEQUENCE] += 1
 
@@ -140,36 +150,36 @@ class Guard:
 
 
 class Guards:
-    """The guards of several buffers, by number."""
+    """The guards of several buffers, addressed by number."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self._guards = guards
         self._cells = [guard._cells for guard in guards]
 
     def sequences(self, numbers: Sequence[int]) -> list[int]:
-        """Return `Guard.sequence` of some; they are read with every batch, and twice."""
+        """Return `Guard.sequence` of some guards; batches read them twice each."""
         cells = self._cells
         return [cells[number][_SEQUENCE] for number in numbers]
 
     def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)`, as the guard with this number does."""
+        """Return `get(index)`, read as the guard with this number does."""
         return self._guards[number].read(get, index)
 
 
 class Lock(Protocol):
-    """What a thread acquires and releases: a `Guard`, or a lock of `threading`."""
+    """Anything that can be acquired and released: a `Guard`, or a lock of `threading`."""
 
     def acquire(self) -> Any:
-        """Wait for the lock, and take it."""
+        """Wait for the lock and take it."""
 
     def release(self) -> Any:
-        """Give the lock back."""
+        """Release the lock."""
 
 
 class HoldAll:
-    """A context that holds several locks, taken in their order.
+    """A context that holds several locks.
 
-    It is one order everywhere, by the rank of guards, so that no two threads wait for each other.
+    Guards are taken in the order of their ranks, which is the same everywhere, so that no two threads deadlock.
     """
 
     __slots__ = ("_locks",)
@@ -211,9 +221,9 @@ class Hold:
 class SharedGuard(Guard):
     """Guards the rows of a buffer among the threads of all forked and spawned processes that it is passed to.
 
-    The number is in an anonymous file that all of them map, and the lock is a lock on that file: the system releases it
-    if a process is killed during a write. The next process that takes the lock then undoes that write, from the journal
-    behind the numbers. A plain pickle or a copy is a new guard.
+    The sequence number is in an anonymous file that all processes map, and the lock is a lock on that file, which the
+    system releases if a process is killed during a write. The next process that takes the lock then undoes the
+    unfinished write, using the journal stored behind the numbers. A plain pickle or a copy is a new guard.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -225,7 +235,7 @@ class SharedGuard(Guard):
 
     @property
     def numbers(self) -> memoryview:
-        """Further int64 numbers that all processes share, 0 at first, for the owner of this guard."""
+        """Additional int64 numbers for the owner of this guard, shared by all processes, initially 0."""
         numbers: memoryview = self._cells[_FREE:]
         return numbers
 
@@ -240,7 +250,7 @@ class SharedGuard(Guard):
             self._mend()
 
     def protect(self, storage: Storage, counters: Sequence[Counter]) -> None:
-        """Have the next process undo a write to this storage, and to the counters, if the writing one is killed."""
+        """Let the next process undo a write to this storage and these counters if the writing process is killed."""
         counters = [counter for counter in counters if counter.shared]
         cells = self._cells[_JOURNAL : _JOURNAL + 1 + len(counters)]
         self._journal = storage.journal = WriteJournal(self._descriptor, mmap.PAGESIZE, cells, counters)
@@ -262,7 +272,7 @@ class SharedGuard(Guard):
 
     def after_fork(self) -> None:
         self._lock = threading.RLock()
-        self._depth = self._writing = 0  # the parent may be writing, and has the lock then
+        self._depth = self._writing = 0  # if the parent is writing, it holds the lock
 
     def __getstate__(self) -> dict[str, Any]:
         return {"descriptor": DupFd(self._descriptor)} if get_spawning_popen() is not None else {}
@@ -288,7 +298,9 @@ _HOOKS = weakref.WeakKeyDictionary()
 
 
 def call_at_fork(owner: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call the method `before` of `owner` before every fork, and `after` in the child, as long as the owner exists."""
+    """Call the method `before` of `owner` before every fork, and `after` in the child, for as long as the owner
+    exists.
+    """
     _HOOKS[owner] = weakref.WeakMethod(before), weakref.WeakMethod(after)
 
 
@@ -304,45 +316,45 @@ os.register_at_fork(before=lambda: _call_hooks(0), after_in_child=lambda: _call_
 # Copies in other processes --------------------------------------------------------------------------
 
 Place = tuple[bytes, int | None]
-"""A process, and its number if it is a worker of a `DataLoader`."""
+"""Identifies a process, with its number if it is a worker of a `DataLoader`."""
 
 
-_process = os.urandom(16)  # pids are not unique: the first process of every container is number 1
+_process = os.urandom(16)  # pids are not unique: every container has a process 1
 
 
 _inherited: tuple[int, torch.Generator] | None = None
 
 
 def place() -> Place:
-    """Return the current process."""
+    """Return the identity of the current process."""
     worker = get_worker_info()
     return _process, None if worker is None else worker.id
 
 
 def reseed(generator: torch.Generator) -> None:
-    """Seed a generator from the entropy of the system."""
+    """Seed a generator from the system's entropy."""
     generator.manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """Return a generator with this seed; UsageError (a ValueError) for one that no generator takes."""
+    """Return a generator with this seed; UsageError (a ValueError) if torch cannot use the seed."""
     if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
+        raise UsageError(f"the seed is {seed!r}, expected an unsigned 64-bit number")
     return torch.Generator().manual_seed(seed)
 
 
 def branch(generator: torch.Generator, *key: int) -> None:
-    """Seed a generator from its state and a key."""
+    """Seed a generator from its state and a key, so that each key gives a stream of its own."""
     state = generator.get_state().cpu().numpy().tobytes()
     digest = hashlib.blake2b(state + repr(key).encode(), digest_size=8).digest()
     generator.manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def stand_in() -> torch.Generator | None:
-    """Return a generator to use instead of torch's own; None if that can be used.
+    """Return a generator to use instead of torch's global one; None if the global one can be used.
 
-    A forked child has a copy of the parent's generator, so that all children would draw the same until they call
-    `torch.manual_seed`, as workers of a `DataLoader` do.
+    A forked child inherits a copy of the parent's generator. Without a replacement, all children would draw the same,
+    unless they call `torch.manual_seed` as workers of a `DataLoader` do.
     """
     if _inherited is None or torch.initial_seed() != _inherited[0]:
         return None

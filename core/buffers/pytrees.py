@@ -1,4 +1,4 @@
-"""Pytrees: batches of elements, entries by key, and the dimension along which a storage grows."""
+"""Helpers for nests of data: batches of elements, entries by key, and the dimension along which a storage grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..storages.list_storage import CompressedListStorage, LazyStackStorage
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a function to every tensor, tensordict and tensorclass of a nest, and return the rest unchanged."""
+    """Apply a function to every tensor, tensordict and tensorclass of a nest; everything else stays as it is."""
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
         return function(data)
     if isinstance(data, Mapping):
@@ -29,12 +29,12 @@ def map_tensors(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def swap(data: Any, dim: int) -> Any:
-    """Swap dimension `dim`, along which a storage grows, and dimension 0, where the storage has it."""
+    """Exchange dimension `dim`, along which the user's data grows, with dimension 0, along which storages grow."""
 
     def swapped(value: Any) -> Any:
         if value.ndim <= dim:
             raise SchemaError(
-                f"dimension {dim} is the one that grows, found a batch of {value.ndim} dimensions {list(value.shape)}"
+                f"the buffer grows along dimension {dim}, found a batch of {value.ndim} dimensions {list(value.shape)}"
             )
         return _transposed(value, dim) if _is_plain(value) else value.transpose(0, dim)
 
@@ -42,7 +42,7 @@ def swap(data: Any, dim: int) -> Any:
 
 
 def _transposed(data: TensorDict, dim: int) -> TensorDict:
-    """Swap two dimensions of a tensordict, as `transpose` does in twice the time."""
+    """Exchange two dimensions of a tensordict; `transpose` does the same in twice the time."""
     size = list(data.batch_size)
     size[0], size[dim] = size[dim], size[0]
     entries = {
@@ -53,12 +53,12 @@ def _transposed(data: TensorDict, dim: int) -> TensorDict:
 
 
 def _is_plain(data: Any) -> TypeGuard[TensorDict]:
-    """Whether data is a tensordict with neither a device nor names of dimensions."""
+    """Whether data is a tensordict without a device and without names of dimensions."""
     return type(data) is TensorDict and data.device is None and not data._has_names()
 
 
 def without_arrays(index: Any) -> Any:
-    """Return an index with NumPy arrays as tensors, so that an array of one number is not taken for an int."""
+    """Convert NumPy arrays in an index to tensors, so that an array with one number is not mistaken for an int."""
     if not isinstance(index, np.ndarray):
         return index
     return torch.from_numpy(index.copy() if min(index.strides, default=0) < 0 else index)
@@ -72,20 +72,20 @@ def is_key(index: Any) -> TypeGuard[str | tuple[str, ...]]:
 
 
 def is_single(index: Any) -> bool:
-    """Whether an index is that of one element, not of a batch."""
+    """Whether an index selects one element rather than a batch."""
     if isinstance(index, tuple):
         index = index[0]
     return isinstance(index, int | np.integer) or getattr(index, "ndim", None) == 0
 
 
 def entry(data: Any, key: str | tuple[str, ...]) -> Any:
-    """Return one entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
+    """Return an entry of a tensordict or a nest of dicts; MissingKeyError lists the existing ones."""
     for part in (key,) if isinstance(key, str) else key:
         if not (isinstance(data, TensorDictBase | Mapping) or is_tensor_collection(data)):
-            raise MissingKeyError(f"there is no {key!r}: {part!r} would be an entry of a {type(data).__name__}")
+            raise MissingKeyError(f"{key!r} not found: a {type(data).__name__} has no entry {part!r}")
         names = list(data.keys())
         if part not in names:
-            raise MissingKeyError(f"there is no {key!r}, expected one of {', '.join(map(repr, names)) or 'no entries'}")
+            raise MissingKeyError(f"{key!r} not found, expected one of {', '.join(map(repr, names)) or 'no entries'}")
         data = data[part] if isinstance(data, Mapping) else data.get(part)
     return data
 
@@ -95,15 +95,15 @@ def checked_batch_size(size: Any) -> int | None:
     if size is None:
         return None
     if isinstance(size, bool) or not isinstance(size, int):
-        raise UsageError(f"batch_size is a whole number, found {size!r}")
+        raise UsageError(f"batch_size is {size!r}, expected a whole number")
     if size < 1:
         raise UsageError(f"batch_size is {size}, expected a number from 1")
     return size
 
 
 def default_collate(storage: Storage) -> Callable[[Any], Any] | None:
-    """Return the function that makes batches of the rows of `storage`; None if the storage returns batches."""
-    if isinstance(storage, LazyStackStorage):  # returns stacks itself
+    """Return the function that makes batches of a storage's rows; None if the storage returns batches itself."""
+    if isinstance(storage, LazyStackStorage):  # it returns stacks itself
         return None
     if isinstance(storage, CompressedListStorage):
         return lazy_stack_elements
@@ -114,7 +114,7 @@ def stack_elements(items: Any) -> Any:
     """Stack a list of elements along a new first dimension.
 
     Tensors and tensordicts of one shape are stacked densely, tensordicts of different shapes lazily, nests leaf by
-    leaf. Lists that cannot be stacked, and anything but a list, are returned unchanged.
+    leaf. A list that cannot be stacked, and anything but a list, is returned unchanged.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -135,7 +135,7 @@ def lazy_stack_elements(items: Any) -> Any:
 
 
 def ragged_elements(batch: Any) -> list[Any] | None:
-    """Return the elements of a lazy batch of different shapes; None for any other batch."""
+    """Return the elements of a lazily stacked batch of different shapes; None for any other batch."""
     if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim == 0 and -1 in batch.batch_size:
         return list(batch.tensordicts)
     return None
@@ -146,13 +146,15 @@ def _stack_collections(items: list[Any]) -> Any:
         return items
     if all(_alike(item, items[0]) for item in items):
         return torch.stack(items)
-    return LazyStackedTensorDict.lazy_stack([item.copy() for item in items])  # a batch does not share its entries
+    return LazyStackedTensorDict.lazy_stack(
+        [item.copy() for item in items]
+    )  # new entries in the batch must not reach the elements
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two tensordicts have the same entries of the same shapes."""
+    """Whether two tensordicts have the same entries with the same shapes."""
     if isinstance(one, LazyStackedTensorDict) and not all(_alike(one.tensordicts[0], part) for part in one.tensordicts):
-        return False  # a lazy stack of different shapes, of which not even the entries can be read
+        return False  # a lazy stack of different shapes, whose entries cannot even be read
     if one is other:
         return True
     if isinstance(other, LazyStackedTensorDict) and not isinstance(one, LazyStackedTensorDict):

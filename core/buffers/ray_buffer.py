@@ -1,8 +1,8 @@
-"""A buffer in a Ray actor, which tasks and actors of all nodes write to and sample from.
+"""A buffer in a Ray actor, which tasks and actors on all nodes write to and sample from.
 
-Data travels in messages that hold no copies of tensors: pickle's protocol 5 passes their bytes as separate buffers. Ray
-puts these into the memory that all processes of a machine share, and the tensors that arrive are views of it. torch
-alone copies every tensor several times.
+Messages do not copy tensors: pickle's protocol 5 passes their bytes as separate buffers, Ray puts these into the memory
+shared by all processes of a machine, and the received tensors are views of it. torch alone would copy each tensor
+several times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIZE_BYTES = 8
 
 
 class Parcel:
-    """Wraps a value; unpickled, it is the value itself, see `packed`."""
+    """Wraps a value for sending; unpickling it gives the value itself. See `packed`."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -47,10 +47,10 @@ class Parcel:
 
 
 def packed(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """Return a pickle and the bytes of the tensors, by reference.
+    """Return a pickle, and the bytes of the tensors by reference.
 
-    Tensors on the CPU become plain tensors, contiguous, without gradients. Functions and classes travel by value where
-    they cannot be imported.
+    Tensors on the CPU arrive as plain contiguous tensors without gradients. Functions and classes that cannot be
+    imported travel by value.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -59,7 +59,7 @@ def packed(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def opened(document: bytes, *buffers: Any) -> Any:
-    """Return the value of a pickle; its tensors are views of the buffers."""
+    """Return the value of a pickle, whose tensors are views of the buffers."""
     return pickle.loads(document, buffers=buffers)  # safe: from a process that runs this program's code
 
 
@@ -79,7 +79,7 @@ def split(value: Any, count: int) -> list[Any]:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Return the value that `split` packed, on memory of its own."""
+    """Return the value that `split` packed, in memory of its own."""
     document, starts, sizes, first = parts[0]
     whole = np.concatenate([first, *parts[1:]])
     return opened(document, *(whole[start : start + size] for start, size in zip(starts, sizes, strict=True)))
@@ -88,7 +88,7 @@ def joined(parts: Sequence[Any]) -> Any:
 def small(value: Any, limit: int) -> bytes | None:
     """Pack a nest of dense tensors of up to `limit` bytes; None for anything else.
 
-    Ray sends plain bytes as they are; of a parcel it keeps a list of buffers, which takes longer.
+    Ray sends plain bytes as they are; for a parcel it manages a list of buffers, which takes longer.
     """
     piece = NestPiece.of(value)
     if piece is None or piece.size > limit or any(piece.layout.structure.constants()):
@@ -101,7 +101,7 @@ def small(value: Any, limit: int) -> bytes | None:
 
 
 def opened_small(data: bytes) -> Any:
-    """Return the nest that `small` packed, on memory of its own."""
+    """Return the nest that `small` packed, in memory of its own."""
     size = int.from_bytes(data[-_SIZE_BYTES:], "little")
     return _layout(data[size:-_SIZE_BYTES]).nest_in(bytearray(data[:size]))
 
@@ -125,7 +125,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _content(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return an array of the bytes of a tensor, in C order, by reference where they are so already."""
+    """Return the bytes of a tensor as an array in C order, by reference if the tensor is contiguous."""
     try:
         return np.ascontiguousarray(tensor.detach().numpy())
     except (RuntimeError, TypeError):  # conjugated, negated, or of a type that numpy lacks
@@ -142,10 +142,10 @@ def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.T
 
 
 class _Writable:
-    """Gives write access to the bytes of an array, which nobody else reads: a parcel arrives once."""
+    """Makes the bytes of a received array writable: each parcel has a single receiver."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array  # keeps the memory
+        self._array = array  # keeps the memory alive
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface
@@ -164,7 +164,7 @@ def _generator(state: torch.Tensor, device: str) -> torch.Generator:
 _PARTS = frozenset({"sampler", "storage", "transform", "writer"})
 _MASKS = ("mask", ("collector", "mask"))
 _END = "end of the iteration"
-# Ray sends up to 100 kB with the answer, and more through the object store, which takes twice as long for 200 kB.
+# Ray sends up to 100 kB with the answer, and more through the object store, which doubles the time for 200 kB.
 _PART_BYTES, _MOST_PARTS = 90_000, 12
 _DEFAULTS: dict[str, Any] = {"num_cpus": 1}
 _NO_OPTIONS: Mapping[str, Any] = {}
@@ -175,7 +175,7 @@ class BufferLostError(NetworkError):
 
 
 class _Host:
-    """Runs in the actor: makes the buffer, and answers calls."""
+    """Runs in the actor: owns the buffer and answers calls."""
 
     def __init__(self, path: Sequence[str]) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
@@ -183,12 +183,12 @@ class _Host:
         self.iterators: dict[str, Iterator[Any]] = {}
 
     def answer(self, work: Any) -> Any:
-        """Call a function with the buffer; return a parcel of what it returns, or of the error that it raises."""
+        """Call a function with the buffer; return a parcel of its result or of the error that it raised."""
         function, arguments, options = work
         return Parcel(self._answer(function, *arguments, **options))
 
     def sample(self, batch_size: int | None, options: Mapping[str, Any] = _NO_OPTIONS, parts: int = 1) -> Any:
-        """Draw a batch; return it in so many parts, a single one as bytes if it is small, else as a parcel."""
+        """Draw a batch; return it in the given number of parts, or as plain bytes if it is small."""
         done, found = self._answer(_method, "sample", batch_size, **options)
         if parts > 1:
             return split((done, found), parts)
@@ -208,7 +208,9 @@ def _build(host: Any, kind: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 def _method(host: Any, name: str, *arguments: Any, **options: Any) -> Any:
     buffer = host.buffer
-    if getattr(buffer.storage, "returns_objects", False):  # it keeps what it is given: no memory of the object store
+    if getattr(
+        buffer.storage, "returns_objects", False
+    ):  # it keeps references to its data, which must not be memory of the object store
         arguments = tuple(map_tensors(_copy, argument) for argument in arguments)
     found = getattr(buffer, name)(*arguments, **options)
     return None if found is buffer else found
@@ -257,7 +259,7 @@ def _stop(host: Any, name: str) -> None:
 
 
 class _Method:
-    """A method of a part in the actor."""
+    """A method of a part of the buffer, called in the actor."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
         self.path = path
@@ -271,7 +273,7 @@ def _parts_of(batch: Any) -> int:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that any process can unpickle: of another type if it must be."""
+    """Return an error that any process can unpickle; a SchemaError with its text if the original cannot be."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         Parcel(error).__reduce__()
@@ -283,7 +285,7 @@ def _portable(error: Exception) -> Exception:
 class RemotePart:
     """The sampler, storage, writer or transform of a buffer in an actor.
 
-    Attributes are read and set there, and methods are called there: `buffer.sampler.beta = 0.6`.
+    Attributes are read and set, and methods called, in the actor: `buffer.sampler.beta = 0.6`.
     """
 
     def __init__(self, buffer: RayReplayBuffer, name: str) -> None:
@@ -315,23 +317,29 @@ class RemotePart:
 
 
 class RayReplayBuffer:
-    """A buffer in an actor of a Ray cluster, with the methods of the buffer.
+    """A buffer that lives in an actor of a Ray cluster; it has the methods of the buffer.
 
-    - `replay_buffer_cls`: the class of the buffer, by default `ReplayBuffer`; all other arguments are its own. Parts
-      may be given as callables, which are then called in the actor: `storage=partial(LazyTensorStorage, 1_000_000)`.
-    - `remote_config`: options of the actor as for `ray.remote`, by default `{"num_cpus": 1}`.
-    - `ray_init_config`: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
-      environment variable RAY_ADDRESS is used, else a Ray of this machine, which listens on the loopback device only.
+    The actor handles calls one after another, so the buffer can be passed to tasks and other actors. Errors are the
+    buffer's own. Batches travel through Ray's object store: on the actor's machine their tensors are views of it,
+    without a copy, and occupy it as long as they exist (`batch.clone()` releases it). `sampler`, `storage`, `writer`
+    and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of checkpoints are paths
+    on the actor's machine.
 
-    Calls are made one after the other in the actor: the buffer can be passed to tasks and actors.
-    Errors are those of the buffer. Batches travel through Ray's object store; on the machine of the actor their tensors
-    are views of it, without a copy, and occupy it as long as they exist: `batch.clone()` releases it. `sampler`,
-    `storage`, `writer` and `transform` are `RemotePart`s, and `call(function)` runs anything in the actor. Paths of
-    checkpoints are those of the actor's machine.
+    Args:
+        replay_buffer_cls: the class of the buffer; default `ReplayBuffer`.
+        remote_config: options of the actor, as for `ray.remote`; default `{"num_cpus": 1}`.
+        ray_init_config: options of `ray.init`, if Ray does not run in this process yet. By default the cluster of the
+            environment variable RAY_ADDRESS is used, otherwise a local Ray that listens on the loopback device only.
+        **arguments: arguments of the buffer's class. Parts given as callables are made in the actor:
+            `storage=partial(LazyTensorStorage, 1_000_000)`.
 
-    BufferLostError (a NetworkError, a ConnectionError) if the actor died: make a new buffer, and `loads` a checkpoint.
-    UsageError (a ValueError) without Ray, for a cluster out of reach, and for `max_restarts`: an actor that Ray starts
-    again would be empty. Ideas and names are those of TorchRL.
+    Raises:
+        UsageError: (a ValueError) Ray is not installed, the cluster cannot be reached, or `max_restarts` is set: a
+            restarted actor would be empty.
+        BufferLostError: (a NetworkError, a ConnectionError) from any method, if the actor has died: make a new buffer,
+            and `loads` a checkpoint.
+
+    Names and behaviour follow TorchRL.
     """
 
     service_backend = "ray"
@@ -351,13 +359,13 @@ class RayReplayBuffer:
             raise UsageError(f"transport is {transport!r}, expected 'auto' or 'ray', without options")
         config = _DEFAULTS | dict(remote_config or {})
         if config.get("max_restarts"):
-            raise UsageError("max_restarts is set, expected 0: a restarted actor would have an empty buffer")
+            raise UsageError("max_restarts cannot be set: a restarted actor would have an empty buffer")
         self._ray = ray = imported_ray("a RayReplayBuffer")
         if not ray.is_initialized():
             connect(ray, **dict(ray_init_config or {}))
         self._actor = ray.remote(**config)(_Host).remote(sys.path)
         self._lost = ""
-        self._parts: dict[int | None, int] = {}  # of a batch of this size
+        self._parts: dict[int | None, int] = {}  # batch size → number of parts it is sent in
         self._priority_key: Any = None
         try:
             self._ask(_build, replay_buffer_cls, arguments)
@@ -375,7 +383,7 @@ class RayReplayBuffer:
         return found
 
     def _require_actor(self) -> None:
-        if not self._lost and not self._ray.is_initialized():  # a call would start another Ray
+        if not self._lost and not self._ray.is_initialized():  # otherwise the call would start another Ray
             self._lost = "Ray was shut down"
         if self._lost:
             self._raise_lost()
@@ -398,7 +406,7 @@ class RayReplayBuffer:
         ) from None
 
     def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Return `function(buffer, …)`, called in the actor."""
+        """Call `function(buffer, …)` in the actor and return its result."""
         return self._ask(_call, function, *arguments, **options)
 
     @property
@@ -411,7 +419,7 @@ class RayReplayBuffer:
         return True
 
     def shutdown(self) -> None:
-        """End the actor; the buffer is gone. Ray keeps running."""
+        """End the actor, and with it the buffer; Ray keeps running."""
         if self._ray.is_initialized() and not self._lost:
             self._ray.kill(self._actor)
         self._lost = self._lost or "shutdown() was called"
@@ -419,7 +427,7 @@ class RayReplayBuffer:
     close = shutdown
 
     def start(self) -> RayReplayBuffer:
-        """Return this buffer, whose actor runs already."""
+        """Return this buffer; its actor already runs."""
         return self
 
     client = start
@@ -435,11 +443,11 @@ class RayReplayBuffer:
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one element; return its index, as the buffer does."""
+        """Write one element and return its index; see the buffer's method."""
         return self._ask(_method, "add", data)
 
     def extend(self, data: Any, **options: Any) -> Any:
-        """Write a batch of elements; return their indices, as the buffer does."""
+        """Write a batch of elements and return their indices; see the buffer's method."""
         return self._ask(_method, "extend", data, **options)
 
     def update_priority(self, index: Any, priority: Any) -> None:
@@ -447,7 +455,7 @@ class RayReplayBuffer:
         self._ask(_method, "update_priority", index, priority)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Set the priorities of the elements of a sampled batch; only its index, mask and priorities are sent."""
+        """Set the priorities of a sampled batch's elements; only its index, mask and priorities are sent."""
         if is_tensor_collection(data):
             self._priority_key = self._priority_key or self._ask(_attribute, ("priority_key",))
             data = data.select("index", self._priority_key, *_MASKS, strict=False)
@@ -459,14 +467,14 @@ class RayReplayBuffer:
     # Reading ---------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, **options: Any) -> Any:
-        """Draw a batch, or with `return_info` a batch and its info; UsageError (a ValueError) for `out`."""
+        """Draw a batch; with `return_info`, return a pair `(batch, info)`. UsageError (a ValueError) for `out`."""
         if options.get("out") is not None:
-            raise UsageError(f"out is a {type(options['out']).__name__}, expected None: batches come from the actor")
+            raise UsageError("out cannot be used: batches come from the actor")
         self._require_actor()
         parts = self._parts.get(batch_size, 1)
         method = self._actor.sample
         if parts == 1:
-            # Each argument is sent apart, and takes its time.
+            # Each argument is serialized separately, which takes time: leave out those with their default.
             answer = self._get(method.remote(batch_size, options) if options else method.remote(batch_size))
             if isinstance(answer, bytes):
                 return opened_small(answer)
@@ -503,14 +511,17 @@ class RayReplayBuffer:
     # Checkpoints -----------------------------------------------------------------------------------
 
     def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write a checkpoint to a folder of the actor's machine; a relative path is below the caller's folder.
+        """Write a checkpoint to a folder on the actor's machine; see `ReplayBuffer.dumps`.
 
-        `durable` is that of `ReplayBuffer.dumps`.
+        A relative path is resolved against the caller's working directory.
         """
         self._ask(_method, "dumps", Path(path).absolute(), durable=durable)
 
     def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        """Load a checkpoint from a folder of the actor's machine; a relative path is below the caller's folder."""
+        """Load a checkpoint from a folder on the actor's machine; see `ReplayBuffer.loads`.
+
+        A relative path is resolved against the caller's working directory.
+        """
         self._ask(_method, "loads", Path(path).absolute(), verify=verify)
 
     dump = save = dumps

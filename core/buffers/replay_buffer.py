@@ -1,7 +1,12 @@
 """The replay buffer: a storage, a sampler, a writer and transforms that work as one.
 
-A batch is made in three steps: the sampler draws an index, always in the caller's thread; the storage reads the rows,
-without a lock that excludes writers; collation, transforms and pinning make the batch.
+    extend(data) ─► transform.inv ─► writer: which rows ─► storage: write ─► sampler: told what was written
+    sample(n)    ─► sampler: which rows ─► storage: read ─► collate ─► transform ─► pin ─► batch
+
+A batch is made in three steps. The sampler draws an index, always in the caller's thread, so that threads never change
+which elements are drawn. The storage reads the rows without locking out writers: a read that a write overlapped is
+repeated (see `Guard`). Collation, transforms and pinning then turn rows into a batch; these last two steps may run
+ahead in threads (`prefetch`).
 """
 
 from __future__ import annotations
@@ -97,40 +102,47 @@ from .trajectories import Trajectory, TrajectoryPredicate, stored_trajectories
 
 
 class ReplayBuffer:
-    """Keeps elements in a storage, at rows that a writer chooses, and returns batches that a sampler draws.
+    """Keeps elements in a storage and returns batches of them.
 
-    Arguments, all by name:
+    The writer chooses the rows of new elements, the sampler the rows of each batch. Names, arguments and documented
+    behaviour are TorchRL's; all arguments are keywords.
 
-    - `storage`: a `Storage`, or a callable that makes one; by default `ListStorage(1_000)`.
-    - `sampler`, `writer`: likewise; by default `RandomSampler()` and `RoundRobinWriter()`.
-    - `sample_unit`: a `SampleUnit` that expands each element that is drawn: `Sequence(8)` to 8 steps of its episode.
-    - `collate_fn`: makes a batch of rows of the storage; by default a stack of the elements of a list storage.
-    - `pin_memory`: whether batches are in page-locked memory, for fast copies to an accelerator. Entries that are on a
-      device already stay as they are. So do batches of a worker of a `DataLoader`, which pins them itself if asked to.
-    - `prefetch`: how many batches are made ahead, in as many threads; needs `batch_size`. Indices are always drawn
-      in the caller's thread, in the order of its calls: threads do not change batches.
-    - `transform`: a `Transform`, one of TorchRL's, a module or any callable, applied to batches that are read (and to
-      data that is written, if it has `inv`). `transform_factory` makes one, when a part is first needed.
-    - `batch_size`: how many elements `sample()` and iteration return.
-    - `consume_after_n_samples`: how often each element is sampled; its slot is written again then, see
-      `ConsumingSampler`. `len` is the number of elements that can still be sampled.
-    - `dim_extend`: the dimension of the user's data along which a storage of several dimensions grows, by default the
-      last. In the storage it is dimension 0.
-    - `checkpointer`: saves and loads the storage.
-    - `generator`: the random generator of storage, sampler, writer and transforms.
-    - `shared`: whether several processes write at the same time. Without it any number of processes may read, and
-      forked or spawned children may continue the same ring one after the other.
-    - `compilable`: whether the default writer counts in plain ints, which other processes do not see.
-    - `delayed_init`: whether the parts are made when one is first needed; by default only with `transform_factory`.
+    Args:
+        storage: a `Storage`, or a callable that makes one; default `ListStorage(1_000)`.
+        sampler: a `Sampler`, or a callable that makes one; default `RandomSampler()`.
+        sample_unit: a `SampleUnit` that expands each drawn element; `Sequence(8)` expands it to 8 steps of its episode.
+        writer: a `Writer`, or a callable that makes one; default `RoundRobinWriter()`.
+        collate_fn: makes a batch of the rows that the storage returns. By default elements of a list storage are
+            stacked, and other storages return batches already.
+        pin_memory: whether batches are put in page-locked memory, for fast copies to an accelerator. Entries on a
+            device stay there. Workers of a `DataLoader` do not pin; the loader does it, if it has `pin_memory=True`.
+        prefetch: how many batches are prepared ahead, in as many threads; needs `batch_size`. Which elements are drawn
+            does not depend on it.
+        transform: a `Transform` of rbtool or TorchRL, a module or any callable. It is applied to batches, and its
+            `inv`, if it has one, to data that is written.
+        transform_factory: makes the transform when it is first needed, instead of `transform`.
+        batch_size: how many elements `sample()` and iteration return.
+        consume_after_n_samples: after how many draws an element is used up and its slot may be written again; see
+            `ConsumingSampler`. `len(buffer)` then counts the elements that can still be sampled.
+        dim_extend: the dimension of the user's data along which a storage of several dimensions grows; default the
+            last. The storage keeps it as dimension 0.
+        checkpointer: saves and loads the storage; default the one registered for its class.
+        generator: the random generator of storage, sampler, writer and transforms; default torch's own.
+        shared: whether several processes write at the same time. Without it any number of processes may read, and
+            forked or spawned children may continue the same ring one after the other.
+        compilable: whether the default writer counts in plain ints, which other processes do not see.
+        delayed_init: whether the parts are made only when one is first needed; default only with `transform_factory`.
 
-    Readers in all threads and processes get no half-written rows from `sample` and from indexing with numbers; ints
-    and slices return views, in which later writes are visible.
+    Raises:
+        UsageError: (a ValueError) arguments contradict each other.
+        WrongKindError: (a TypeError) a part has the wrong type.
 
-    `DataLoader(buffer, batch_size=None)` yields the batches of the buffer, drawn by its sampler. Every worker has its
-    own random stream: without a generator that of `torch.initial_seed()` in the worker, with one a stream derived from
-    it and the number of the worker. Copies in other processes draw the same batches only if a generator was given.
-    UsageError (a ValueError) for contradictory arguments, WrongKindError (a TypeError) for a part of another type.
-    Ideas and names are those of TorchRL.
+    `sample` and indexing with lists or tensors of numbers never return half-written rows, in any thread or process.
+    Indexing with an int or a slice returns a view, in which later writes become visible.
+
+    `DataLoader(buffer, batch_size=None)` yields the batches that the buffer's sampler draws. Each worker has its own
+    random stream: with a `generator`, one derived from it and the worker's number; without, the worker's
+    `torch.initial_seed()`. Copies of a buffer in other processes draw the same batches only if a generator was given.
 
     >>> import torch
     >>> from rbtool import LazyTensorStorage
@@ -144,39 +156,39 @@ class ReplayBuffer:
     _storage: Storage
     _sampler: Sampler
     _drawing: Sampler | ExpandedDraws
-    """Draws the batches: the sampler, or what expands its draws."""
+    """The sampler, or with a `sample_unit` the `ExpandedDraws` around it."""
     _writer: Writer
     _transform: Compose
     _guard: Guard
     _prefetcher: Prefetcher | None
     _undelivered: list[Draw]
-    """The draws whose batches could not be made, in their order."""
+    """Draws whose batches could not be made, oldest first; they are delivered next."""
     _rng: torch.Generator | None
     _recipe: dict[str, Any] | None
     _unshared: bool
     """Whether several processes may write, but the rows are not in shared memory yet."""
     _cut_off: bool
-    """Whether this is a forked child of a shared buffer with a copy of the rows."""
+    """Whether this is a forked child that has a private copy of the rows of a shared buffer."""
     unseeded = False
-    """Whether the generator was not given: copies in other processes then draw other samples."""
+    """Whether no generator was given, so that copies in other processes have to draw different samples."""
     _place: Place
-    """The process that drew the last batch, or that the generator was given in."""
+    """The process that drew the last batch, or in which the generator was set."""
     _sampling: threading.RLock
     """Held by one draw at a time."""
     _seen: Written | None = None
-    """What was written when a sampler that reads rows last drew under the lock."""
+    """The state of the writer when a sampler that reads rows last drew under the lock."""
     _copies = 0
     """The number of processes with a copy of this buffer."""
     _revision = 0
     _ended = False
     carries_info: ClassVar[bool] = False
-    """Whether batches have the info of the sampler as entries."""
+    """Whether batches carry the sampler's info as entries."""
     draws_apart: ClassVar[bool] = False
-    """Whether a draw of it has more than the index and info of its sampler."""
+    """Whether its draws hold more than the sampler's index and info (such as generations)."""
     _reads_by_index: ClassVar[bool] = True
-    """Whether rows are what the storage returns for the index of a draw."""
+    """Whether the rows of a draw are simply `storage.get(index)`."""
     _label: ClassVar[str | None] = None
-    """The entry with row numbers that the writer stores; an assignment of data without it does not change it."""
+    """The entry in which the writer stores row numbers; assigning data without it keeps them."""
 
     def __init__(
         self,
@@ -244,16 +256,18 @@ class ReplayBuffer:
         if prefetch is not None and prefetch < 0:
             raise UsageError(f"prefetch is {prefetch}, expected a number of batches")
         if prefetch and batch_size is None:
-            raise UsageError("prefetch is set, expected with batch_size: what to make ahead is not known")
+            raise UsageError("prefetch needs a batch_size: it says how large the batches prepared ahead are")
         if prefetch and shared:
-            raise UsageError("prefetch and shared are both set, expected one: threads do not cross processes")
+            raise UsageError(
+                "prefetch and shared exclude each other: the threads of prefetch do not exist in other processes"
+            )
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend is {dim_extend}, expected a dimension from 0")
         if transform is not None and transform_factory is not None:
-            raise WrongKindError("transform and transform_factory are both set, expected one of them")
+            raise WrongKindError("transform and transform_factory are both set: give one of them")
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return what a checkpoint records of this buffer in addition to the state of its parts."""
+        """Return what a checkpoint records about this buffer besides the state of its parts."""
         return {}
 
     # Making the parts ------------------------------------------------------------------------------
@@ -299,7 +313,7 @@ class ReplayBuffer:
         return RandomSampler()
 
     def _check_parts(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
-        """Raise UsageError or SchemaError, with nothing changed, for parts that do not fit together."""
+        """Raise UsageError or SchemaError, before anything is changed, if the parts do not fit together."""
         if sampler.needs_order and not writer.keeps_order:
             raise UsageError(
                 f"a {type(writer).__name__} puts rows anywhere, and a {type(sampler).__name__} needs them in order",
@@ -310,10 +324,10 @@ class ReplayBuffer:
         if isinstance(sampler, ConsumingSampler):
             _check_consumption(writer, prefetches=self._prefetcher is not None, shared=self.shared)
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
-            raise UsageError("a sampler with drop_last=True needs the buffer's batch_size, found None")
+            raise UsageError("a sampler with drop_last=True needs a buffer with a batch_size")
 
     def _connect(self) -> None:
-        """Attach this buffer to the storage, and set the generator of all parts."""
+        """Subscribe to the storage's changes, and set the generator of all parts."""
         sampler, self._seen = self._sampler, None
         self._drawing = drawing_with(sampler, self._sample_unit)
         self._revision += 1
@@ -327,7 +341,7 @@ class ReplayBuffer:
         self._set_generators(self._rng)
 
     def _introduce(self) -> None:
-        """Pass the storage to the sampler, and report its elements as written, if the sampler follows writes."""
+        """Pass the storage to the sampler; if the sampler follows writes, report the stored elements as written."""
         self._sampler.on_attach(self._storage)
         if not (self._notify_sampler and self._storage.has_rows):
             return
@@ -343,37 +357,37 @@ class ReplayBuffer:
 
     @property
     def storage(self) -> Storage:
-        """Keeps the elements."""
+        """The storage that keeps the elements."""
         return self._storage
 
     @property
     def sampler(self) -> Sampler:
-        """Draws the indices of batches."""
+        """The sampler that draws the indices of batches."""
         return self._sampler
 
     @property
     def sample_unit(self) -> SampleUnit | None:
-        """Expands what the sampler draws; None if batches have just that."""
+        """The unit that expands drawn elements; None if batches contain just the drawn elements."""
         return self._sample_unit
 
     @property
     def writer(self) -> Writer:
-        """Chooses the rows of new elements."""
+        """The writer that chooses the rows of new elements."""
         return self._writer
 
     @property
     def transform(self) -> Compose:
-        """The transforms of batches and written data, maybe none."""
+        """The transforms of batches and written data; empty if there are none."""
         return self._transform
 
     @property
     def collate_fn(self) -> Callable[[Any], Any] | None:
-        """Makes a batch of rows of the storage; None where they are one."""
+        """The function that makes a batch of the storage's rows; None if the storage returns batches."""
         return self._collate_fn
 
     @property
     def rows_are_batches(self) -> bool:
-        """Whether rows are batches as the storage returns them, but for transforms and the info."""
+        """Whether a batch is the storage's rows unchanged, apart from transforms and the sampler's info."""
         return self._collate_fn is None and not self._pin_memory
 
     @property
@@ -394,7 +408,7 @@ class ReplayBuffer:
         self._dim_extend, self._given_dim = checked, True
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Replace the storage, and return the previous one; the next write is behind the rows of the new one."""
+        """Replace the storage and return the previous one; writing continues behind the rows of the new one."""
         storage = _made(storage, Storage, "storage")
         with self._guard, self._sampling:
             dim = self._dim_extend if self._given_dim else None
@@ -427,7 +441,7 @@ class ReplayBuffer:
         return previous
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replace the writer, and return the previous one, whose cursor and count a new writer takes over."""
+        """Replace the writer and return the previous one; a new writer takes over its cursor and count."""
         writer = _made(writer, Writer, "writer")
         self._check_parts(self._storage, self._sampler, writer)
         with self._guard.hold(), self._sampling:
@@ -449,16 +463,26 @@ class ReplayBuffer:
         self.draw_from(generator)
 
     def draw_from(self, generator: torch.Generator | None) -> None:
-        """Set the generator of all parts, whose stream may be that of another buffer; the process stays as it was."""
+        """Set the generator of all parts, possibly one shared with another buffer, without binding it to this
+        process.
+        """
         self._rng = generator
         with self._sampling:
             self._set_generators(generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Any:
-        """Add a transform at the end, inverted with `invert`; returns this buffer.
+        """Add a transform after the others.
 
-        SchemaError (a RuntimeError), with nothing changed, for a shared buffer and a transform whose state changes with
-        every write and cannot be shared.
+        Args:
+            transform: what the argument `transform` of the class takes.
+            invert: whether to exchange its two directions, so that it changes written data instead of batches.
+
+        Returns:
+            This buffer.
+
+        Raises:
+            SchemaError: (a RuntimeError) the buffer is shared and the transform has state that changes with every write
+                and cannot be shared. Nothing is changed.
         """
         require_flags(invert=invert)
         with self._sampling:
@@ -467,7 +491,7 @@ class ReplayBuffer:
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Any:
-        """Insert a transform before the one at `index`, as `append_transform` does at the end; returns this buffer."""
+        """Insert a transform before the one at position `index`; otherwise like `append_transform`."""
         require_flags(invert=invert)
         with self._sampling:
             self._transform.insert(index, as_transform(transform, invert=invert))
@@ -489,9 +513,10 @@ class ReplayBuffer:
             self._prefetcher.clear()
 
     def mark_update(self, index: Any) -> None:
-        """Report changed elements to the sampler; one that draws by priority gives them the default priority.
+        """Report changed elements to the sampler; a prioritized one gives them the default priority.
 
-        `index` is any index for `rb[index] = …`, or coordinates, int64 `[n, ndim]`.
+        Args:
+            index: any index accepted by `rb[index] = …`, or coordinates, int64 `[n, ndim]`.
         """
         storage, index = self._storage, without_arrays(index)
         if isinstance(index, torch.Tensor) and index.dim() == 2 and 1 < storage.ndim == index.shape[1]:
@@ -500,16 +525,16 @@ class ReplayBuffer:
             self._sampler.mark_update(index, storage=storage)
 
     # Drawing and making batches -----------------------------------------------------------------------
-    # A draw whose batch cannot be made, because a read fails or is interrupted, is kept: the next call for as many
-    # elements delivers it, so that an epoch loses no element.
+    # If the batch of a draw cannot be made, because reading fails or is interrupted, the draw is kept, and the next
+    # call for the same number of elements delivers it: an epoch loses no element.
 
     def _deliver(self, size: int, out: Any = None) -> tuple[Draw, Any]:
-        """Return the next draw of this size, and its batch, which is copied to `out` if that is given."""
+        """Return the next draw of this size and its batch; with `out`, the batch is copied there."""
         draw: Draw | None = None
         future: Future[Any] | None = None
         with self._sampling:
             self.settle()
-            kept = self._undelivered  # `forget_drawn` replaces it: what is forgotten meanwhile is not kept
+            kept = self._undelivered  # `forget_drawn` replaces the list, so draws forgotten meanwhile are not kept
             if not kept and self._prefetcher is None and not self._drawing.reads_rows:
                 draw = self._draw(size)
         if draw is None:
@@ -522,14 +547,14 @@ class ReplayBuffer:
             batch = self._changed(rows, draw) if self._transform.draws else rows
             return draw, batch if out is None else fill(out, batch, self._storage.may_hold)
         except BaseException:
-            if not (self._sampler.has_epochs or draw.parts):  # older ones, of other sizes, may never be asked for
+            if not (self._sampler.has_epochs or draw.parts):  # drop older ones: their size may never be asked for again
                 kept.clear()
             draw.size = size
             kept.append(draw)
             raise
 
     def _next_draw(self, size: int) -> tuple[Draw, Future[Any] | None]:
-        """Return the next draw, and its batch if a thread makes it, or its rows if a transform draws."""
+        """Return the next draw, with the future of its batch if a thread makes it."""
         if self._undelivered and (draw := self._kept(size)) is not None:
             return draw, None
         prefetcher = self._prefetcher
@@ -549,7 +574,7 @@ class ReplayBuffer:
                     return draw, future
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int, make: Callable[[Draw], Any]) -> Draw:
-        """Draw once more, and have a thread make the batch."""
+        """Draw once more, and let a thread make the batch."""
         waiting = len(self._undelivered)
         try:
             draw = self._draw(size)
@@ -563,14 +588,14 @@ class ReplayBuffer:
         return draw
 
     def _rows_stay(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which nobody writes, if the sampler reads rows.
+        """Return a context that excludes writers, if the sampler reads rows.
 
-        Writers take the guard before they notify the sampler: in the other order two threads wait for each other.
+        Writers take the guard before they notify the sampler; taking them in the other order could deadlock.
         """
         return self._guard.hold() if self._drawing.reads_rows else contextlib.nullcontext()
 
     def _kept(self, size: int, *, or_fewer: bool = False) -> Draw | None:
-        """Remove a draw of this size whose batch was not made, and return it; None if there is none."""
+        """Remove and return a draw of this size whose batch was not made; None if there is none."""
         with self._rows_stay(), self._sampling:
             place = 0
             while place < len(self._undelivered):
@@ -585,9 +610,10 @@ class ReplayBuffer:
         return None
 
     def restored(self, draw: Draw) -> bool:
-        """Read the rows of a draw again, whose batch was started; return False if they were written over since.
+        """Read the rows of an interrupted draw again, as a transform may have changed them.
 
-        A transform may have changed the rows that were read with the draw.
+        Returns:
+            False if the rows have been overwritten since the draw.
         """
         if draw.written is None or self._sampler.rows_come_once:
             return True
@@ -600,10 +626,14 @@ class ReplayBuffer:
             return True
 
     def draw(self, size: int, *, with_rows: bool = True, or_fewer: bool = False) -> Draw:
-        """Draw the index of a batch that `batch_of` makes; batches made ahead are left alone.
+        """Draw the index of a batch, to be passed to `batch_of`; batches prepared ahead are not touched.
 
-        Without `with_rows`, the caller excludes writers, and reads the rows that a sampler would have read. What was
-        passed to `keep` comes first; with `or_fewer` also if it is of fewer elements.
+        Args:
+            size: how many elements to draw.
+            with_rows: whether a sampler that reads rows returns them with the draw. If False, the caller excludes
+                writers and reads the rows itself.
+            or_fewer: whether a draw passed to `keep` may be returned even if it has fewer elements. Kept draws come
+                first.
         """
         with self._sampling:
             self.settle()
@@ -621,7 +651,7 @@ class ReplayBuffer:
                 self._undelivered.append(draw)
 
     def _draw(self, size: int, with_rows: bool = True) -> Draw:
-        """Draw an index; for a sampler that reads rows, with the rows of the same instant."""
+        """Draw an index; if the sampler reads rows, together with the rows as of the same instant."""
         storage, sampler = self._storage, self._drawing
         if sampler.reads_rows and with_rows:
             return self._undisturbed(size) or self._locked(size)
@@ -634,7 +664,7 @@ class ReplayBuffer:
     def _with_info(
         self, index: Any, found: Mapping[Any, Any], last: bool = False, rows: Any = None, written: Written | None = None
     ) -> Draw:
-        """Complete the info of an index."""
+        """Make a `Draw` of an index and the sampler's info."""
         storage = self._storage
         info = dict(found)
         info["index"] = index
@@ -657,10 +687,13 @@ class ReplayBuffer:
                 raise
 
     def _undisturbed(self, size: int) -> Draw | None:
-        """Draw with rows, without the lock that other processes wait for; None if that is not safe, or was disturbed.
+        """Draw with rows, without the lock that other processes may be waiting for.
 
-        It is safe if nothing was written since the last draw: what the sampler derives from rows is complete then. A
-        sampler with epochs must not draw twice.
+        This is safe if nothing was written since the last draw, because then whatever the sampler derived from the rows
+        is complete. Samplers with epochs are excluded, as they must not draw twice.
+
+        Returns:
+            None if it is not safe, or if a write interfered.
         """
         sampler, storage, guard, seen = self._drawing, self._storage, self._guard, self._seen
         if not self.shared or sampler.has_epochs or (before := guard.sequence) & 1 or storage.log.now != seen:
@@ -685,22 +718,22 @@ class ReplayBuffer:
         if draw.rows is None:
             return self._guard.read(self._read, draw.index)
         if self._sampler.rows_come_once and not self.returns_rows:
-            return map_tensors(lambda value: value.clone(), draw.rows)  # they are needed again if this fails
+            return map_tensors(lambda value: value.clone(), draw.rows)  # a retry needs the originals
         return draw.rows
 
     def _read(self, index: Any) -> Any:
-        """Read rows, with the steps before them where transforms look back; the guard makes them of one moment."""
+        """Read rows, and the steps before them if transforms look back; the guard makes all of them of one instant."""
         return self._storage.get(index) if self._transform.is_empty else self.with_past(index, None)
 
     @property
     def _looking_back(self) -> list[Any]:
-        """The transforms that are applied as rows are read."""
+        """The transforms that need earlier steps, and are therefore applied while rows are read."""
         return self._transform.looking_back
 
     def with_past(self, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Return rows that were just read, or with None are read now, as the transforms that look back make them.
+        """Apply the transforms that look back to rows that were just read, or are read now if `rows` is None.
 
-        The caller excludes writers, or reads again if there was one.
+        The caller excludes writers, or repeats the call if one interfered.
         """
         rows = self._storage.get(index) if rows is None else rows
         if self._transform.is_empty or not (transforms := self._looking_back):
@@ -708,13 +741,13 @@ class ReplayBuffer:
         return self._history.complete(transforms, self._storage, index, rows, dim_extend)
 
     def batch_of(self, draw: Draw, collate: Callable[[Any], Any] | None = None) -> Any:
-        """Make the batch of a draw, as `sample` returns it; `collate` is used instead of the buffer's own."""
+        """Make the batch of a draw as `sample` does; `collate`, if given, replaces the buffer's collate function."""
         if draw.rows is None and collate is None and self._reads_by_index and self.returns_rows:
             return self._completed(self._guard.read(self._storage.get, draw.index), draw)
         return self._changed(self._rows_of(draw, collate), draw)
 
     def _filled(self, out: Any, draw: Draw) -> Any:
-        """Make the batch of a draw in the memory of another one: without a copy in between, if it is rows alone."""
+        """Make the batch of a draw in the memory of `out`; without an intermediate copy if the batch is plain rows."""
         storage, added = self._storage, draw.info if self.carries_info else {}
         plain = draw.rows is None and self._reads_by_index and self.returns_rows
         if plain and all(type(value) is torch.Tensor for value in added.values()):
@@ -723,11 +756,11 @@ class ReplayBuffer:
 
     @property
     def returns_rows(self) -> bool:
-        """Whether batches are rows as the storage returns them, but for the info."""
+        """Whether batches are the storage's rows unchanged, apart from the sampler's info."""
         return self.rows_are_batches and self._transform.is_empty
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
-        """Make a batch of collated rows."""
+        """Turn collated rows into a batch: transforms, info, pinning."""
         batch = self._completed(self._transformed(rows), draw)
         return self._pinned(batch) if self._pin_memory else batch
 
@@ -756,8 +789,11 @@ class ReplayBuffer:
         return map_tensors(_pin, batch)
 
     def __len__(self) -> int:
-        """Return the number of elements; to a `DataLoader` over this buffer, the number of batches of an epoch."""
-        # `inspect.currentframe` in a local makes a cycle: what the callers hold would wait for the garbage collection.
+        """Return the number of elements; when a `DataLoader` over this buffer asks, the number of batches of an
+        epoch.
+        """
+        # Holding `inspect.currentframe()` in a local would make a reference cycle, which keeps all objects of the
+        # callers alive until the garbage collector runs.
         caller = sys._getframe(1)
         if caller.f_code.co_name == "__len__" and (loader := loader_counting(self, caller)) is not None:
             return number_of_batches(self._sampler, self._storage, self._known_batch_size(), loader)
@@ -766,20 +802,28 @@ class ReplayBuffer:
     # Sampling --------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None) -> Any:
-        """Draw a batch; with `return_info`, return a pair of batch and info.
+        """Draw a batch.
 
-        The batch is copied to `out`, if it is given, which is a batch of as many elements that an earlier call
-        returned. SchemaError (a RuntimeError), with `out` unchanged, for other entries, element types, shapes or
-        devices, and for tensors that are not contiguous, require gradients, or share memory with stored rows or each
-        other; the next call for as many elements delivers what was drawn.
+        Args:
+            batch_size: how many elements to draw; default the buffer's batch size. Another size gives a warning, and
+                bypasses batches prepared ahead.
+            return_info: whether to return a pair `(batch, info)`. `info["index"]` is the index of the elements: int64
+                `[batch_size]`, or a tuple with one such tensor for each dimension of the storage. All of `info` is on
+                the storage's device.
+            out: a batch of an earlier call with the same number of elements, into whose memory the new batch is copied.
 
-        `info["index"]` is the index, int64 `[batch_size]` or a tuple of one such tensor a dimension, on the storage's
-        device like the rest of `info`. A `batch_size` other than the buffer's is used with a warning, and bypasses
-        batches made ahead. SchemaError (a RuntimeError) if there is no batch size, and for an empty storage.
+        Returns:
+            The batch, or `(batch, info)`.
+
+        Raises:
+            SchemaError: (a RuntimeError) the batch size is unknown, or the storage is empty. Also if `out` differs in
+                entries, element types, shapes or devices, or has tensors that are not contiguous, require gradients, or
+                share memory with stored rows or with each other; `out` is then unchanged, and the next call for the
+                same number of elements delivers what was drawn.
         """
         size = self._batch_size if batch_size is None else batch_size
         if size is None:
-            raise SchemaError("no batch size is known", hint="give sample(batch_size) or the buffer a batch size")
+            raise SchemaError("sample() needs a batch size", hint="pass batch_size to sample() or to the buffer")
         if batch_size is not None and self._batch_size not in (None, batch_size) and not quiet():
             warn_caller(f"a batch of {batch_size} is drawn, the buffer's batch_size is {self._batch_size}")
         draw, batch = self._deliver(size, out)
@@ -792,11 +836,18 @@ class ReplayBuffer:
         *,
         choose: Callable[[Storage], tuple[Index, Mapping[Any, Any], Any]] | None = None,
     ) -> Any:
-        """Draw a batch with this generator: equal states of it give equal batches, in any process.
+        """Draw a batch with another generator; equal generator states give equal batches, in any process.
 
-        The random stream of the buffer, its epoch and the batches made ahead stay as they are. `choose(storage)`
-        returns index, info and rows (None to have them read) in place of the sampler; without it SchemaError (a
-        RuntimeError) for a sampler with epochs, whose batches depend on those before.
+        The buffer's own random stream, its epoch and the batches prepared ahead do not change.
+
+        Args:
+            generator: the source of random numbers; it advances.
+            batch_size: how many elements to draw; default the buffer's batch size.
+            choose: replaces the sampler: `choose(storage)` returns index, info and rows (None to have them read).
+
+        Raises:
+            SchemaError: (a RuntimeError) the sampler has epochs, so that its batches depend on earlier ones, and
+                `choose` is not given.
         """
         if choose is None and self._sampler.has_epochs:
             raise SchemaError(f"a {type(self._sampler).__name__} draws in epochs: its batches depend on those before")
@@ -814,17 +865,19 @@ class ReplayBuffer:
             return self.batch_of(draw)
 
     def check_draws(self, batch_size: int) -> None:
-        """Draw the index of a batch and drop it: raises what the first batch would, before rows are read."""
+        """Draw an index and drop it, to raise before any row is read what the first batch would raise."""
         with self.drawing_from(torch.Generator()):
             self._draw(batch_size, with_rows=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the end of an epoch, or without end if the sampler has no epochs.
+        """Yield batches until the end of an epoch; without end if the sampler has no epochs.
 
-        A batch that cannot be made is the next one again: the iterator, or another one, continues with it.
+        If a batch cannot be made, this iterator or the next one continues with the same batch.
 
-        SchemaError (a RuntimeError) without a batch size, for a `DataLoader` with a batch size of its own, and in one
-        of several workers of a `DataLoader` for a sampler with epochs: each would yield a whole epoch.
+        Raises:
+            SchemaError: (a RuntimeError) the buffer has no batch size; a `DataLoader` has a batch size of its own; or
+                several workers of a `DataLoader` iterate over a sampler with epochs, and would each yield a whole
+                epoch.
         """
         size = self._known_batch_size()
         if (fetcher := fetcher_asking(self)) is not None:
@@ -834,7 +887,7 @@ class ReplayBuffer:
         return _ReadEpoch(partial(self._deliver, size), ended=self._sampler.exhausted)
 
     def next(self) -> Any:
-        """Return the next batch, without a device, or None once at the end of an epoch."""
+        """Return the next batch, without a device; None once at the end of each epoch."""
         if self._ended:
             self._ended = False
             return None
@@ -845,7 +898,7 @@ class ReplayBuffer:
     def _known_batch_size(self) -> int:
         if self._batch_size is None:
             raise SchemaError(
-                "iteration needs a batch size, the buffer has none",
+                "iteration needs a buffer with a batch_size",
                 hint="make the buffer with batch_size=…",
             )
         return self._batch_size
@@ -853,12 +906,19 @@ class ReplayBuffer:
     # Looking up ------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Return elements by number, or an entry of all of them by key.
+        """Return elements by number, or one entry of all elements by key.
 
-        An int returns one element; ints and slices return views, lists, tensors of numbers and masks new tensors,
-        collated. All are transformed. Several indices in a tuple are those of the dimensions of `rb[:]`. With a
-        `dim_extend` above 0, dimension 0 is the first one of the user's data. IndexError for elements that do not
-        exist, MissingKeyError (a KeyError) for a missing entry.
+        Args:
+            index: an int (one element), a slice, a list, a tensor of numbers, a mask, or the key of an entry. A tuple
+                of indices addresses the dimensions of `rb[:]`. With a `dim_extend` above 0, dimension 0 is the first
+                one of the user's data.
+
+        Returns:
+            The elements, collated and transformed: views for ints and slices, otherwise new tensors.
+
+        Raises:
+            IndexError: an element does not exist.
+            MissingKeyError: (a KeyError) an entry does not exist.
         """
         if is_key(index):
             return entry(self[:], index)
@@ -893,14 +953,14 @@ class ReplayBuffer:
         return self._guard.read(chosen, index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """Return all elements in the order of their numbers, or those before `end`."""
+        """Return all elements in the order of their numbers; with `end`, those before it."""
         return self[:end]
 
     # Statistics -------------------------------------------------------------------------------------
 
     @property
     def write_count(self) -> int:
-        """How many elements were written by `add` and `extend` in all, along the dimension that grows."""
+        """How many elements `add` and `extend` have written in total, along the dimension that grows."""
         return self._writer.write_count
 
     def stats(self) -> dict[str, Any]:
@@ -929,13 +989,20 @@ class ReplayBuffer:
         return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in parts.items())})"
 
     # Writing ------------------------------------------------------------------------------------------
-    # A failure changes nothing, and the caller's data is never changed.
+    # A write that fails changes nothing, and the caller's data is never changed.
 
     def add(self, data: Any) -> Any:
-        """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
+        """Write one element.
 
-        A transform gets a tensordict with a trailing dimension of size one. If it returns None, nothing is written and
-        the index is empty, `[0, ndim]`. SchemaError (a RuntimeError) for data that does not fit the storage.
+        Args:
+            data: the element. A transform gets a tensordict with a trailing dimension of size 1.
+
+        Returns:
+            Its index: an int, or int64 `[k, ndim]` for a storage of several dimensions. If the transform returns None,
+            nothing is written, and the index is empty, `[0, ndim]`.
+
+        Raises:
+            SchemaError: (a RuntimeError) the data does not fit the storage.
         """
         return self._write_one(data).index
 
@@ -974,7 +1041,7 @@ class ReplayBuffer:
         return index
 
     def _require_room(self, room: int, count: int) -> None:
-        """Raise SchemaError, with nothing changed, for elements beyond the capacity of the sampler."""
+        """Raise SchemaError, before anything is changed, if the elements exceed the capacity of the sampler."""
         storage, writer = self._storage, self._writer
         behind = (writer.cursor if writer.keeps_order else len(storage)) + count
         if min(behind, storage.max_size) > room:
@@ -990,19 +1057,25 @@ class ReplayBuffer:
         return self._extend_unless_none(changed)
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Write a batch of elements; return their indices, int64 `[n]`, or `[n, ndim]` of several dimensions.
+        """Write a batch of elements. If it is longer than the capacity, only its last elements are kept.
 
-        A tensor, a tensordict and a tensorclass are batches along their first dimension, or along `dim_extend` for a
-        storage of several dimensions; a list is a sequence of elements; a tuple or a dict is a nest whose leaves share
-        their first dimension. Of a batch longer than the capacity the last elements are kept. If a transform returns
-        None, nothing is written and the index is empty, `[0, ndim]`.
+        Args:
+            data: a tensor, tensordict or tensorclass, which is a batch along its first dimension (along `dim_extend`
+                for a storage of several dimensions); a list of elements; or a nest of tuples and dicts whose leaves
+                share their first dimension.
+            update_priority: only for buffers of tensordicts.
 
-        SchemaError (a RuntimeError), with nothing changed, for data that does not fit the storage and for an empty
-        batch; UnsupportedError (a NotImplementedError) for `update_priority`, which buffers of tensordicts have.
+        Returns:
+            The indices, int64 `[n]`, or `[n, ndim]` for a storage of several dimensions. If a transform returns None,
+            nothing is written, and the index is empty, `[0, ndim]`.
+
+        Raises:
+            SchemaError: (a RuntimeError) the batch is empty or does not fit the storage. Nothing is changed.
+            UnsupportedError: (a NotImplementedError) `update_priority` is given.
         """
         if update_priority is not None:
             raise UnsupportedError(
-                f"update_priority is set, expected None: a {type(self).__name__} does not know where priorities are",
+                f"update_priority is set, but a {type(self).__name__} does not know which entry holds priorities",
                 hint="take a TensorDictReplayBuffer, or call update_priority()",
             )
         index: torch.Tensor = self._write_batch(data).index
@@ -1015,7 +1088,7 @@ class ReplayBuffer:
             return self._extend_unless_none(self._inward(data, self._transform.inv))
 
     def flush(self) -> torch.Tensor:
-        """Write data that transforms such as `MultiStepTransform` hold back; return the indices as `extend` does."""
+        """Write the data that transforms such as `MultiStepTransform` hold back; returns indices as `extend` does."""
         index: torch.Tensor = self._write_held().index
         return index
 
@@ -1028,7 +1101,7 @@ class ReplayBuffer:
 
     @contextlib.contextmanager
     def _held_again_on_failure(self) -> Iterator[None]:
-        """On failure restore the data that transforms hold back."""
+        """If the context fails, give the transforms back the data that they held."""
         held = self._transform.held_back()
         try:
             yield
@@ -1055,22 +1128,31 @@ class ReplayBuffer:
     # Priorities and emptying -----------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set the priority of elements, one for all or one for each; gradients are dropped.
+        """Set the priorities of elements. A sampler without priorities warns.
 
-        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension. A sampler without priorities
-        warns. WrongKindError (a TypeError) for an index or priorities that are no numbers, UsageError (a ValueError)
-        for priorities that are negative or not finite, SchemaError (a RuntimeError) for another number of priorities:
-        all with nothing changed.
+        Args:
+            index: an int, int64 `[n]` or `[n, ndim]`, or a tuple with one tensor for each dimension.
+            priority: one number for all elements, or one for each; gradients are dropped.
+
+        Raises:
+            WrongKindError: (a TypeError) index or priorities are not numbers.
+            UsageError: (a ValueError) a priority is negative or not finite.
+            SchemaError: (a RuntimeError) the number of priorities does not match the index. Nothing is changed by any
+                of these.
         """
         if isinstance(index, slice | str) or index is None or index is Ellipsis or is_tensor_collection(index):
-            raise WrongKindError(f"elements are named by their numbers, found a {type(index).__name__}")
+            raise WrongKindError(f"priorities are set by the numbers of elements, found a {type(index).__name__}")
         with self._sampling:
             self._sampler.update_priority(without_arrays(index), _numbers(priority), storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all elements, and reset sampler and writer; memory is kept.
+        """Remove all elements and reset sampler and writer; the memory is kept.
 
-        SchemaError (a RuntimeError), with nothing changed, for a dataset that does not allow writing.
+        Args:
+            empty_write_count: whether `write_count` starts again from 0.
+
+        Raises:
+            SchemaError: (a RuntimeError) the storage is a dataset that does not allow writing. Nothing is changed.
         """
         with self._guard, self._sampling:
             self._writer.empty(empty_write_count)
@@ -1082,16 +1164,22 @@ class ReplayBuffer:
     # Editing ----------------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace existing elements, by number, or an entry of all elements, by key.
+        """Replace stored elements, by number, or one entry of all elements, by key.
 
-        Several indices in a tuple are those of the dimensions of `rb[:]`. Data without the leading dimensions of the
-        selection is repeated along them: `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. In a list storage
-        only a tensor or tensordict without rows is repeated. If all elements are replaced in memory, data may have new
-        entries, and `rb[key]` may be new: a tensor storage keeps it until elements are written without it.
+        Elements pass through the transforms, except those that hold data back, such as `MultiStepTransform`; entries do
+        not.
 
-        Data goes through the transforms, except those that hold data back, such as `MultiStepTransform`; entries go
-        through none. IndexError for elements that do not exist, SchemaError (a RuntimeError) for data that does not fit
-        the stored data, MissingKeyError (a KeyError) for an unknown entry that cannot be added.
+        Args:
+            index: as for reading; a tuple of indices addresses the dimensions of `rb[:]`.
+            data: the new elements. Data without the leading dimensions of the selection is repeated along them, as in
+                `rb[0:2] = rb[0]`; dimensions of size 1 are not expanded. For a list storage only a tensor or tensordict
+                without rows is repeated. If all elements are replaced in memory, the data may have new entries, and
+                `rb[key]` may be new; a tensor storage keeps a new entry until elements are written without it.
+
+        Raises:
+            IndexError: an element does not exist.
+            SchemaError: (a RuntimeError) the data does not fit the stored data.
+            MissingKeyError: (a KeyError) the entry is unknown and cannot be added.
         """
         if is_key(index):
             with self._guard:
@@ -1112,13 +1200,13 @@ class ReplayBuffer:
     def _inward(self, data: Any, through: Callable[[Any], Any]) -> Any:
         """Apply a method of the transforms to data, or to a shallow copy of a tensordict."""
         if data is None:
-            raise SchemaError("the data are None, expected some to write: did a function forget to return them?")
+            raise SchemaError("there is no data to write, found None: did a function forget to return it?")
         if self._transform.is_empty:
             return data
         return through(data.copy() if isinstance(data, TensorDictBase) else data)
 
     def _names_all(self, index: Any) -> bool:
-        """Whether an index of one dimension of the user's layout selects all of it."""
+        """Whether an index of one dimension, in the user's layout, selects all of it."""
         size = self._storage.shape[self._dim_extend]
         return index is Ellipsis or (isinstance(index, slice) and range(size)[index] == range(size))
 
@@ -1135,7 +1223,7 @@ class ReplayBuffer:
         return data
 
     def _places(self, index: Any) -> Any:
-        """Return the index in the form of storages; IndexError for elements that do not exist."""
+        """Convert the index to the form that storages take; IndexError for elements that do not exist."""
         rows, found = self._storage.shape[0], as_index(index, 1)
         highest = -1
         if isinstance(found, slice):
@@ -1149,33 +1237,45 @@ class ReplayBuffer:
         return found
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Replace the first elements along dimension 0 of `rb[:]`, as many as `data` has, or `end`; see `rb[:] = data`.
+        """Replace the first elements along dimension 0 of `rb[:]`; length and cursor do not change.
 
-        Length and cursor do not change.
+        Args:
+            data: the new elements, as for `rb[:] = data`.
+            end: how many elements are replaced; default the length of `data`.
         """
         self[: batch_length(data) if end is None else end] = data
 
     # Entries ---------------------------------------------------------------------------------------
 
     def set_(self, key: EntryKey, value: Any) -> Any:
-        """Replace an entry of all elements, in place and without transforms; returns this buffer.
+        """Replace an entry of all elements, in place and without transforms.
 
-        SchemaError (a RuntimeError) unless `value` has the shape and element type of `rb[:][key]`, and for a storage
-        whose elements cannot be edited; MissingKeyError (a KeyError) for a missing entry.
+        Returns:
+            This buffer.
+
+        Raises:
+            SchemaError: (a RuntimeError) `value` does not have the shape and element type of `rb[:][key]`, or the
+                storage cannot be edited.
+            MissingKeyError: (a KeyError) the entry does not exist.
         """
         return self._edit({key: value})
 
     def set_at_(self, key: EntryKey, value: Any, index: Any) -> Any:
-        """Replace an entry of the elements at `index`, as `set_` does of all; returns this buffer."""
+        """Replace an entry of the elements at `index`; otherwise like `set_`."""
         return self._edit({key: value}, without_arrays(index))
 
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[EntryKey] | None = None
     ) -> Any:
-        """Replace several entries as `set_` does: all or none; returns this buffer.
+        """Replace several entries as `set_` does, either all of them or none.
 
-        With `keys_to_update`, only those among the given entries. `clone` is accepted for compatibility with TorchRL:
-        values are always copied.
+        Args:
+            input_dict_or_td: the new values by key.
+            clone: has no effect, as values are always copied; it exists for compatibility with TorchRL.
+            keys_to_update: replace only these of the given entries.
+
+        Returns:
+            This buffer.
         """
         values = dict(flat_entries(input_dict_or_td))
         if keys_to_update is not None:
@@ -1198,20 +1298,31 @@ class ReplayBuffer:
         version: Any = None,
         require_newer: bool = False,
     ) -> ConditionalUpdateResult:
-        """Replace entries of those elements that were not overwritten since they were sampled.
+        """Replace entries of sampled elements, skipping elements that have been overwritten since they were sampled.
 
-        `index` and `generation` are the `"index"` and `"index_generation"` of a batch, for N elements: int64 `[N]`, and
-        `[N, ndim]` indices for a storage of several dimensions. `patch` is a tensordict or a dict of entries, `[N,
-        *feature]`. With `version`, a number or one of each element, only elements whose entry `version_key` is not
-        above it are updated (with `require_newer`, is below it), and get it as their version, in the same write. Of
-        several records of an element the one with the highest version applies, the last of equal ones.
+        For learners that compute something about a batch (an advantage, a target) while actors keep writing. It needs a
+        `TensorStorage`, and a writer with `track_generations=True`. Transforms are not applied. Generations and places
+        of the elements do not change, so that the same batch can be updated again.
 
-        It needs a `TensorStorage`, and a writer with `track_generations=True`. Transforms are not used; generations and
-        the places of elements do not change, so that later updates of the same batch work.
+        Args:
+            index: the entry `"index"` of a batch of N elements, int64 `[N]`, or `[N, ndim]`.
+            generation: the entry `"index_generation"` of that batch, int64 `[N]`.
+            patch: the new values, a tensordict or a dict of entries `[N, *feature]`.
+            version_key: the stored entry that holds the version of each element.
+            version: the version of this update, one number for all elements or one for each. An element is only updated
+                if its stored version is not higher, and gets this version in the same write. If several records name
+                the same element, the one with the highest version wins, the last of equal ones.
+            require_newer: whether the stored version has to be lower, instead of lower or equal.
 
-        All with nothing changed: SchemaError (a RuntimeError) for other parts and a storage that was never written;
-        MissingKeyError (a KeyError) for entries that are not stored; UsageError (a ValueError) for other numbers of
-        records, element types and shapes, for a version without its key, and for one that its entry cannot hold.
+        Returns:
+            Which records were applied, and which were rejected or stale.
+
+        Raises:
+            SchemaError: (a RuntimeError) the storage or writer does not support this, or nothing was ever written.
+            MissingKeyError: (a KeyError) an entry is not stored.
+            UsageError: (a ValueError) the number of records, an element type or a shape does not match; only one of
+                `version` and `version_key` is given; or the version does not fit its entry. Nothing is changed by any
+                of these.
         """
         with self._guard:
             return update_present(
@@ -1221,26 +1332,32 @@ class ReplayBuffer:
     # Trajectories -----------------------------------------------------------------------------------
 
     def query(self, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
-        """Return the trajectories for which a condition holds, or all, in the order in which they were written.
+        """Return the trajectories that meet a condition, in the order in which they were written.
 
-        They follow a ring across its wrap, and the lanes of a storage of several dimensions one after the other. The
-        last one may be under way. Only the entries that the condition uses are read; see `filter_trajectories` for
-        conditions and for what separates trajectories, which for a dataset is its episode table.
+        Trajectories continue across the wrap of a ring. Those of a storage of several dimensions follow lane by lane,
+        those of an ensemble member by member. The last one of a ring may be unfinished. Only entries that the condition
+        uses are read.
 
-        WrongKindError (a TypeError) for elements that are no tensordicts, MissingKeyError (a KeyError) if nothing
-        separates them; UnsupportedError (a NotImplementedError) for streams. Ensembles list the trajectories of their
-        members, one member after the other.
+        Args:
+            predicate: the condition, see `filter_trajectories`; default all trajectories.
+            trajectory_key: the entry with trajectory ids; see `filter_trajectories` for the default. A dataset uses its
+                episode table.
+
+        Raises:
+            WrongKindError: (a TypeError) the elements are not tensordicts.
+            MissingKeyError: (a KeyError) nothing in the data separates trajectories.
+            UnsupportedError: (a NotImplementedError) the buffer is a stream.
         """
         holds = None if predicate is None else TrajectoryPredicate.of(predicate)
         with self._guard.hold():
             return [one for one in self.trajectories(trajectory_key) if holds is None or holds(one)]
 
     def trajectories(self, trajectory_key: Any = None) -> Iterator[Trajectory]:
-        """Yield the trajectories that there are now; see `query`."""
+        """Yield the trajectories stored now; see `query`."""
         return stored_trajectories(self, trajectory_key)
 
     def steps_at(self, index: Any) -> Any:
-        """Return elements as batches have them, without the info of a sampler."""
+        """Return elements as they are in batches, without the sampler's info."""
         if self._transform.draws:
             with self._sampling:
                 self.settle()
@@ -1250,7 +1367,7 @@ class ReplayBuffer:
     # State ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and of the batches drawn ahead; tensors by reference."""
+        """Return the state of all parts and of the batches prepared ahead; tensors are references, not copies."""
         with self.paused():
             generator, queue = self._rng, tuple(map(_as_dict, self._waiting()))
             return {
@@ -1265,27 +1382,28 @@ class ReplayBuffer:
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict`, here or in TorchRL, returned.
+        """Load what `state_dict` returned, here or in TorchRL.
 
-        SchemaError (a RuntimeError), with nothing changed, for a state that does not fit: of other parts, of more
-        elements than the capacity, of another number of batches made ahead.
+        Raises:
+            SchemaError: (a RuntimeError) the state belongs to other parts, has more elements than the capacity, or
+                another number of batches prepared ahead. Nothing is changed.
         """
         missing = {"_transforms", "_writer", "_sampler", "_storage"} - set(state_dict)
         if missing:
-            raise SchemaError(f"not the state of a buffer: {', '.join(sorted(missing))} is missing")
+            raise SchemaError(f"this is not the state of a buffer: {', '.join(sorted(missing))} is missing")
         batch_size = checked_batch_size(state_dict.get("_batch_size", self._batch_size))
         try:
             self._take_over(state_dict, batch_size)
         except RbtoolError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SchemaError(f"the state is not that of a {type(self).__name__}: {error!r}") from error
+            raise SchemaError(f"the state does not belong to a {type(self).__name__}: {error!r}") from error
 
     def _take_over(self, state_dict: Mapping[str, Any], batch_size: int | None) -> None:
         ahead = state_dict.get("_prefetch_state") or {"capacity": self.batches_ahead, "queue": ()}
         if ahead["capacity"] != self.batches_ahead:
             raise SchemaError(
-                f"the state has {ahead['capacity']} batches made ahead, this buffer makes {self.batches_ahead}"
+                f"the state has {ahead['capacity']} batches prepared ahead, this buffer prepares {self.batches_ahead}"
             )
         with self._all_or_nothing():
             self._transform.load_state_dict(dict(state_dict["_transforms"]))
@@ -1312,28 +1430,33 @@ class ReplayBuffer:
     def dumps(
         self, path: str | os.PathLike[str], *, durable: Durable = "full", background: bool = False
     ) -> BackgroundDump | None:
-        """Write a checkpoint to the folder `path`; replaces an older checkpoint atomically.
+        """Write a checkpoint to the folder `path`, replacing an older checkpoint atomically.
 
-        Of a storage of tensors that saved or loaded the older one, only the rows that changed are written.
-        TorchRL reads checkpoints of storages whose checkpointer has `compatible=True`.
+        A process that is killed leaves either the older or the new checkpoint. If a storage of tensors saved or loaded
+        the older one, only changed rows are written. All files get digests. TorchRL can read the checkpoint if the
+        storage's checkpointer has `compatible=True`.
 
-        Digests are written, and a process that is killed leaves the older checkpoint or the new one, with any
-        `durable`. It states what is on the disk when this returns, in case the machine itself stops (a power cut):
+        Args:
+            path: the folder; it is created, or holds an older checkpoint, or is empty.
+            durable: what has reached the disk when this returns, in case the whole machine stops (a power cut):
 
-        - "full": everything.
-        - "data": the bytes of all files. Either checkpoint is there after a power cut, the new one perhaps
-          without some of its files, which `loads` reports.
-        - "none": nothing is waited for. After a power cut within about a minute, neither may be whole; `loads` reports
-          that, too.
+                - `"full"`: everything.
+                - `"data"`: the bytes of all files. Either checkpoint is there after a power cut, the new one perhaps
+                  without some of its files, which `loads` reports.
+                - `"none"`: nothing is waited for. After a power cut within about a minute, possibly neither is
+                  complete; `loads` reports that, too.
+            background: whether to write the rows, as they are at the call, in a thread. Meanwhile writers first copy
+                rows of tensors that they are about to replace, and wait once that exceeds 64 MiB. Anything that hands
+                out references to rows, such as `rb[:]`, waits for the dump. The call itself waits for all files if such
+                references were handed out earlier, if there are save hooks, and for other kinds of storages and
+                checkpointers (lists, packed rows, other devices, classes of your own).
 
-        With `background`, a thread writes the rows as of the call, and `result()` of the `BackgroundDump` that is
-        returned raises what went wrong. Writers copy rows of tensors that they replace before these are read, and wait
-        where that is more than 64 MiB. What hands out references to rows, as `rb[:]`, waits for all. If that was before
-        the call, with save hooks, and for storages and checkpointers of other kinds (lists, packed rows, other
-        devices, classes of your own), this returns once all files are written.
+        Returns:
+            With `background`, a `BackgroundDump`, whose `result()` waits and raises what went wrong.
 
-        UsageError (a ValueError) for a folder with anything else in it, for the folder of the storage, and for another
-        `durable`.
+        Raises:
+            UsageError: (a ValueError) the folder holds anything else, or is the folder of the storage itself; or
+                `durable` is unknown.
         """
         require_flags(background=background)
         place = Path(path)
@@ -1355,18 +1478,24 @@ class ReplayBuffer:
         return in_background(place, finish)
 
     def _prepare_dump(self, path: Path) -> None:
-        """Refuse a destination in which rows are that are to be saved."""
+        """Refuse a destination that contains the very rows to be saved."""
         refuse_home_of(self._storage, path)
 
     def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        """Load a checkpoint of rbtool or TorchRL, of any capacity, whose elements fit into this buffer.
+        """Load a checkpoint of rbtool or TorchRL, of any capacity, if its elements fit into this buffer.
 
-        Rows of more than 64 MiB are mapped, and read when they are used, where the storage can take such memory over;
-        `verify` compares them with their digests, and reads all of them for it. Everything else is always verified.
+        Nothing is unpickled. If the checkpoint is replaced by another one during the load, the new one is loaded.
 
-        Nothing is unpickled. DatasetNotFoundError (a FileNotFoundError) if there is none, FormatError for another or a
-        damaged folder, SchemaError (a RuntimeError) for one that does not fit: each with nothing changed. A checkpoint
-        that takes the place of another one meanwhile is loaded instead.
+        Args:
+            path: the folder.
+            verify: whether to read all rows and compare them with their digests. Otherwise rows of more than 64 MiB are
+                mapped, if the storage can take such memory over, and read when used. Everything else is always
+                verified.
+
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) the folder does not exist.
+            FormatError: the folder is something else, or damaged.
+            SchemaError: (a RuntimeError) the checkpoint does not fit this buffer. Nothing is changed by any of these.
         """
         require_flags(verify=verify)
         load_folder(Path(path), partial(self._load_folder, verify=verify))
@@ -1380,7 +1509,7 @@ class ReplayBuffer:
         self.load_saved(replace(folder.saved(), verify=verify), draws)
 
     def load_saved(self, saved: SavedParts, draws: Sequence[Draw] = ()) -> None:
-        """Load what was read of a checkpoint, and the draws made ahead; nothing is changed if that fails."""
+        """Load the parts read from a checkpoint, and the draws prepared ahead; a failure changes nothing."""
         with self._all_or_nothing():
             self._load_saved(saved)
             saved.confirm()
@@ -1390,7 +1519,7 @@ class ReplayBuffer:
         if "members" in saved.notes:
             raise FormatError("a checkpoint of an ensemble was found, expected one of a single buffer")
         if saved.notes.get("consume_after_n_samples") is not None and not isinstance(self._sampler, ConsumingSampler):
-            raise SchemaError("the checkpoint is of a buffer that consumes its elements, which this one does not")
+            raise SchemaError("the checkpoint is from a buffer that consumes its elements, and this one does not")
         if saved.transforms is not None:
             self._transform.load_state_dict(saved.transforms)
         if saved.writer is not None:
@@ -1415,30 +1544,37 @@ class ReplayBuffer:
 
     @classmethod
     def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
-        """Return this class as one of Ray actors: `ReplayBuffer.as_remote().remote(storage=…)` makes one.
+        """Return this class as a Ray actor class: `ReplayBuffer.as_remote().remote(storage=…)` starts an actor.
 
-        `remote_config` are options of `ray.remote`, by default `{"num_cpus": 1}`. A `RayReplayBuffer` is easier to use,
-        and faster: here data is sent as Ray sends it, and calls return references. UsageError (a ValueError) without
-        Ray.
+        A `RayReplayBuffer` is easier to use and faster: here data is sent as Ray sends it, and calls return references.
+
+        Args:
+            remote_config: options of `ray.remote`, default `{"num_cpus": 1}`.
+
+        Raises:
+            UsageError: (a ValueError) Ray is not installed.
         """
         return imported_ray("as_remote()").remote(**(remote_config or {"num_cpus": 1}))(cls)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `hook(data, path=…)` on the saved data of the storage; hooks themselves are not saved."""
+        """Call `hook(data, path=…)` on the storage's data before it is saved; hooks themselves are not saved."""
         self._storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Call `hook(data, out=…)` on data loaded into the storage; hooks themselves are not saved."""
+        """Call `hook(data, out=…)` on data that is loaded into the storage; hooks themselves are not saved."""
         self._storage.register_load_hook(hook)
 
     # A full ring in a larger storage ---------------------------------------------------------------
 
     @contextlib.contextmanager
     def _loading_ring(self, writer: Writer | None) -> Iterator[None]:
-        """Load the storage inside the context, after the state of `writer`, None if it has none.
+        """Load the storage inside the context, after `writer` (None if it has no state) has been restored.
 
-        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time before
-        the free ones; afterwards the other parts are rotated too.
+        A full ring that is loaded into a larger storage has to continue behind its newest row, where there is now free
+        space. Its rows are therefore rotated into the order of time; afterwards the other parts are rotated to match:
+
+            saved, capacity 4, cursor 2:      6 7 4 5
+            loaded, capacity 6, cursor 4:     4 5 6 7 _ _
         """
         storage = self._storage
         if not self._rings():
@@ -1454,14 +1590,16 @@ class ReplayBuffer:
             self._renumber_rows()
 
     def _rings(self) -> bool:
-        """Whether the rows are a ring."""
+        """Whether the writer fills the rows as a ring."""
         return self._writer.keeps_order and self._writer.writes
 
     def _renumber_rows(self) -> None:
-        """Store their new row numbers with rotated rows, where rows have numbers."""
+        """After a rotation, store the new row numbers in the rows that hold their number."""
 
     def rotated_draws(self, draws: list[Draw]) -> list[Draw]:
-        """Return loaded draws with the numbers that their rows have here; they are changed."""
+        """Change the indices of loaded draws to the rows' numbers after the rotation, in place, and return the
+        draws.
+        """
         row, storage = self._storage.rotated, self._storage
         if not row or not self._rings():
             return draws
@@ -1481,7 +1619,7 @@ class ReplayBuffer:
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches are made ahead: `prefetch`, 0 without it."""
+        """How many batches are prepared ahead: `prefetch`, or 0."""
         return 0 if self._prefetcher is None else self._prefetcher.capacity
 
     def _restore_rng(self, state: torch.Tensor, device: str) -> None:
@@ -1496,20 +1634,20 @@ class ReplayBuffer:
         self.draw_from(generator)
 
     def _waiting(self) -> list[Draw]:
-        """Return the draws that are not delivered yet, in their order."""
+        """Return the draws that are not delivered yet, oldest first."""
         return [*self._undelivered, *(() if self._prefetcher is None else self._prefetcher)]
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
         if isinstance(self._drawing, ExpandedDraws):
-            for draw in draws:  # windows are dropped once their rows are written over
+            for draw in draws:  # a window is dropped if its rows have been overwritten
                 draw.written = self._storage.log.now
         if self._prefetcher is not None:
             self._prefetcher.restore(draw for draw in draws if draw.size is None)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Load inside the context; on failure restore everything but the storage, which restores itself."""
+        """Load inside the context; on failure restore everything except the storage, which restores itself."""
         with self._guard, self._sampling:
             self.settle()  # a saved stream continues unchanged, in any process
             rng, batch_size = self._rng, self._batch_size
@@ -1527,15 +1665,15 @@ class ReplayBuffer:
                 raise
 
     # Threads and processes ----------------------------------------------------------------------------
-    # Rows in memory maps or shared memory are the same in all processes, with length, cursor and count. With any other
-    # rows a forked child has a copy of everything, and may not write if the buffer is `shared`.
+    # Rows in memory maps or shared memory are common to all processes, with their length, cursor and count. Of other
+    # rows a forked child has a private copy, and may not write to it if the buffer is `shared`.
 
     def start(self) -> Self:
-        """Return this buffer, which runs in this process from the beginning; a `RayReplayBuffer` has it, too."""
+        """Return this buffer, which needs no start; it exists for code that also uses a `RayReplayBuffer`."""
         return self
 
     def client(self) -> Self:
-        """Return this buffer, which needs no client in between."""
+        """Return this buffer, which needs no client."""
         return self
 
     @property
@@ -1544,10 +1682,16 @@ class ReplayBuffer:
         return not self._ended
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Wait for the batches that are made ahead, up to `timeout` seconds, and end their threads.
+        """Wait for batches being prepared ahead, and end their threads; the elements stay.
 
-        What raised in a thread is raised here; TimeoutError where they take longer. The elements stay, and the next
-        batch starts threads again.
+        A later batch starts the threads again.
+
+        Args:
+            timeout: seconds to wait; default without limit.
+
+        Raises:
+            TimeoutError: the threads are still working after `timeout` seconds. Errors of the threads are raised here,
+                too.
         """
         if self._prefetcher is not None:
             self._prefetcher.finish(self._sampling, timeout)
@@ -1555,7 +1699,7 @@ class ReplayBuffer:
 
     @property
     def revision(self) -> object:
-        """Another value after each exchange of a part or a lock."""
+        """A value that changes whenever a part or a lock is exchanged."""
         return self._revision
 
     @property
@@ -1564,15 +1708,19 @@ class ReplayBuffer:
         return isinstance(self._guard, SharedGuard)
 
     def share(self, shared: bool = True) -> Self:
-        """Set whether several processes may write; returns this buffer. Call it before the other processes start.
+        """Set whether several processes may write. Call it before the other processes start.
 
-        UsageError (a ValueError) for a buffer that prefetches, SchemaError (a RuntimeError) for a transform whose state
-        changes with every write and cannot be shared.
+        Returns:
+            This buffer.
+
+        Raises:
+            UsageError: (a ValueError) the buffer prefetches.
+            SchemaError: (a RuntimeError) a transform has state that changes with every write and cannot be shared.
         """
         if shared == self.shared:
             return self
         if shared and self._prefetcher is not None:
-            raise UsageError("a buffer that prefetches cannot be shared: threads do not cross processes")
+            raise UsageError("a buffer that prefetches cannot be shared: its threads do not exist in other processes")
         if shared:
             self._transform.share_memory_()
         else:
@@ -1586,11 +1734,11 @@ class ReplayBuffer:
         return self
 
     def _share_rows(self) -> None:
-        """Move the rows, if there are any, to shared memory; SchemaError in a process with a copy of them."""
+        """Move the rows, if there are any, to shared memory; SchemaError in a process that only has a copy of them."""
         if self._cut_off:
             raise SchemaError(
-                "this process has a copy of the rows, which the others do not see",
-                hint="take a storage of memory maps or tensors, and write to it before the other processes start",
+                "this process has a private copy of the rows, which the other processes do not see",
+                hint="use a storage of memory maps or tensors, and write to it before the other processes start",
             )
         storage = self._storage
         if not storage.shared and hasattr(storage, "share") and getattr(storage, "initialized", True):
@@ -1601,12 +1749,12 @@ class ReplayBuffer:
 
     @property
     def guard(self) -> Guard:
-        """Excludes writers, and reads rows of one instant."""
+        """The guard of the rows: excludes writers, and reads rows as of one instant."""
         return self._guard
 
     @property
     def draw_lock(self) -> threading.RLock:
-        """Held by one draw, or change of the sampler, at a time."""
+        """The lock held by each draw and by each change of the sampler."""
         return self._sampling
 
     @contextlib.contextmanager
@@ -1619,14 +1767,17 @@ class ReplayBuffer:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The source of random numbers; None for torch's own generator."""
+        """The source of random numbers; None for torch's global generator."""
         return self._rng
 
     def settle(self, here: Place | None = None) -> None:
-        """Before a draw, in a copy of a buffer: change to another random stream, unless a generator was given.
+        """Before a draw in a copy of this buffer: switch to a random stream of its own, unless a generator was given.
 
-        A worker of a `DataLoader` always changes: with a generator, to its own branch of it. Draws made ahead are
-        dropped, and a new epoch starts. `here` is the current process, if it is known.
+        Workers of a `DataLoader` always switch; with a generator, to their own branch of it. After a switch, draws
+        prepared ahead are dropped, and a new epoch starts.
+
+        Args:
+            here: the current process, if the caller knows it already.
         """
         here = place() if here is None else here
         if here != self._place:
@@ -1637,7 +1788,7 @@ class ReplayBuffer:
                 self._set_generators(generator)
 
     def _change_stream(self) -> bool:
-        """Change to the random stream of this process; return whether its draws differ from those of the others."""
+        """Switch to the random stream of this process; return whether its draws differ from other processes' draws."""
         worker, generator = get_worker_info(), self._rng
         if worker is None and generator is not None:
             if not self.unseeded:
@@ -1648,14 +1799,14 @@ class ReplayBuffer:
         return True
 
     def move_to(self, here: Place, *, begins_epoch: bool) -> None:
-        """Draw in another process from now on; the random stream was changed before, if it has to be."""
+        """Draw in another process from now on; a necessary switch of the random stream was made before."""
         self._place = here
         if begins_epoch:
             self._sampler.begin_epoch()
             self.forget_drawn()
 
     def _adopt(self, generator: torch.Generator | None) -> None:
-        """Set a given generator; in a worker of a `DataLoader`, as a branch of it."""
+        """Set a given generator; in a worker of a `DataLoader`, a branch of it."""
         self._rng, self.unseeded, self._place = generator, False, place()
         worker = get_worker_info()
         if generator is not None and worker is not None:
@@ -1689,7 +1840,7 @@ class ReplayBuffer:
         if self._prefetcher is not None:
             self._prefetcher.after_fork()
         if self._recipe is None and not self._storage.shared:
-            # This process has a copy of the rows: its writes must not move the parent's cursor.
+            # This process has a private copy of the rows, so its writes must not move the parent's cursor.
             self._cut_off = self.shared
             self._writer.unshare()
             if (generations := self._storage.generations) is not None:
@@ -1731,17 +1882,17 @@ IterableDataset.register(ReplayBuffer)  # else a DataLoader reads single rows, w
 
 
 class _History:
-    """Applies the transforms that look back to rows that were just read."""
+    """Applies transforms that look back (frame stacks, for example) to rows that were just read."""
 
     def __init__(self) -> None:
         self._tables: dict[Any, TableFinder] = {}
         self._rooms = Rooms()
 
     def complete(self, transforms: Sequence[Any], storage: Storage, index: Any, rows: Any, dim_extend: int = 0) -> Any:
-        """Return the rows at an index, in any form, as these transforms make them.
+        """Return the rows at an index, in any form, after these transforms.
 
-        With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data.
-        Rows and steps before them are those of one moment only if the caller excludes writers, or notices them.
+        With a `dim_extend` above 0, dimension 0 of the index is the first one of the user's data. Rows and earlier
+        steps are of one instant only if the caller excludes writers, or notices them and repeats the call.
         """
         objects = isinstance(rows, list)
         if objects:
@@ -1754,12 +1905,12 @@ class _History:
         return list(rows.unbind(0)) if objects else rows
 
     def _ages(self, transform: Any, storage: Storage) -> Ages:
-        """Return how far back the episodes of a storage go."""
+        """Return, for each step, how many earlier steps of its episode are stored."""
         done_key, traj_key = transform.episode_keys
         if isinstance(storage, StreamStorage):
             if traj_key is not None:
                 raise SchemaError(
-                    f"traj_key is {'.'.join(traj_key)}, and the episodes of a stream are those of its shards",
+                    f"traj_key {'.'.join(traj_key)} cannot be used: a stream knows the episodes from its shards",
                     hint="leave traj_key out",
                 )
             return StreamAges(storage)
@@ -1771,7 +1922,7 @@ class _History:
 
 
 def _coordinates(storage: Storage, index: Any, dim_extend: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the elements at an index of valid ones: an array for each dimension of the storage, in its shape."""
+    """Convert a valid index to coordinates: one array for each dimension of the storage, in the shape of the index."""
     if isinstance(storage, StreamStorage):
         return (storage.numbers_at(index),)
     if storage.ndim == 1:
@@ -1783,9 +1934,11 @@ def _coordinates(storage: Storage, index: Any, dim_extend: int) -> tuple[NDArray
 
 
 def _consuming(count: Any, sampler: Sampler) -> Sampler:
-    """Return the sampler of a buffer that is made with `consume_after_n_samples`, None for one that is not.
+    """Return the sampler for a buffer with this `consume_after_n_samples`, or the given one if the count is None.
 
-    ConsumedTypeError (a TypeError) and UsageError for an invalid count, UsageError for a sampler of another kind.
+    Raises:
+        ConsumedTypeError: (a TypeError) the count is not an int.
+        UsageError: the count is invalid, or the sampler of another kind.
     """
     if count is None:
         return sampler
@@ -1793,7 +1946,9 @@ def _consuming(count: Any, sampler: Sampler) -> Sampler:
     if type(sampler) is RandomSampler:
         return ConsumingSampler(count)
     if not isinstance(sampler, ConsumingSampler):
-        raise UsageError(f"consume_after_n_samples is {count}, expected None for a {type(sampler).__name__}")
+        raise UsageError(
+            f"consume_after_n_samples is {count}, but a {type(sampler).__name__} does not consume elements"
+        )
     if sampler.max_sample_count != count:
         raise UsageError(
             f"consume_after_n_samples is {count}, the sampler consumes after {sampler.max_sample_count} samples"
@@ -1802,13 +1957,15 @@ def _consuming(count: Any, sampler: Sampler) -> Sampler:
 
 
 def _check_consumption(writer: Writer, *, prefetches: bool, shared: bool) -> None:
-    """Raise UsageError for a buffer that cannot consume its elements, also a TypeError for its writer."""
+    """Raise UsageError for a buffer that cannot consume its elements; for its writer, an error that is also a
+    TypeError.
+    """
     if not isinstance(writer, RoundRobinWriter):
         raise ConsumedTypeError(f"a {type(writer).__name__} cannot write to the slots of consumed elements")
     if prefetches:
-        raise UsageError("prefetch draws ahead, and elements that are not used yet would be consumed")
+        raise UsageError("consume_after_n_samples excludes prefetch, which would consume elements before they are used")
     if shared:
-        raise UsageError("elements are consumed by one process, and the buffer is shared by several")
+        raise UsageError("consume_after_n_samples excludes shared: only one process can consume elements")
 
 
 _NEWER = {
@@ -1827,7 +1984,9 @@ _LATE = frozenset({"_storage", "_sampler", "_drawing", "_writer", "_transform", 
 
 
 class _Listener:
-    """Receives the writes of a storage, with a weak reference to the buffer."""
+    """Receives notice of a storage's writes; it refers to the buffer weakly, so that the storage does not keep it
+    alive.
+    """
 
     __slots__ = ("_buffer",)
 
@@ -1846,7 +2005,7 @@ def arguments_of(kind: Callable[..., Any]) -> list[str]:
 
 
 def _refuse_newer(kind: type[Any], given: dict[str, Any]) -> None:
-    """Raise UnsupportedError for arguments of TorchRL that are not supported, TypeError for unknown ones."""
+    """Raise UnsupportedError for unsupported arguments of TorchRL, TypeError for unknown arguments."""
     for argument, value in given.items():
         if argument not in _NEWER:
             raise unknown_keyword(kind.__name__, argument, arguments_of(kind))
@@ -1855,7 +2014,7 @@ def _refuse_newer(kind: type[Any], given: dict[str, Any]) -> None:
 
 
 def _made(given: Any, kind: type[Any], name: str, default: Callable[[], Any] | None = None) -> Any:
-    """Return a part, or make it; WrongKindError (a TypeError) for one of another type."""
+    """Return the given part, or make it; WrongKindError (a TypeError) if it has the wrong type."""
     if given is None and default is not None:
         return default()
     part = given() if not isinstance(given, kind) and callable(given) else given
@@ -1887,7 +2046,7 @@ _CPU = torch.device("cpu")
 
 
 def _pin(value: Any) -> Any:
-    """Pin what is on the CPU, also next to tensors on a device, which stay there and are used as they are."""
+    """Pin tensors on the CPU; tensors on a device next to them stay as they are."""
     if value.device is None and any(leaf.device != _CPU for leaf in value.values(True, True)):
         return value.apply(_pin)
     return value.pin_memory() if value.device in (None, _CPU) else value
@@ -1909,7 +2068,7 @@ class _ReadEpoch(Iterator[Any]):
 
 
 class WriteResult(NamedTuple):
-    """The written data, after the transforms, and its index; `data` is None if nothing was written."""
+    """Written data, after the transforms, and its index; `data` is None if nothing was written."""
 
     data: Any
     index: Any
@@ -1945,11 +2104,11 @@ def _as_dict(draw: Draw) -> dict[str, Any]:
 
 
 def as_draw(item: Any) -> Draw:
-    """Read one entry of a queue; TorchRL keeps pairs of a batch and its info."""
+    """Read one entry of a saved queue; in TorchRL's it is a pair of a batch and its info."""
     if isinstance(item, Mapping):
         parts = [(member, as_draw(part)) for member, part in item.get("parts", ())]
         index, info, last = item["index"], dict(item["info"]), bool(item["last"])
         return Draw(index, info, last, parts=parts, chances=item.get("chances"), size=item.get("size"))
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) and "index" in item[1]:
         return Draw(item[1]["index"], dict(item[1]))
-    raise SchemaError(f"a batch that was made ahead is a {type(item).__name__} without an index")
+    raise SchemaError(f"a batch prepared ahead is a {type(item).__name__} without an index")

@@ -1,4 +1,4 @@
-"""Schedulers: parameters of samplers that change with every training step, such as beta of prioritized replay."""
+"""Schedulers: they change a parameter of a sampler at every training step, such as beta of prioritized replay."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ _MODES = ("multiplicative", "additive")
 
 
 class ParameterScheduler(ABC):
-    """Sets an attribute of a sampler, a number or a tensor of one, to another value with every `step()`.
+    """Changes a numeric attribute of a sampler at every `step()`. Subclasses define `value`.
 
-    `obj` is a sampler, or a buffer, whose sampler at the time of each step is used; `param_name` is the attribute.
-    Values are clipped to `min_value` and `max_value`, None or an infinity for no bound. A tensor stays a tensor of its
-    type; integers are rounded. Subclasses define `value`.
+    A tensor stays a tensor of its type; integers are rounded.
 
-    WrongKindError (a TypeError) for another `obj`; UsageError (a ValueError) for an attribute that is missing or no
-    number, for contradictory bounds, and for a value that the sampler refuses.
+    Args:
+        obj: a sampler, or a buffer, whose sampler at the time of each step is used.
+        param_name: the attribute, a number or a tensor with one number.
+        min_value, max_value: bounds to which values are clipped; None or an infinity for no bound.
+
+    Raises:
+        WrongKindError: (a TypeError) `obj` is neither a sampler nor a buffer.
+        UsageError: (a ValueError) the attribute is missing or not a number, the bounds contradict each other, or the
+            sampler refuses a value.
     """
 
     _kept: ClassVar[tuple[str, ...]] = ("_min_val", "_max_val")
-    """The arguments in the state, in addition to the entries of all schedulers."""
+    """The arguments that are saved, besides the entries common to all schedulers."""
 
     def __init__(
         self,
@@ -40,7 +45,7 @@ class ParameterScheduler(ABC):
         max_value: Number | None = None,
     ) -> None:
         if not isinstance(obj, Sampler | ReplayBuffer):
-            raise WrongKindError(f"a sampler or a buffer has parameters to schedule, found a {type(obj).__name__}")
+            raise WrongKindError(f"only samplers and buffers have parameters to schedule, found a {type(obj).__name__}")
         self._obj = obj
         self.param_name = param_name
         self._min_val = None if min_value in (None, -math.inf) else _number("min_value", min_value)
@@ -55,12 +60,12 @@ class ParameterScheduler(ABC):
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler whose parameter is set."""
+        """The sampler whose attribute is set."""
         return self._obj.sampler if isinstance(self._obj, ReplayBuffer) else self._obj
 
     @abstractmethod
     def value(self, step: int) -> Number:
-        """Return the value after `step` steps, from 1, before bounds and rounding."""
+        """Return the value after `step` steps (counted from 1), before clipping and rounding."""
 
     def step(self) -> None:
         """Set the next value."""
@@ -82,14 +87,15 @@ class ParameterScheduler(ABC):
         return exact if isinstance(current, int) and round(exact) == current else current
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arguments and the number of steps, under TorchRL's names; JSON values only."""
+        """Return the arguments and the number of steps under TorchRL's names, as JSON values."""
         names = ("param_name", "initial_val", "_step_cnt", "_exact", *self._kept)
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state of rbtool or TorchRL, with its arguments; the next step sets the parameter.
+        """Load a state of rbtool or TorchRL, including the arguments; the next step sets the attribute.
 
-        SchemaError (a RuntimeError), with nothing changed, for the state of another parameter or scheduler.
+        Raises:
+            SchemaError: (a RuntimeError) the state belongs to another parameter or scheduler. Nothing is changed.
         """
         names = ("initial_val", "_step_cnt", *self._kept)
         missing = [name for name in ("param_name", *names) if name not in state_dict]
@@ -105,7 +111,7 @@ class ParameterScheduler(ABC):
 
 
 class LinearScheduler(ParameterScheduler):
-    """Changes the initial value to `final_value` in `num_steps` equal steps, and keeps it then.
+    """Moves the value to `final_value` in `num_steps` equal steps, and then keeps it.
 
     >>> from rbtool import PrioritizedSampler
     >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
@@ -132,9 +138,10 @@ class LinearScheduler(ParameterScheduler):
 
 
 class StepScheduler(ParameterScheduler):
-    """Multiplies the value by `gamma` with every `n_steps`-th step, or adds `gamma` if `mode` is "additive".
+    """Multiplies the value by `gamma` at every `n_steps`-th step; with `mode="additive"`, adds `gamma`.
 
-    UsageError (a ValueError) for another mode.
+    Raises:
+        UsageError: (a ValueError) the mode is unknown.
     """
 
     _kept = ("_min_val", "_max_val", "gamma", "n_steps", "mode")
@@ -164,7 +171,9 @@ class StepScheduler(ParameterScheduler):
 
 
 class LambdaScheduler(ParameterScheduler):
-    """Sets the initial value times `lambda_fn(step)`, with steps counted from 1. The function is not in the state."""
+    """Sets the initial value times `lambda_fn(step)`, with steps counted from 1. The function is not saved in the
+    state.
+    """
 
     def __init__(
         self,
@@ -184,7 +193,14 @@ class LambdaScheduler(ParameterScheduler):
 
 
 class SchedulerList:
-    """Several schedulers that step together: one, a list or a tuple; WrongKindError (a TypeError) for anything else."""
+    """Several schedulers that step together.
+
+    Args:
+        schedulers: a scheduler, or a list or tuple of them.
+
+    Raises:
+        WrongKindError: (a TypeError) one of them is not a scheduler.
+    """
 
     def __init__(self, schedulers: ParameterScheduler | Sequence[ParameterScheduler]) -> None:
         self.schedulers: list[ParameterScheduler] = []
@@ -193,22 +209,26 @@ class SchedulerList:
             self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add one at the end."""
+        """Add a scheduler at the end."""
         if not isinstance(scheduler, ParameterScheduler):
             raise WrongKindError(f"expected a scheduler, found a {type(scheduler).__name__}")
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """Set the next value of each, in order."""
+        """Let each scheduler set its next value, in order."""
         for scheduler in self.schedulers:
             scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all, in order."""
+        """Return the states of all schedulers, in order."""
         return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state; SchemaError (a RuntimeError), with nothing changed, for one of other schedulers."""
+        """Load the states of all schedulers.
+
+        Raises:
+            SchemaError: (a RuntimeError) the state belongs to other schedulers. Nothing is changed.
+        """
         states, before = state_dict.get("schedulers"), self.state_dict()["schedulers"]
         if not isinstance(states, list) or len(states) != len(self.schedulers):
             found = f"those of {len(states)}" if isinstance(states, list) else "none"
@@ -226,7 +246,7 @@ class SchedulerList:
 
 
 def _plain(value: Any) -> Any:
-    """Return a Python number for one of NumPy or torch, and None for an infinite bound, as TorchRL saves them."""
+    """Return numbers of NumPy or torch as Python numbers, and infinite bounds as None, as TorchRL saves them."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and math.isinf(value) else value
 
@@ -245,7 +265,7 @@ def _steps(name: str, value: Any) -> int:
 
 
 def _like(before: Any, value: Number) -> Any:
-    """Return a value with the type of the previous one."""
+    """Return a value in the type of the previous one."""
     if isinstance(before, torch.Tensor):
         whole = not before.is_floating_point()
         return torch.full_like(before, round(value) if whole else value)

@@ -1,4 +1,4 @@
-"""Batches of several buffers as one: how entries are compared, and what is done about those that differ."""
+"""How an ensemble joins the batches of its members: comparison of their entries, and what is done about differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pytrees import stack_elements
 Key: TypeAlias = tuple[str, ...]
 Policy: TypeAlias = Literal["intersect", "union", "error"]
 Kind: TypeAlias = tuple[str, tuple[int, ...]]
-"""The element type of an entry and the shape of its rows."""
+"""Element type and row shape of an entry."""
 Schema: TypeAlias = dict[Key, Kind]
 
 MASK = "schema_mask"
@@ -24,12 +24,14 @@ _HINT = 'schema="intersect" leaves entries out, schema="union" adds a mask'
 
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """An entry that members do not have alike: of each member by number the element type and row shape, or None."""
+    """An entry in which members differ: for each member number, its element type and row shape, or None if it is
+    missing.
+    """
 
     key: str
     members: Mapping[int, str | None]
     clash: bool
-    """Whether members have it in different element types or row shapes."""
+    """Whether members store it with different element types or row shapes."""
 
     def __str__(self) -> str:
         return f"{self.key!r}: " + ", ".join(
@@ -41,23 +43,23 @@ Differences: TypeAlias = tuple[SchemaDifference, ...]
 
 
 def checked_policy(policy: Any) -> Policy | None:
-    """Return a schema policy; UsageError for another word."""
+    """Return a schema policy; UsageError if it is unknown."""
     if policy is not None and policy not in get_args(Policy):
         raise UsageError(f"schema is {policy!r}, expected one of {', '.join(get_args(Policy))}")
     return policy  # type: ignore[no-any-return]
 
 
 def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
-    """Return the element type and row shape of each entry of a tensordict, and of a tensor under the key ().
+    """Return the element type and row shape of each entry of a tensordict; a tensor has the key ().
 
-    Entries, and nests of entries, with one of these `labels` are left out.
+    Entries and nests named in `labels` are left out.
     """
     if isinstance(sample, torch.Tensor):
         return {(): (str(sample.dtype), tuple(sample.shape[1:]))}
     if not is_tensor_collection(sample):
         return {}
     depth, found = sample.ndim, {}
-    if isinstance(sample, LazyStackedTensorDict):  # of elements that may differ in shape: theirs counts
+    if isinstance(sample, LazyStackedTensorDict):  # its elements may differ in shape, so look at them
         sample = sample.tensordicts[0]
         depth = sample.ndim
     for name, value in sample.items(True, True):
@@ -72,7 +74,7 @@ def schema_of(sample: Any, labels: frozenset[str] = frozenset()) -> Schema:
 
 
 def _masks(schema: Schema) -> list[Key]:
-    """The masks of entries that an ensemble with the policy `union` adds to its batches."""
+    """The masks that an ensemble with the policy `union` adds to its batches."""
     return [key for key, kind in schema.items() if key[:1] == (MASK,) and kind == ("torch.bool", ()) and key[1:]]
 
 
@@ -82,7 +84,9 @@ def _without_masks(schema: Schema) -> Schema:
 
 
 def _compared(policy: Policy | None, schemas: Mapping[int, Schema]) -> tuple[frozenset[Key], Differences]:
-    """Return the entries that members have masks of, which the policy continues, and those that are not alike."""
+    """Return the entries with masks in some member, which the policy continues, and the entries in which members
+    differ.
+    """
     if policy not in ("intersect", "union"):
         return frozenset(), differences(schemas)
     marked = frozenset(key[1:] for one in schemas.values() for key in _masks(one))
@@ -90,7 +94,7 @@ def _compared(policy: Policy | None, schemas: Mapping[int, Schema]) -> tuple[fro
 
 
 def joined_schema(policy: Policy | None, schemas: Mapping[int, Schema]) -> Schema:
-    """Return the schema of the batches that a `Joiner` makes of members with these."""
+    """Return the schema of the batches that a `Joiner` makes for members with these schemas."""
     marked, different = _compared(policy, schemas)
     apart = {one.key for one in different}
     found: Schema = {}
@@ -105,7 +109,7 @@ def joined_schema(policy: Policy | None, schemas: Mapping[int, Schema]) -> Schem
 
 
 def differences(schemas: Mapping[int, Schema]) -> Differences:
-    """Compare the schemas of members; empty where they are alike."""
+    """Compare the schemas of members; empty if they agree."""
     keys: dict[Key, None] = {}
     for schema in schemas.values():
         keys |= dict.fromkeys(schema)
@@ -125,18 +129,20 @@ def _text(kind: Kind) -> str:
 
 
 class Joiner:
-    """Makes one batch of the batches of members.
+    """Makes one batch from the batches of members.
 
-    `stack` puts them below each other, `[k, n]`, and one behind the other otherwise, `[n]`. Entries that members have
-    in different element types raise SchemaError, with every policy. About entries that only some have:
+    With `stack`, the result is `[k, n]`; otherwise the members' batches are concatenated, `[n]`. Every policy raises
+    SchemaError for entries whose element types differ. For entries that only some members have:
 
-    - `"error"`: SchemaError names them;
-    - `"intersect"`: they are left out, and listed in `dropped_keys`;
-    - `"union"`: zeros where they are not, and `("schema_mask", *key)`, bool of the shape of the batch, is True where
-      they are; a member that is such an ensemble has masks of its own, which are continued, also by `"intersect"`;
-    - None: a lazy stack, whose keys are those of all its members, as TorchRL's; one behind the other, as `"error"`.
+    - `"error"`: SchemaError names them.
+    - `"intersect"`: they are left out, and listed in `dropped_keys`.
+    - `"union"`: missing values are zeros, and `("schema_mask", *key)`, bool in the shape of the batch, is True where a
+      value exists. A member that is itself such an ensemble has masks of its own; these are continued, also by
+      `"intersect"`.
+    - None: as in TorchRL, a lazy stack with the keys that all members have; concatenation treats it like `"error"`.
 
-    Batches of different numbers of rows, or of row shapes, are stacked lazily with None, and refused by the policies.
+    Batches that differ in their number of rows or in row shapes are stacked lazily with None, and refused by the
+    policies.
     """
 
     def __init__(self, policy: Policy | None, *, stack: bool, labels: frozenset[str] = frozenset()) -> None:
@@ -145,7 +151,7 @@ class Joiner:
         self._labels = labels
         self._known: dict[int, Schema] = {}
         self._different: Differences = ()
-        self._marked: frozenset[Key] = frozenset()  # entries that members have masks of
+        self._marked: frozenset[Key] = frozenset()  # entries for which some member has a mask
 
     @property
     def known(self) -> Mapping[int, Schema]:
@@ -164,7 +170,7 @@ class Joiner:
         return tuple(one.key for one in self._different) if self.policy == "intersect" else ()
 
     def join(self, samples: Sequence[tuple[int, Any]]) -> Any:
-        """Make a batch of pairs of a member and its batch."""
+        """Make a batch from pairs of a member's number and its batch."""
         batches = [batch for _, batch in samples]
         schemas = [schema_of(batch, self._labels) for batch in batches]
         if self.policy is None:
@@ -176,7 +182,7 @@ class Joiner:
         for one in self._different:
             if one.clash:
                 raise SchemaError(
-                    f"members differ in {one}", hint="make them alike with a transform of one of the members"
+                    f"members differ in {one}", hint="make them equal with a transform of one of the members"
                 )
         return self._dense([self._fitted(batch, schema) for batch, schema in zip(batches, schemas, strict=True)])
 
@@ -194,7 +200,7 @@ class Joiner:
         return _lazily_stacked(batches)
 
     def _fitted(self, batch: Any, schema: Schema) -> Any:
-        """Return a batch with the entries that the policy gives to all members."""
+        """Return a batch with exactly the entries that the policy gives to all members."""
         batch = _without_empty_nests(batch)
         if not is_tensor_collection(batch) or not (self._different or self._marked):
             return batch
@@ -209,7 +215,7 @@ class Joiner:
         missing = [(key, *kind) for key, kind in kinds.items() if key not in schema and ".".join(key) in wanted]
         for key, dtype, row in missing:
             if dtype == "object":
-                raise SchemaError(f"{'.'.join(key)!r} holds objects, which have no zero to fill gaps with")
+                raise SchemaError(f"{'.'.join(key)!r} holds objects, for which there is no zero to fill gaps with")
             kind = getattr(torch, dtype.removeprefix("torch."))
             fitted.set(key, torch.zeros((*batch.batch_size, *row), dtype=kind, device=batch.device))
         masked = [key for key in kinds if ".".join(key) in wanted or key in self._marked]
@@ -217,7 +223,7 @@ class Joiner:
 
     @staticmethod
     def _with_masks(fitted: Any, batch: Any, schema: Schema, keys: Iterable[Key]) -> Any:
-        """Set the mask of each of these entries: that of the member itself, or whether it has the entry."""
+        """Set the mask of each of these entries: the member's own, or whether it has the entry."""
         for key in keys:
             if (MASK, *key) in schema:
                 fitted.set((MASK, *key), batch.get((MASK, *key)))
@@ -244,13 +250,13 @@ class Joiner:
 
 def _lazily_stacked(batches: Sequence[Any]) -> Any:
     copies = [batch.copy() for batch in batches]
-    if len({batch.device for batch in batches}) > 1:  # such as none, of a list, and that of tensors
+    if len({batch.device for batch in batches}) > 1:  # for example None for a list, next to a tensor's device
         copies = [batch.clear_device_() for batch in copies]
     return LazyStackedTensorDict.lazy_stack(copies)
 
 
 def _refuse_types(schemas: Sequence[Schema], different: Sequence[SchemaDifference]) -> None:
-    """Raise SchemaError for an entry of different element types: a stack would convert one silently."""
+    """Raise SchemaError if an entry has different element types: a stack would convert one silently."""
     for key in dict.fromkeys(key for schema in schemas for key in schema):
         types = {schema[key][0] for schema in schemas if key in schema}
         if len(types) > 1:
@@ -259,7 +265,7 @@ def _refuse_types(schemas: Sequence[Schema], different: Sequence[SchemaDifferenc
 
 
 def _without_empty_nests(batch: Any) -> Any:
-    """Leave out nests without entries, such as those that RenameTransform leaves: no entry is lost."""
+    """Leave out nests without entries, such as those left by RenameTransform; no value is lost."""
     if not is_tensor_collection(batch) or isinstance(batch, LazyStackedTensorDict):
         return batch
     empty = [key for key, value in batch.items() if isinstance(value, TensorDict) and value.is_empty()]
@@ -278,4 +284,4 @@ def _concatenated(batches: list[Any]) -> Any:
         return [item for batch in batches for item in batch]
     if isinstance(first, list) and len({len(batch) for batch in batches}) == 1:
         return [_concatenated([batch[place] for batch in batches]) for place in range(len(first))]
-    raise SchemaError(f"batches of {type(first).__name__} of several members cannot be put one behind the other")
+    raise SchemaError(f"batches of {type(first).__name__} of several members cannot be concatenated")

@@ -1,4 +1,4 @@
-"""The buffer of tensordicts, whose batches carry their info."""
+"""The buffer of tensordicts, whose batches carry index and info as entries."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ _STEPS_OF_SLICES, _STEPS_OF_TRAJECTORIES = ("collector", "mask"), "mask"
 
 
 def one_each(priority: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
-    """Reduce priorities `[count, ...]` to one an element, `[count]`.
+    """Reduce priorities `[count, ...]` to one for each element, `[count]`.
 
-    SchemaError (a RuntimeError) for another number of elements, UsageError for an unknown reduction.
+    Raises:
+        SchemaError: (a RuntimeError) there are priorities for another number of elements.
+        UsageError: the reduction is unknown.
     """
     if not priority.numel() or priority.numel() % count:
-        raise SchemaError(f"the priorities are {list(priority.shape)}, expected those of {count} elements")
+        raise SchemaError(f"the priorities have the shape {list(priority.shape)}, expected {count} elements")
     priority = priority.reshape(count, -1)
     if priority.shape[1] == 1:
         return priority[:, 0]
@@ -48,10 +50,15 @@ def one_each(priority: torch.Tensor, count: int, reduction: str) -> torch.Tensor
 def by_element(
     batch: TensorDictBase, index: torch.Tensor, priority: torch.Tensor, reduction: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the elements of a batch, int64 `[n, ndim]`, and one priority of each, `[n]`.
+    """Return the elements of a batch, int64 `[n, ndim]`, and one priority for each, `[n]`. Padding is ignored.
 
-    `index` is int64 `[*batch.shape, ndim]`. If all steps of each row have the same index, the elements are whole
-    trajectories, with one priority for all steps. Padding is ignored.
+    If all steps of each row have the same index, the elements are whole trajectories, with one priority for all steps.
+
+    Args:
+        batch: the batch, for its padding mask.
+        index: int64 `[*batch.shape, ndim]`.
+        priority: the priorities, `[*batch.shape, ...]`.
+        reduction: how several numbers of an element become one.
     """
     elements, steps = index.reshape(-1, index.shape[-1]), batch.get(_STEPS_OF_SLICES, None)
     if steps is not None:
@@ -68,11 +75,15 @@ def by_element(
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` of tensordicts, whose batches have the index of their elements and the info as entries.
+    """A `ReplayBuffer` of tensordicts, whose batches carry the index and the sampler's info as entries.
 
-    `"index"` is int64, `[batch]`, or `[batch, ndim]` for a storage of several dimensions. If the elements are whole
-    trajectories, batches are `[batch, steps]`, and the info of an element is repeated at every step. `priority_key` is
-    the entry of priorities. The default writer stores the number of every row as `"index"`.
+    `"index"` is int64 `[batch]`, or `[batch, ndim]` for a storage of several dimensions. If elements are whole
+    trajectories, batches are `[batch, steps]`, and the info of an element is repeated at every step. The default writer
+    stores the number of each row as `"index"`.
+
+    Args:
+        priority_key: the entry from which priorities are read.
+        **arguments: the arguments of `ReplayBuffer`.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -98,24 +109,31 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Writing ---------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one tensordict, with its priority; see `ReplayBuffer.add`.
+        """Write one tensordict and its priority; see `ReplayBuffer.add`.
 
-        A nest of dicts of tensors, NumPy arrays and numbers becomes a tensordict. UsageError (a ValueError) for other
-        data.
+        Args:
+            data: a tensordict, or a nest of dicts of tensors, NumPy arrays and numbers.
+
+        Raises:
+            UsageError: (a ValueError) the data is neither.
         """
         written = self._write_one(_tensordict_of(data, 0))
         self._take_priorities(written)
         return written.index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Write a batch; see `ReplayBuffer.extend`.
+        """Write a batch and its priorities; see `ReplayBuffer.extend`.
 
-        A nest of dicts of tensors and NumPy arrays becomes a tensordict, with as many batch dimensions as the storage
-        has, which all of them share. UsageError (a ValueError) for other data.
+        Args:
+            data: a tensordict, or a nest of dicts of tensors and NumPy arrays that share as many leading dimensions as
+                the storage has.
+            update_priority: unless it is False, a sampler that draws by priority gets the entry `priority_key` of the
+                written elements, as it is after the transforms. If a transform holds data back, this happens when it is
+                written.
 
-        Unless `update_priority` is False, the sampler, if it draws by priority, gets the entry `priority_key` of the
-        written elements, after the transforms; data that a transform holds back follows with the call that writes it.
-        SchemaError (a RuntimeError) if that fails; the elements are stored nevertheless.
+        Raises:
+            UsageError: (a ValueError) the data is neither a tensordict nor such a nest.
+            SchemaError: (a RuntimeError) the priorities cannot be used; the elements are stored nevertheless.
         """
         written = self._write_batch(_tensordict_of(data, self._storage.ndim))
         if update_priority is not False:
@@ -124,7 +142,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return index
 
     def flush(self) -> torch.Tensor:
-        """Write the data that transforms hold back, with its priorities; see `ReplayBuffer.flush`."""
+        """Write the data that transforms hold back, and its priorities; see `ReplayBuffer.flush`."""
         written = self._write_held()
         self._take_priorities(written)
         index: torch.Tensor = written.index
@@ -145,7 +163,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # Priorities ------------------------------------------------------------------------------------
 
     def _take_priorities(self, written: WriteResult) -> None:
-        """Set the priorities of elements that were just written from their entry `priority_key`."""
+        """Set the priorities of elements just written from their entry `priority_key`."""
         data, index, grown = written
         if data is None or index is None or not self._prioritised:  # a writer may reject an element
             return
@@ -156,7 +174,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 self.update_priority(index, one_each(priority.transpose(0, grown), len(index), self._reduction))
         except Exception as error:
             raise SchemaError(
-                f"the entry {self.priority_key!r} could not be taken for priorities: {error}",
+                f"the entry {self.priority_key!r} could not be used as priorities: {error}",
                 hint="the elements are stored; extend(…, update_priority=False) leaves priorities alone",
             ) from error
 
@@ -165,21 +183,23 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return self._sampler.takes_priorities
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Set the priorities of the elements of a sampled batch from its entry `priority_key`.
+        """Set the priorities of a sampled batch's elements from its entry `priority_key`.
 
         Several numbers of an element are reduced by the sampler's `reduction`; the anchor of a `Sequence` gets the
-        highest priority of its steps. Without the entry elements get the
-        default priority; padding, by `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored.
-        Does nothing if the sampler does not draw by priority.
+        highest priority of its steps. Without the entry, elements get the default priority. Padding, marked by
+        `("collector", "mask")` or the `"mask"` of whole trajectories, is ignored. Does nothing if the sampler does not
+        draw by priority.
 
-        UsageError (a ValueError) for data that is no tensordict, MissingKeyError (a KeyError) for a batch without
-        `"index"`, SchemaError (a RuntimeError) for another number of priorities.
+        Raises:
+            UsageError: (a ValueError) the data is not a tensordict.
+            MissingKeyError: (a KeyError) the batch has no `"index"`.
+            SchemaError: (a RuntimeError) the number of priorities does not match.
         """
         if not self._prioritised:
             return
         _require_tensordict(data)
         if (elements := ragged_elements(data)) is not None:
-            for element in elements:  # each is a batch of one, with equal steps
+            for element in elements:  # each as a batch of one element, whose steps share an index
                 self.update_tensordict_priority(element.unsqueeze(0))
             return
         index = data.get("index", None)
@@ -224,11 +244,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
         *,
         out: Any = None,
     ) -> Any:
-        """Draw a batch; see `ReplayBuffer.sample`. The deprecated `include_info=False` leaves out the info."""
+        """Draw a batch; see `ReplayBuffer.sample`. The deprecated `include_info=False` leaves out index and info."""
         if include_info is None:
             return super().sample(batch_size, return_info, out=out)
         if out is not None:
-            raise UsageError(f"out is a {type(out).__name__} and include_info is {include_info}, expected one of them")
+            raise UsageError(f"out is a {type(out).__name__} and include_info is {include_info}: give one of them")
         warnings.warn("include_info is deprecated: batches carry the info", DeprecationWarning, stacklevel=2)
         batch, info = super().sample(batch_size, return_info=True)
         if not include_info:
@@ -241,7 +261,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return batch
         if not is_tensor_collection(batch):
             raise SchemaError(
-                f"expected a tensordict to sample, found a {type(batch).__name__}", hint="take a ReplayBuffer"
+                f"expected a tensordict to sample, found a {type(batch).__name__}", hint="use a ReplayBuffer"
             )
         elements = ragged_elements(batch)
         for key, value in entries.items():
@@ -253,19 +273,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 batch.set(key, _of_every_step(value, batch.shape) if batch.ndim > 1 else value)
             except RuntimeError as error:
                 raise SchemaError(
-                    f"{key!r} is {list(value.shape)}, expected the shape of the batch, {list(batch.shape)}, in front",
-                    hint="keep the leading dimensions in transforms, or take a ReplayBuffer with return_info=True",
+                    f"{key!r} has the shape {list(value.shape)}, expected it to begin with the batch's, "
+                    f"{list(batch.shape)}",
+                    hint="keep the leading dimensions in transforms, or use a ReplayBuffer with return_info=True",
                 ) from error
         return batch
 
 
 def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return coordinates, one tensor a dimension, with a last dimension for these."""
+    """Stack coordinates, given as one tensor for each dimension, along a new last dimension."""
     return torch.stack(parts, -1) if len(parts) > 1 else parts[0].unsqueeze(-1)
 
 
 def _of_every_step(value: Any, batch: torch.Size) -> Any:
-    """Repeat the info of elements, such as whole trajectories, along the other dimensions of a batch."""
+    """Repeat the info of elements, such as whole trajectories, along the remaining dimensions of a batch."""
     if not isinstance(value, torch.Tensor) or value.shape[:1] != batch[:1] or value.shape[: len(batch)] == batch:
         return value
     steps = value.reshape(len(value), *[1] * (len(batch) - 1), *value.shape[1:])
@@ -273,7 +294,9 @@ def _of_every_step(value: Any, batch: torch.Size) -> Any:
 
 
 def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:
-    """Return a tensordict, or make one of a nest of dicts, with `ndim` batch dimensions; UsageError for other data."""
+    """Return a tensordict with `ndim` batch dimensions, made from a nest of dicts if necessary; UsageError
+    otherwise.
+    """
     if not isinstance(data, Mapping) or is_tensor_collection(data):
         _require_tensordict(data)
         return data  # type: ignore[no-any-return]
@@ -285,7 +308,7 @@ def _tensordict_of(data: Any, ndim: int) -> TensorDictBase:
         if value.ndim < ndim or value.shape[:ndim] != size:
             raise UsageError(
                 f"{'.'.join(key)!r} is {list(value.shape)} and {'.'.join(first)!r} is {list(entries[0][1].shape)}, "
-                f"expected the same {'number of rows' if ndim == 1 else f'{ndim} dimensions'} in front"
+                f"expected the same {'number of rows' if ndim == 1 else f'{ndim} leading dimensions'}"
             )
     made = TensorDict({}, batch_size=size)
     for key, value in entries:
@@ -305,7 +328,7 @@ def _leaves(nest: Mapping[Any, Any], prefix: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _tensor_of(key: tuple[str, ...], value: Any) -> torch.Tensor:
-    """Return a value of a dict as a tensor; arrays are copied, as the caller may change them."""
+    """Return a value of a dict as a tensor; arrays are copied, as the caller may change them later."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -315,10 +338,10 @@ def _tensor_of(key: tuple[str, ...], value: Any) -> torch.Tensor:
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
     raise UsageError(
         f"{'.'.join(key)!r} is {kind}, expected a tensor, a NumPy array of numbers or a dict of them",
-        hint="make a tensordict of it, or take a ReplayBuffer with a ListStorage",
+        hint="make a tensordict of it, or use a ReplayBuffer with a ListStorage",
     )
 
 
 def _require_tensordict(data: Any) -> None:
     if not isinstance(data, TensorDictBase):
-        raise UsageError(f"expected a tensordict, found a {type(data).__name__}", hint="take a ReplayBuffer")
+        raise UsageError(f"expected a tensordict, found a {type(data).__name__}", hint="use a ReplayBuffer")

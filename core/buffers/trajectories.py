@@ -1,6 +1,6 @@
-"""Trajectories of batches, buffers and datasets, and conditions that choose them: `traj.total_reward > 10`.
+"""Trajectories of batches, buffers and datasets, and conditions that select them: `traj.total_reward > 10`.
 
-Entries are read when they are asked for.
+Entries are read only when a condition or the caller uses them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..writers.base import Writer
 from .processes import Guard
 
 Evaluate: TypeAlias = Callable[[Any], Any]
-"""Returns a value of a trajectory."""
+"""Computes a value of a trajectory."""
 
 
 _SIGNS = {
@@ -56,23 +56,28 @@ _SIGNS = {
 
 
 class TrajectoryPredicate:
-    """A condition on trajectories: `fn(trajectory)` returns whether it holds.
+    """A condition on trajectories.
 
-    `description` is shown, and `keys` are the entries that it reads, None if they are not known. Conditions are joined
-    by `&` and `|`, and negated by `~`; `and`, `or` and `not` raise TypeError, because Python would drop one side. The
-    other side may be any function of a trajectory. A result that is no single value raises TypeError.
+    Conditions are combined with `&`, `|` and `~`, also with plain functions of a trajectory. `and`, `or` and `not`
+    raise TypeError, because Python would silently drop one side.
+
+    Args:
+        fn: returns whether the condition holds for a trajectory; a result that is not a single truth value raises
+            TypeError.
+        description: the text shown for it.
+        keys: the entries that it reads; None if unknown.
     """
 
     def __init__(self, fn: Evaluate, description: str = "predicate", keys: Iterable[Any] | None = None) -> None:
         if not callable(fn):
-            raise WrongKindError(f"a predicate is a function of a trajectory, found a {type(fn).__name__}")
+            raise WrongKindError(f"a predicate needs a function of a trajectory, found a {type(fn).__name__}")
         self._fn = fn
         self.description = description
         self._keys = None if keys is None else frozenset(keys)
 
     @classmethod
     def of(cls, condition: Any) -> TrajectoryPredicate:
-        """Return a condition, which may be a function; WrongKindError (a TypeError) for anything else."""
+        """Return a condition, made from a function if necessary; WrongKindError (a TypeError) for anything else."""
         if isinstance(condition, TrajectoryPredicate):
             return condition
         return TrajectoryPredicate(condition, getattr(condition, "__name__", "predicate"))
@@ -81,12 +86,14 @@ class TrajectoryPredicate:
         return _truth(self._fn(trajectory), self.description)
 
     def required_keys(self) -> frozenset[Any] | None:
-        """Return the keys of the entries that it reads; None if they are not known."""
+        """Return the keys of the entries that it reads; None if unknown."""
         return self._keys
 
     def _joined(self, other: Any, sign: str, fn: Callable[[TrajectoryPredicate], Evaluate]) -> TrajectoryPredicate:
         if not callable(other):
-            raise WrongKindError(f"conditions are joined with conditions and functions, found a {type(other).__name__}")
+            raise WrongKindError(
+                f"conditions are combined with conditions or functions, found a {type(other).__name__}"
+            )
         right = TrajectoryPredicate.of(other)
         mine, others = self.required_keys(), right.required_keys()
         keys = None if mine is None or others is None else mine | others
@@ -102,17 +109,19 @@ class TrajectoryPredicate:
         return TrajectoryPredicate(lambda one: not self(one), f"~{self.description}", self._keys)
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(f"{self.description} holds for some trajectories: join conditions with & and |, negate with ~")
+        raise TypeError(
+            f"{self.description} has no truth value of its own: combine conditions with & and |, negate with ~"
+        )
 
     def __repr__(self) -> str:
         return f"TrajectoryPredicate({self.description})"
 
 
 class TrajectoryExpression:
-    """A value of trajectories: an entry, or one number of it; comparisons of it are conditions.
+    """A value of trajectories: an entry, or a number computed from one. Comparing it gives a condition.
 
-    An entry is reduced by `sum`, `mean`, `max` and `min` over all of its elements, or to the value of its `first` or
-    `last` step. A comparison of entries that are not reduced compares every element: `(traj.reward > 1).any()`.
+    `sum`, `mean`, `max` and `min` reduce an entry over all of its elements, `first` and `last` to the value of that
+    step. A comparison of an entry that is not reduced compares every element: `(traj.reward > 1).any()`.
     """
 
     def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
@@ -122,7 +131,7 @@ class TrajectoryExpression:
         self.reduced = reduced
 
     def value(self, trajectory: Any) -> Any:
-        """Return the value in a trajectory: a tensor, a number, or a list of other values, one a step."""
+        """Return the value for a trajectory: a tensor, a number, or a list with one value a step."""
         return self._evaluate(trajectory)
 
     def _reduced(self, name: str, fn: Callable[[Any], Any]) -> TrajectoryExpression:
@@ -132,7 +141,7 @@ class TrajectoryExpression:
     def _number(self, name: str) -> TrajectoryExpression:
         def reduce(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"{self.description} is no tensor of numbers, and has no {name}")
+                raise TypeError(f"{self.description} has no {name}: it is not a tensor of numbers")
             value = value.double() if name in ("sum", "mean") and not value.is_complex() else value
             return getattr(value, name)()
 
@@ -197,14 +206,16 @@ class TrajectoryExpression:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        raise TypeError(f"{self.description} is a value of trajectories: compare it, and join conditions with & and |")
+        raise TypeError(
+            f"{self.description} is a value, not a condition: compare it, and combine conditions with & and |"
+        )
 
     def __repr__(self) -> str:
         return self.description
 
 
 class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
-    """A comparison: a condition if both sides are reduced, else to be reduced by `any` or `all`."""
+    """A comparison; a condition if both sides are reduced, otherwise to be reduced by `any` or `all`."""
 
     def __init__(self, evaluate: Evaluate, description: str, keys: Iterable[Any], *, reduced: bool) -> None:
         TrajectoryExpression.__init__(self, evaluate, description, keys, reduced=reduced)
@@ -212,11 +223,11 @@ class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
 
     def __call__(self, trajectory: Any) -> bool:
         if not self.reduced:
-            raise TypeError(f"{self.description} compares every element, a condition is {self.description}.any()")
+            raise TypeError(f"{self.description} compares every element: reduce it, as in {self.description}.any()")
         return super().__call__(trajectory)
 
     def any(self) -> TrajectoryPredicate:
-        """Whether it holds for an element."""
+        """Whether it holds for at least one element."""
         return self._over("any", any)
 
     def all(self) -> TrajectoryPredicate:
@@ -236,9 +247,10 @@ class TrajectoryComparison(TrajectoryExpression, TrajectoryPredicate):
 
 
 class TrajectoryEntries:
-    """The entries of trajectories, for conditions: `traj.reward`, `traj["next", "reward"]`; see `filter_trajectories`.
+    """The entries of trajectories for use in conditions: `traj.reward`, `traj["next", "reward"]`; see
+    `filter_trajectories`.
 
-    An entry is found at the root, else under `next`. `traj.length` is the number of steps, and `traj.total_reward` the
+    An entry is looked up at the root, then under `next`. `traj.length` is the number of steps, `traj.total_reward` the
     sum of rewards.
     """
 
@@ -275,7 +287,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _elementwise(compare: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Compare values; a list of other values, one a step, with each other or with a single one."""
+    """Compare values; lists, with one value a step, are compared with each other or with a single value."""
     if isinstance(left, list) or isinstance(right, list):
         count = len(left if isinstance(left, list) else right)
         pairs = zip(*(side if isinstance(side, list) else [side] * count for side in (left, right)), strict=True)
@@ -289,7 +301,7 @@ def _truth(value: Any, description: str) -> bool:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return bool(value)
     size = f"{list(value.shape)} values" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-    raise TypeError(f"{description} is {size}, expected one truth value: see any() and all() of a comparison")
+    raise TypeError(f"{description} is {size}, expected one truth value: reduce comparisons with any() or all()")
 
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -304,16 +316,26 @@ _NEXT = "next"
 class Trajectory:
     """The steps of one trajectory, in order.
 
-    `trajectory["next", "reward"]` is an entry; `trajectory.reward` one at the root, or else under `next`. `data` are
-    all entries, a tensordict `[length]`, `length` the number of steps, `total_reward` the sum of rewards in float64.
-    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict of one. It is no tensorclass:
-    `tensordict.lazy_stack([one.data for one in found])` stacks several, `[n, -1]`.
+    `trajectory["next", "reward"]` is an entry, `trajectory.reward` one at the root or else under `next`.
+    `trajectory[2:5]` is a trajectory of some of the steps, `trajectory[2]` a tensordict with one. To stack several, use
+    `tensordict.lazy_stack([one.data for one in found])`, `[n, -1]`.
 
-    Made of a tensordict, entries are views of it. A trajectory of a buffer reads, at each use, the entries that are
-    used and no others, into fresh memory; SchemaError (a RuntimeError) if its steps were overwritten since.
+    Entries of a trajectory made from a tensordict are views of it. A trajectory of a buffer reads the entries that are
+    used, and no others, at each use, into fresh memory.
 
-    WrongKindError (a TypeError) for data that is no tensordict; UsageError (a ValueError) unless it has one batch
-    dimension; AttributeError and MissingKeyError (a KeyError) for missing entries.
+    Args:
+        data: the steps, a tensordict `[length]`.
+
+    Attributes:
+        data: all entries, a tensordict `[length]`.
+        length: the number of steps.
+        total_reward: the sum of rewards, float64.
+
+    Raises:
+        WrongKindError: (a TypeError) the data is not a tensordict.
+        UsageError: (a ValueError) it does not have exactly one batch dimension.
+        MissingKeyError: (a KeyError) an entry does not exist; an AttributeError for attribute access.
+        SchemaError: (a RuntimeError) the steps have been overwritten in the buffer.
     """
 
     def __init__(self, data: Any) -> None:
@@ -334,12 +356,12 @@ class Trajectory:
 
     @property
     def total_reward(self) -> torch.Tensor:
-        """The sum of all rewards, in float64; MissingKeyError (a KeyError) without rewards."""
+        """The sum of all rewards, in float64; MissingKeyError (a KeyError) if there are none."""
         found = self.get((_NEXT, "reward"))
         return torch.as_tensor(self.value("reward") if found is None else found).double().sum()
 
     def value(self, key: Any) -> Any:
-        """Return an entry at the root, or else under `next`: a tensor, or a list for any other values."""
+        """Return an entry at the root, or else under `next`: a tensor, or a list of other values."""
         path = boundary_key(key)
         places = [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
         found = self._found(places)
@@ -348,7 +370,7 @@ class Trajectory:
         return found
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return an entry by its key, or the default."""
+        """Return an entry by its key, or the default if it does not exist."""
         found = self._found([boundary_key(key)])
         return default if found is None else found
 
@@ -390,14 +412,14 @@ class Trajectory:
 
 def _require_steps(data: Any) -> Any:
     if not is_tensor_collection(data):
-        raise WrongKindError(f"the steps of a trajectory are a tensordict, found a {type(data).__name__}")
+        raise WrongKindError(f"a trajectory needs a tensordict of steps, found a {type(data).__name__}")
     if data.batch_dims != 1:
-        raise UsageError(f"the steps of a trajectory have one batch dimension, found {list(data.batch_size)}")
+        raise UsageError(f"a trajectory needs steps with one batch dimension, found {list(data.batch_size)}")
     return data
 
 
 def _entry_of(data: Any, key: Key) -> Any:
-    """Return an entry of a tensordict: a tensor or a tensordict, or a list of other values; None if it is missing."""
+    """Return an entry of a tensordict: a tensor, a tensordict, or a list of other values; None if it is missing."""
     found = data.get(key, None)
     if found is None or isinstance(found, torch.Tensor) or not is_non_tensor(found):
         return found.tolist() if isinstance(found, np.ndarray) else found
@@ -406,7 +428,7 @@ def _entry_of(data: Any, key: Key) -> Any:
 
 
 class QueriedBuffer(Protocol):
-    """What trajectories need of the buffer that they are read from."""
+    """What trajectories need of their buffer."""
 
     @property
     def storage(self) -> Storage: ...
@@ -421,11 +443,11 @@ class QueriedBuffer(Protocol):
     def guard(self) -> Guard: ...
 
     def steps_at(self, index: Any) -> Any:
-        """Return elements as batches have them, without the info of a sampler."""
+        """Return elements as they are in batches, without the sampler's info."""
 
 
 class _Stored:
-    """Steps in a buffer: an array of rows, and the lane of a storage of several dimensions."""
+    """Steps in a buffer: an array of rows, and the lane in a storage of several dimensions."""
 
     def __init__(self, buffer: QueriedBuffer, rows: Numbers, lane: tuple[int, ...], seen: Written) -> None:
         self._buffer, self._rows, self._lane, self._seen = buffer, rows, lane, seen
@@ -438,7 +460,7 @@ class _Stored:
         return (first, *(torch.full_like(first, part) for part in self._lane)) if self._lane else first
 
     def _unchanged(self, read: Callable[[Any], Any], rows: Numbers) -> Any:
-        """Call `read(index)` while nothing is written; SchemaError if the rows were overwritten."""
+        """Call `read(index)` while nothing is written; SchemaError if the rows have been overwritten."""
         buffer = self._buffer
         with buffer.guard.hold():
             if buffer.storage.log.now != self._seen:
@@ -452,15 +474,15 @@ class _Stored:
         changes = storage.log.since(seen.irregular)
         lost = changes is None or bool(np.isin(self._rows, written).any())
         for change in changes or ():
-            if change.keys is None:  # whole rows; an entry that is edited in place is what the step has now
+            if change.keys is None:  # whole rows were written; editing an entry in place does not replace the step
                 lost = lost or change.rows is None
                 lost = lost or bool(np.isin(self._rows, np.arange(storage.shape[0])[change.rows]).any())
         if lost:
-            raise SchemaError("the steps of this trajectory were overwritten since", hint="query the buffer again")
+            raise SchemaError("the steps of this trajectory have been overwritten", hint="query the buffer again")
         self._seen = now
 
     def entry(self, key: Key) -> Any:
-        """Read one entry, unless a transform may make it; None if it is not stored by itself."""
+        """Read one entry; None if it is not stored by itself, or a transform may make it."""
         buffer = self._buffer
         if not _leaves_alone(buffer.transform, key):
             return None
@@ -472,7 +494,7 @@ class _Stored:
         )
 
     def may_have(self, keys: Sequence[Key]) -> bool:
-        """Whether all entries together may have one that is not stored by itself: by those of the first step."""
+        """Whether the complete first step has one of these entries, for entries that are not stored by themselves."""
         return any(_entry_of(self._one(), key) is not None for key in keys)
 
     def _one(self) -> Any:
@@ -488,13 +510,13 @@ class _Stored:
 
     def __getitem__(self, index: Any) -> Any:
         rows = self._rows[index.numpy(force=True) if isinstance(index, torch.Tensor) else index]
-        if not isinstance(rows, np.ndarray):  # of one step
+        if not isinstance(rows, np.ndarray):  # a single step
             return self._unchanged(self._buffer.steps_at, np.array([rows]))[0]
         return _Stored(self._buffer, rows, self._lane, self._seen)
 
 
 def _leaves_alone(transforms: Compose, key: Key) -> bool:
-    """Whether no transform makes or changes this entry, as far as is known."""
+    """Whether no transform is known to make or change this entry."""
     bare = key[1:] if key[0] == _NEXT else key
     for transform in transforms:
         if not isinstance(transform, KeyedTransform | DecodeVideo):
@@ -515,12 +537,14 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
             hint="download the dataset and open it without streaming",
         )
     if not buffer.writer.keeps_order:
-        raise UsageError(f"a {type(buffer.writer).__name__} puts rows anywhere: they are no trajectories in order")
+        raise UsageError(
+            f"a {type(buffer.writer).__name__} puts rows anywhere, so trajectories cannot be found in their order"
+        )
     if not len(storage):
         return
     with buffer.guard.hold():
         if storage.episode_lengths() is None and not is_tensor_collection(first := storage.read_at(0)):
-            raise WrongKindError(f"trajectories are of tensordicts, the storage holds a {type(first).__name__}")
+            raise WrongKindError(f"trajectories need tensordicts, the storage holds a {type(first).__name__}")
         table = trajectory_table(storage, _source(storage, trajectory_key))
         table.refresh()
         lane, start, length = table.runs()
@@ -532,7 +556,7 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
 
 
 def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
-    """Return what separates the trajectories of a storage."""
+    """Return the object that separates the trajectories of a storage."""
     if trajectory_key is not None:
         key = boundary_key(trajectory_key)
         if not has_entry(storage, key):
@@ -553,15 +577,15 @@ def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
 
 def _no_separation() -> MissingKeyError:
     names = ", ".join(".".join(key) for key in (*_IDS, (_NEXT, "done")))
-    return MissingKeyError(f"trajectories cannot be separated: none of {names} is in the data")
+    return MissingKeyError(f"trajectories cannot be separated: the data has none of {names}")
 
 
 def _warn_about_flags(flags: Sequence[Key]) -> None:
     if not quiet():
         names = ", ".join(".".join(key) for key in flags)
         warn_caller(
-            f"there are no trajectory ids: {names} separate trajectories, and one that ends without a flag is taken as "
-            "one with the following"
+            f"the data has no trajectory ids: {names} separate trajectories, and one that ends without a flag is "
+            "joined to the next one"
         )
 
 
@@ -583,14 +607,14 @@ def iter_trajectories(data: Any, trajectory_key: Any = None) -> Iterator[Traject
 
 
 def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
-    """Return where trajectories end, bool `[steps]`; the last step is any."""
+    """Return where trajectories end, bool `[steps]`; the value of the last step has no meaning."""
     ids: Any = None
     if trajectory_key is not None:
         key = boundary_key(trajectory_key)
         ids = _entry_of(steps, key)
         if ids is None:
             found = ", ".join(".".join(path) for path, _ in leaves(steps)) or "no entries"
-            raise MissingKeyError(f"the trajectory_key {'.'.join(key)!r} is not in the data, there are {found}")
+            raise MissingKeyError(f"the trajectory_key {'.'.join(key)!r} is not in the data, which has {found}")
     else:
         ids = trajectory_ids(steps)
     if ids is not None:
@@ -606,7 +630,7 @@ def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
 
 
 def _changes(ids: Any, count: int) -> torch.Tensor:
-    """Return where the next id differs, bool `[count]`; False at the last."""
+    """Return where the next id differs, bool `[count]`; False for the last."""
     found = torch.zeros(count, dtype=torch.bool)
     if isinstance(ids, torch.Tensor):
         rows = ids.reshape(count, -1)
@@ -618,20 +642,28 @@ def _changes(ids: Any, count: int) -> torch.Tensor:
 
 @suggests_keywords()
 def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any = None) -> list[Trajectory]:
-    """Return the trajectories of a batch, a buffer or a dataset for which a condition holds, or all, in order.
+    """Return the trajectories of a batch, a buffer or a dataset that meet a condition, in order.
 
-    `data` is a tensordict `[steps]`, or a buffer, whose entries are read as the condition needs them. Conditions are
-    comparisons of entries of `traj`, joined by `&`, `|` and `~`, or any function of a `Trajectory`:
+    Conditions compare entries of `traj`, and are combined with `&`, `|` and `~`:
 
     - `traj.length`, `traj.total_reward`; `traj.reward.sum()`, `.mean()`, `.max()`, `.min()`, `.first()`, `.last()`;
     - `(traj["next", "reward"] > 1).any()` and `.all()` for entries that are not reduced.
 
-    Trajectories end where the ids `trajectory_key` change, by default those of the episode table of a dataset, of
-    `("collector", "traj_ids")`, `"traj_ids"` or `"episode"`; without ids where a flag `done`, `truncated` or
-    `terminated` is set, under `next` or else at the root, with a warning. The last one may be under way.
+    The last trajectory may be unfinished.
 
-    WrongKindError (a TypeError) for other data, UsageError (a ValueError) for several batch dimensions, MissingKeyError
-    (a KeyError) if nothing separates trajectories. Names are those of TorchRL.
+    Args:
+        data: a tensordict `[steps]`, or a buffer, of which only the entries that the condition uses are read.
+        predicate: the condition, which may be any function of a `Trajectory`; default all trajectories.
+        trajectory_key: the entry with ids; a trajectory ends where the id changes. By default the episode table of a
+            dataset, or `("collector", "traj_ids")`, `"traj_ids"` or `"episode"`. Without ids, trajectories end at a
+            flag `done`, `truncated` or `terminated`, under `next` or else at the root, with a warning.
+
+    Raises:
+        WrongKindError: (a TypeError) `data` is neither.
+        UsageError: (a ValueError) it has several batch dimensions.
+        MissingKeyError: (a KeyError) nothing in the data separates trajectories.
+
+    Names are TorchRL's.
 
     >>> from tensordict import TensorDict
     >>> from rbtool import traj
@@ -646,5 +678,5 @@ def filter_trajectories(data: Any, predicate: Any = None, *, trajectory_key: Any
 
 
 def _queries_of(data: Any) -> Any:
-    """Return data that is a buffer, which lists its trajectories itself; None for a batch of steps."""
+    """Return data that is a buffer and lists its trajectories itself; None for a batch of steps."""
     return data if not is_tensor_collection(data) and hasattr(type(data), "trajectories") else None

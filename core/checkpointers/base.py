@@ -1,6 +1,6 @@
-"""The contract of a checkpointer, which saves and loads a storage, and the folders that it writes.
+"""The contract of checkpointers, which save and load storages, and the folders that they write.
 
-A folder shows which class wrote it, and takes the place of an older one at one instant.
+A folder records which class wrote it, and replaces an older checkpoint atomically.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WRITERS = {
     "CompressedListStorageCheckpointer": COMPRESSED_FILES,
     _TENSORS: (_TENSORS_FILE,),
 }
-"""The files by which a checkpoint shows what wrote it; `SEGMENTS_FILE` is another one for tensors."""
+"""The files that identify who wrote a checkpoint; checkpoints of tensors also have `SEGMENTS_FILE`."""
 
 _WRITERS_OF_LAYOUTS = {
     "flat": "FlatStorageCheckpointer",
@@ -65,17 +65,17 @@ _WRITERS_OF_LAYOUTS = {
 
 
 class CheckpointStaging(Staging):
-    """A `Staging` for the checkpoint of a storage.
+    """A `Staging` folder for the checkpoint of a storage.
 
-    An older checkpoint at the destination, of whatever storage, is replaced at one instant; an empty folder, too.
-    UsageError for anything else there, and for a checkpoint in which somebody keeps files of another kind.
+    It atomically replaces an older checkpoint of any storage, or an empty folder. Anything else at the destination, and
+    foreign files inside an older checkpoint, raise UsageError.
     """
 
     def __init__(self, destination: str | os.PathLike[str], durable: Durable = "full") -> None:
         super().__init__(Path(destination), replace=True, durable=durable)
 
     def refuse_if_taken(self) -> None:
-        """Raise UsageError if what is at the destination may not be replaced; changes nothing."""
+        """Raise UsageError if the destination must not be replaced; changes nothing."""
         place = self.destination
         around = next((folder for folder in (place, *place.parents) if has_manifest(folder)), None)
         if around is not None and not (around == place and _is_of_storage(place)):
@@ -86,7 +86,7 @@ class CheckpointStaging(Staging):
         try:
             known = empty or (place.is_file() and _is_h5_of_storage(place)) or writer_of(place) is not None
         except FormatError as error:
-            raise UsageError(f"{error}; nothing is replaced", hint="choose another destination") from error
+            raise UsageError(f"{error}; nothing was replaced", hint="choose another destination") from error
         if not known:
             raise UsageError(
                 f"{place} already exists and is not the checkpoint of a storage; left unchanged",
@@ -102,10 +102,10 @@ class CheckpointStaging(Staging):
             None,
         )
         if strange is not None:
-            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing is replaced")
+            raise UsageError(f"{strange} is not part of the checkpoint around it; nothing was replaced")
 
     def publish_noted(self, *, covered: Collection[str] = (), known: Mapping[str, str] | None = None) -> None:
-        """Note the digests of all files, then put the folder at its destination; see `write_digests`."""
+        """Record the digests of all files, then put the folder in place; see `write_digests`."""
         write_digests(self.path, covered=covered, known=known)
         self.publish()
 
@@ -117,7 +117,7 @@ def _looks_like_ours(file: Path) -> bool:
 
 
 def _manifest_of(path: Path) -> Manifest | None:
-    """Read the manifest of one of our folders or HDF5 files; None if there is none, or if it is damaged."""
+    """Read the manifest of one of our folders or HDF5 files; None if there is none, or it is damaged."""
     if not is_ours(path):
         return None
     try:
@@ -135,19 +135,20 @@ def _is_of_storage(path: Path) -> bool:
 
 
 def _is_h5_of_storage(file: Path) -> bool:
-    """Whether a file is an H5 checkpoint of a storage, ours or one in TorchRL's form."""
+    """Whether a file is an H5 checkpoint of a storage, ours or TorchRL's."""
     return _is_of_storage(file) or (file.is_file() and foreign_form().form_at(file) == "h5")
 
 
 def is_segmented(folder: Path) -> bool:
-    """Whether a folder holds the checkpoint of a storage of tensors in segments."""
+    """Whether a folder is a checkpoint of a tensor storage in segments."""
     return (folder / SEGMENTS_FILE).is_file()
 
 
 def writer_of(folder: Path) -> str | None:
-    """Name the checkpointer that wrote a folder; None for anything else, and for what is damaged.
+    """Return the name of the checkpointer that wrote a folder; None for anything else, and if it is damaged.
 
-    FormatError for a checkpoint of `write(rows, folder)` that a newer version of rbtool wrote.
+    Raises:
+        FormatError: a newer version of rbtool wrote it with `write(rows, folder)`.
     """
     if not folder.is_dir():
         return None
@@ -155,7 +156,7 @@ def writer_of(folder: Path) -> str | None:
     if manifest is not None:
         return _WRITERS_OF_LAYOUTS.get(manifest.layout) if manifest.kind == "checkpoint" else None
     if has_manifest(folder) or (folder / EPISODES).is_dir():
-        return None  # damaged: opening it raises the error that names the damage
+        return None  # opening it raises an error that describes the damage
     if (folder / RowsNote.FILE).is_file():
         try:
             return RowsNote.load(folder).writer
@@ -175,10 +176,14 @@ def writer_of(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RowsNote:
-    """What is recorded of a storage that a checkpointer saves by the methods `write` and `read`.
+    """What is recorded about a storage that a checkpointer saves with its methods `write` and `read`.
 
-    `writer` is the name of its class. `length` counts elements; the storage has room for `capacity` rows, of which
-    `last_row` was written last. `leaves` are the names, dtypes and shapes of the rows, or the count of `objects`.
+    Attributes:
+        writer: the name of the checkpointer's class.
+        length: the number of elements.
+        capacity: how many rows the storage has room for.
+        last_row: the row written last.
+        leaves: names, dtypes and shapes of the rows; for a list, the number of `objects`.
     """
 
     writer: str
@@ -193,7 +198,7 @@ class RowsNote:
 
     @classmethod
     def of(cls, writer: str, storage: Storage, rows: Any) -> RowsNote:
-        """Describe a storage whose rows are saved as `rows`, None if it is empty."""
+        """Describe a storage whose rows are saved as `rows`; None if it is empty."""
         objects = holds_objects(storage)
         leaves = () if rows is None else _leaves(rows, objects)
         return cls(writer, len(storage), storage.capacity_rows, last_row(storage.last_cursor), objects, leaves)
@@ -205,7 +210,7 @@ class RowsNote:
 
     @classmethod
     def load(cls, folder: Path) -> RowsNote:
-        """Read the note; FormatError for one of a newer version, CorruptDataError for one that is damaged."""
+        """Read the note; FormatError if a newer version wrote it, CorruptDataError if it is damaged."""
         path = folder / cls.FILE
         try:
             document = load_json(path)
@@ -214,25 +219,25 @@ class RowsNote:
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version != 1:
             raise FormatError(
-                f"{path} was written by a newer rbtool: it has format version {version}, this rbtool reads 1",
+                f"{path} was written by a newer rbtool: it has format version {version}, this version reads 1",
                 hint="update rbtool",
             )
         return decode(cls, document, str(path), CorruptDataError)
 
     def require_same(self, rows: Any, folder: Path, reader: str) -> None:
-        """Raise CorruptDataError unless rows that were read have the length, dtypes and shapes of those saved."""
+        """Raise CorruptDataError unless the rows that were read have the length, dtypes and shapes that were saved."""
         for found, saved in itertools.zip_longest(_leaves(rows, self.objects), self.leaves):
             if found != saved:
-                raise CorruptDataError(f"{reader}.read() returns {found} of {folder}, where {saved} was saved")
+                raise CorruptDataError(f"{reader}.read() returned {found} for {folder}, but {saved} was saved")
 
 
 def holds_objects(storage: Storage) -> bool:
-    """Whether the rows of a storage are a list of objects."""
+    """Whether a storage's rows are a list of objects."""
     return storage.returns_objects or isinstance(storage, ListStorage)
 
 
 def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
-    """Describe rows by their leaves, in the order of their names."""
+    """Describe the leaves of rows, ordered by name."""
     if objects:
         return (f"{len(rows):,} objects",)
     structure = tree_spec_of(rows)
@@ -241,10 +246,12 @@ def _leaves(rows: Any, objects: bool) -> tuple[str, ...]:
 
 
 def open_rows(path: str | os.PathLike[str], writer: str) -> tuple[Path, RowsNote]:
-    """Return the folder of a checkpoint that `writer` wrote by the methods of the contract, and its note.
+    """Return the folder of a checkpoint that `writer` wrote with its own `write`, and its note.
 
-    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError for what another checkpointer or none
-    wrote, CorruptDataError for files that were changed.
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
+        FormatError: another checkpointer, or none, wrote it.
+        CorruptDataError: files were changed.
     """
     folder = _existing(path, writer)
     require_writer(folder, writer)
@@ -257,45 +264,51 @@ def _existing(path: str | os.PathLike[str], writer: str) -> Path:
     folder = Path(path)
     mend(folder)
     if not os.path.lexists(folder):
-        raise DatasetNotFoundError(f"there is nothing at {folder}, expected the checkpoint of a storage")
+        raise DatasetNotFoundError(f"{folder} not found, expected the checkpoint of a storage")
     if not folder.is_dir():
         theirs = _is_h5_of_storage(folder) or _manifest_of(folder) is not None
         what = "is a checkpoint that an H5StorageCheckpointer loads" if theirs else "is not a folder"
         raise FormatError(f"{folder} {what}; {article(writer)} writes a folder")
-    require_digests(folder)  # first: what is damaged may look like another checkpointer's
+    require_digests(folder)  # first, as a damaged folder may look like another checkpointer's
     return folder
 
 
 def _is_laid_out(folder: Path) -> bool:
-    """Whether whole episodes lie here that hooks, or the checkpointers TorchRL makes of hooks, had a storage save.
+    """Whether a folder holds whole episodes, laid out by hooks or by the checkpointers that TorchRL makes of them.
 
-    Such a folder does not record which of the two it was: either reads it.
+    Such a folder does not record which of the two wrote it; either can read it.
     """
     return (folder / _TENSORS_FILE).is_file() and foreign_form().form_at(folder) is not None
 
 
 def require_writer(folder: Path, writer: str) -> str | None:
-    """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if none did."""
+    """Raise FormatError if another checkpointer than `writer` wrote a folder; return `writer`, or None if unknown."""
     found = writer_of(folder)
     if found not in (writer, None):
-        raise FormatError(f"{folder} was written by {article(found or '')}; this is {article(writer)}")
+        raise FormatError(f"{folder} was written by {article(found or '')}, and {article(writer)} cannot read it")
     return found
 
 
 def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = False) -> Path:
     """Return the folder of a checkpoint that `writer` can read.
 
-    `hooked`: load hooks undo the layout of whole episodes that save hooks made, ours or TorchRL's.
-    DatasetNotFoundError (a FileNotFoundError) if nothing is there, FormatError (a ValueError) for a file, for what
-    another checkpointer wrote and for what none did. (A folder of no compressed list raises DatasetNotFoundError.)
-    CorruptDataError for files that are not those whose digests were noted, where any were.
+    Args:
+        path: the folder.
+        writer: the name of the checkpointer.
+        hooked: whether load hooks will undo a layout of whole episodes that save hooks made, ours or TorchRL's.
+
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) the path does not exist; also for a folder that is not a compressed
+            list.
+        FormatError: (a ValueError) it is a file, or another checkpointer, or none, wrote it.
+        CorruptDataError: files differ from their recorded digests.
     """
     folder = _existing(path, writer)
     laid_out = _is_laid_out(folder)
     if laid_out and writer == _TENSORS and not hooked:
         form = foreign_form().form_at(folder)
         raise FormatError(
-            f"{folder} holds whole episodes in the layout {form}; {article(writer)} takes rows",
+            f"{folder} holds whole episodes in the layout {form}; {article(writer)} reads rows",
             hint=f"load it with {article(writer_of(folder) or '')}, or register the load hooks that undo the layout",
         )
     found = writer if laid_out and writer == _TENSORS else require_writer(folder, writer)
@@ -307,21 +320,23 @@ def open_folder(path: str | os.PathLike[str], writer: str, *, hooked: bool = Fal
     if missing and not (writer == _TENSORS and is_segmented(folder)):
         # Callers catch the error that TorchRL raises for compressed lists.
         kind = DatasetNotFoundError if missing[0] in COMPRESSED_FILES else FormatError
-        raise kind(f"{folder} has no {missing[0]}, which {article(writer)} writes")
+        raise kind(f"{folder} lacks the {missing[0]} that {article(writer)} writes")
     return folder
 
 
 def _not_ours(folder: Path, writer: str) -> RbtoolError:
     try:
-        manifest = Manifest.load(folder)  # raises what is wrong with it
+        manifest = Manifest.load(folder)  # raises an error that says what is wrong
     except DatasetNotFoundError:
         if (folder / HIDDEN).is_dir():
-            return CorruptDataError(f"{folder} was a checkpoint of ours, but its manifest is missing")
+            return CorruptDataError(f"{folder} is a checkpoint of rbtool, but its manifest is missing")
     except RbtoolError as error:
         return error
     else:
-        return FormatError(f"{folder} is a {manifest.kind} in layout {manifest.layout}; this is {article(writer)}")
-    return FormatError(f"{folder} is no checkpoint that {article(writer)} reads")
+        return FormatError(
+            f"{folder} is a {manifest.kind} in layout {manifest.layout}, which {article(writer)} cannot read"
+        )
+    return FormatError(f"{folder} is not a checkpoint that {article(writer)} can read")
 
 
 _FINAL = {
@@ -331,17 +346,17 @@ _FINAL = {
     "save": "write(rows, folder)",
     "load": "read(folder)",
 }
-"""Methods that are the contract's own, or that nothing calls, and what a checkpointer implements instead."""
+"""Methods that cannot be overridden, because they are final or never called, and what to implement instead."""
 
 
 class Captured(Protocol):
-    """Rows as they were at one instant, which `write` saves while writers continue; a context manager around that.
+    """Rows as of one instant, which `write` saves while writers continue; a context manager around that.
 
     `write` may run in any thread.
     """
 
     def write(self) -> None:
-        """Write them to the folder that `capture` was given."""
+        """Write the rows to the folder passed to `capture`."""
 
     def __enter__(self) -> Any: ...
 
@@ -349,7 +364,7 @@ class Captured(Protocol):
 
 
 def captured(storage: Any, path: Path) -> Captured | None:
-    """Return the rows of a storage as they are now, for the folder `path`; None where `dumps` has to write them."""
+    """Capture the rows of a storage for the folder `path`; None if `dumps` has to write them at once."""
     capture = getattr(storage.checkpointer, "capture", None)  # TorchRL's checkpointers have none
     return None if capture is None else capture(storage, path)
 
@@ -357,22 +372,21 @@ def captured(storage: Any, path: Path) -> Captured | None:
 class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see below `read`
     r"""Writes a storage to a folder and reads it back.
 
-    A checkpointer of your own implements two methods:
+    A subclass implements two methods:
 
-    - `write(rows, folder)` writes the rows of a storage into an empty folder;
-    - `read(folder)` returns rows like those that `write` was given: the same keys, dtypes, shapes and values.
+    - `write(rows, folder)` writes rows to an empty folder;
+    - `read(folder)` returns them with the same keys, dtypes, shapes and values.
 
-    `dumps` and `loads`, which storages call, do the book-keeping: they call the hooks, put a complete folder in place
-    at one instant, record and verify the digests of all files, record the length, the capacity and the row that was
-    written last, and replace the contents of a storage only after all rows were read and have the dtypes and shapes
-    that were saved.
+    Storages call `dumps` and `loads`, which do the rest: they call the hooks, put a complete folder in place
+    atomically, record and verify the digests of all files, record the length, the capacity and the row written last,
+    and replace the contents of a storage only after all rows were read and have the saved dtypes and shapes.
 
-    Checkpointers that were written for TorchRL override `dumps` and `loads`, and keep working; what they override is
-    theirs to do. Other public methods cannot be overridden: FinalMethodError (a TypeError) names what to implement.
+    Checkpointers written for TorchRL override `dumps` and `loads`. This works, but then these duties are theirs. Other
+    public methods must not be overridden: FinalMethodError (a TypeError) says what to implement instead.
 
-    What is written passes first through the save hooks in the order in which they were registered, and what was read
-    through the load hooks. Hooks belong to the object: they are neither saved nor pickled with it. Names and hooks
-    are those of TorchRL.
+    Data passes through the save hooks before it is written, and through the load hooks after it is read, in the order
+    in which they were registered. Hooks belong to the object: they are neither saved nor pickled. Names and hooks are
+    TorchRL's.
 
     >>> import tempfile
     >>> from rbtool import ListStorage
@@ -414,35 +428,42 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
     # What a checkpointer implements -----------------------------------------------------------------
 
     def write(self, rows: Any, folder: Path) -> None:
-        """Write `rows` into `folder`, which exists and is empty, and close all files.
+        """Write `rows` to `folder`, which exists and is empty, and close all files.
 
-        `rows` is `storage[:]`, never empty, after the save hooks: a tensordict `[length, ...]`, a tensor, a nest of
-        tensors, or a list of objects. It may be memory of the storage, and must not be changed. Files and folders
-        may have any names but `.rbtool`. Raise SchemaError for data that cannot be written.
+        Args:
+            rows: `storage[:]` after the save hooks, never empty: a tensordict `[length, ...]`, a tensor, a nest of
+                tensors, or a list of objects. It may be memory of the storage, and must not be changed.
+            folder: files and folders in it may have any names except `.rbtool`.
+
+        Raises:
+            SchemaError: the data cannot be written.
         """
 
     def read(self, folder: Path) -> Any:
-        """Return the rows that `write` wrote into `folder`; its files were compared with their digests."""
+        """Return the rows that `write` wrote to `folder`; its files were already compared with their digests."""
 
-    if (
-        not TYPE_CHECKING
-    ):  # a class that overrides `dumps` gets its `write` at run time, which a type checker cannot see
+    if not TYPE_CHECKING:  # type checkers cannot see that a class that overrides `dumps` gets its `write` at run time
         write, read = abstractmethod(write), abstractmethod(read)
 
     # What storages call -----------------------------------------------------------------------------
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the storage to the folder `path`. An older checkpoint there is whole until the new one is.
+        """Write the storage to the folder `path`, atomically replacing an older checkpoint.
 
-        `durable` states what is waited for in case the machine itself stops: the bytes, folders and name ("full"),
-        the bytes of the files ("data"), or nothing ("none").
-        UsageError where something is at `path` that is no checkpoint of a storage.
+        Args:
+            storage: the storage.
+            path: the folder.
+            durable: what is waited for, in case the whole machine stops: bytes, folders and names (`"full"`), the bytes
+                of the files (`"data"`), or nothing (`"none"`).
+
+        Raises:
+            UsageError: there is something at `path` that is not the checkpoint of a storage.
         """
         rows = None
         if len(storage):
             rows = self._through_save_hooks(storage, storage[:], path)
         elif self._save_hooks:
-            raise SchemaError("save hooks need data; nothing was ever written to the storage")
+            raise SchemaError("save hooks need data, but nothing was ever written to the storage")
         note = RowsNote.of(type(self).__name__, storage, rows)
         with CheckpointStaging(path, durable) as staging:
             if rows is not None:
@@ -451,15 +472,17 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
             staging.publish_noted()
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Return the rows as they are now, for the folder `path`; None where only `dumps` can write them, at once."""
+        """Capture the rows for the folder `path`; None if only `dumps` can write them, at once."""
         return None
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Put what the folder `path` holds into the storage; nothing changes if that fails.
+        """Load the folder `path` into the storage. If this fails, nothing is changed.
 
-        DatasetNotFoundError (a FileNotFoundError) where there is nothing, FormatError for another checkpointer's,
-        CorruptDataError for files that were changed and for rows of other dtypes or shapes than were saved (both
-        ValueErrors), SchemaError (a RuntimeError) for data that the storage cannot hold.
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
+            FormatError: (a ValueError) another checkpointer wrote it.
+            CorruptDataError: (a ValueError) files were changed, or rows have other dtypes or shapes than were saved.
+            SchemaError: (a RuntimeError) the storage cannot hold the data.
         """
         folder, note = open_rows(path, type(self).__name__)
         if not note.length:
@@ -476,19 +499,19 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
         replace_rows(storage, rows, capacity=note.capacity, last_row=note.last_row)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, path=...)` return what is written instead of `data`.
+        """Let `hook(data, path=...)` return what is written instead of `data`.
 
-        A hook with an attribute `is_full` or `shift` gets it set before: whether the storage is full, and which row
-        the next write would take: the row after the last cursor, the capacity itself after the last row. One with a
-        true `writes_in_place` gets no path.
+        Before the call, attributes `is_full` and `shift` of the hook, if it has them, are set to whether the storage is
+        full, and to the row that the next write would take (the capacity itself after the last row). A hook with a true
+        `writes_in_place` gets no path.
         """
         _require_callable(hook)
         self._save_hooks = [*self._save_hooks, hook]
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, out=...)` return what goes into the storage instead of `data`.
+        """Let `hook(data, out=...)` return what goes into the storage instead of `data`.
 
-        `out` is what the storage holds now, or None if it has no tensors yet or the hook has a true `writes_in_place`.
+        `out` is what the storage holds now; None if it has no tensors yet, or the hook has a true `writes_in_place`.
         """
         _require_callable(hook)
         self._load_hooks = [*self._load_hooks, hook]
@@ -512,18 +535,18 @@ class StorageCheckpointerBase(ABC):  # noqa: B024 - abstract at run time, see be
 
 
 def _writes_in_place(hook: Any) -> bool:
-    """Whether a hook writes into the place it is given: then a failure behind it would leave half of it there."""
+    """Whether a hook writes to the place it is given, where a later failure would leave half of it."""
     return bool(getattr(hook, "writes_in_place", False))
 
 
 def _require_callable(hook: Any) -> None:
     if not callable(hook):
-        raise UsageError(f"a hook is called; a {type(hook).__name__} cannot be")
+        raise UsageError(f"a hook must be callable, found a {type(hook).__name__}")
 
 
 def _shift(storage: Storage) -> int:
     row = last_row(storage.last_cursor)
     if row is None:
-        warn_caller("the storage does not know its last cursor: the first row is taken for the oldest")
+        warn_caller("the storage does not know its last cursor, so its first row is assumed to be the oldest")
         return 0
     return row + 1

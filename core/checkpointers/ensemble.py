@@ -21,7 +21,7 @@ from .base import Captured, CheckpointStaging, StorageCheckpointerBase, captured
 
 @dataclass(frozen=True, slots=True)
 class _MemberNote:
-    """The document of an ensemble: how many members there are, and which of them have rows."""
+    """The JSON note of an ensemble: how many members there are, and which of them have rows."""
 
     members: Count
     with_rows: tuple[Count, ...]
@@ -31,12 +31,12 @@ class _MemberNote:
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Saves a `StorageEnsemble`: member i in the folder `i`, the state of its transform in `i_transform.pt`.
 
-    A member without rows has no folder, and is empty after loading. Hooks are refused with a UsageError: members have
-    their own. Names are those of TorchRL.
+    A member without rows has no folder, and is empty after loading. Hooks raise UsageError; register them on the
+    members. Names are TorchRL's.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write all members to the folder `path`; an older checkpoint is replaced at one instant."""
+        """Write all members to the folder `path`, atomically replacing an older checkpoint."""
         ensemble = self._checked(storage)
         with CheckpointStaging(path, durable) as staging:
             for number in _write_about(ensemble, staging.path):
@@ -44,7 +44,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             staging.publish_noted()
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Return all rows as they are now; of members that cannot be captured they are written at once.
+        """Capture all rows; rows of members that cannot be captured are written at once.
 
         None for a class with its own `dumps`.
         """
@@ -52,11 +52,15 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return _CapturedMembers(self._checked(storage), path) if own else None
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Load all members and the states of their transforms.
+        """Load all members and the states of their transforms. If this fails, nothing is changed.
 
-        DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError for
-        a damaged one, SchemaError for that of another number of members or of rows that a member refuses: each with
-        nothing changed, for which rows that are replaced are kept until all members are loaded.
+        To guarantee that, replaced rows are kept until all members are loaded.
+
+        Raises:
+            DatasetNotFoundError: the path does not exist.
+            FormatError: another checkpointer wrote it.
+            CorruptDataError: it is damaged.
+            SchemaError: the number of members differs, or a member refuses its rows.
         """
         ensemble = self._checked(storage)
         folder = open_folder(path, "StorageEnsembleCheckpointer")
@@ -71,16 +75,14 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
     def _checked(self, storage: Storage) -> StorageEnsemble:
         if not isinstance(storage, StorageEnsemble):
-            raise UsageError(f"a StorageEnsembleCheckpointer serves ensembles, found a {type(storage).__name__}")
+            raise UsageError(f"a StorageEnsembleCheckpointer saves ensembles, found a {type(storage).__name__}")
         if self._save_hooks or self._load_hooks:
-            raise UsageError(
-                "an ensemble has no rows of its own that hooks change", hint="register them on its members"
-            )
+            raise UsageError("an ensemble has no rows of its own for hooks", hint="register them on its members")
         return storage
 
 
 class _CapturedMembers:
-    """The rows of an ensemble as they are now."""
+    """The captured rows of an ensemble."""
 
     def __init__(self, ensemble: StorageEnsemble, path: Path) -> None:
         self._rows: list[Captured] = []
@@ -97,7 +99,7 @@ class _CapturedMembers:
             self._open = stack.pop_all()
 
     def write(self) -> None:
-        """Write the rows that are left, and put the checkpoint in place."""
+        """Write the remaining rows, and put the checkpoint in place."""
         for rows in self._rows:
             rows.write()
         self._staging.publish_noted()
@@ -110,7 +112,7 @@ class _CapturedMembers:
 
 
 def _write_about(ensemble: StorageEnsemble, folder: Path) -> list[int]:
-    """Write everything but the rows; return which members have rows."""
+    """Write everything except the rows; return which members have rows."""
     with_rows = [number for number, member in enumerate(ensemble.members) if len(member)]
     for number, transform in enumerate(ensemble.transforms):
         state: dict[str, object] = getattr(transform, "state_dict", dict)()
@@ -122,12 +124,12 @@ def _write_about(ensemble: StorageEnsemble, folder: Path) -> list[int]:
 
 
 def transform_file(folder: Path, member: int) -> Path:
-    """Return the file of the state of a member's transform."""
+    """Return the file with the state of a member's transform."""
     return folder / f"{member}_transform.pt"
 
 
 def saved_members(folder: Path, count: int) -> frozenset[int]:
-    """Return which members have rows in a checkpoint; SchemaError unless it is of `count` members."""
+    """Return which members have rows in a checkpoint; SchemaError unless it has `count` members."""
     file = folder / ENSEMBLE_FILE
     note = decode(_MemberNote, load_json(file), str(file), CorruptDataError)
     if note.members != count:

@@ -1,4 +1,4 @@
-"""Saves lists: any objects, or compressed tensors as they are."""
+"""Checkpointers of lists: of arbitrary objects, and of compressed tensors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ _VERSION = 1
 
 
 class ListStorageCheckpointer(StorageCheckpointerBase):
-    """Saves a `ListStorage` and those derived from it: tensors, arrays, tensordicts, numbers, texts, and dicts, lists
-    and tuples of them.
+    """Saves a `ListStorage` of tensors, arrays, tensordicts, numbers and texts, and dicts, lists and tuples of them.
 
-    Anything else raises SchemaError (a RuntimeError) before a file is written: it would take a pickle, and nothing
-    is unpickled here. `items.json` holds each different description once and a number an item; `items.memmap` the
-    bytes of all tensors, one after the other. TorchRL, which cannot save such a storage, has no layout for it.
+    Other objects raise SchemaError (a RuntimeError) before any file is written, as they would need a pickle, and
+    nothing is ever unpickled. `items.json` holds each distinct description once, and for each item the number of its
+    description; `items.memmap` holds the bytes of all tensors, one after another. TorchRL cannot save such a storage.
 
-    Hooks get the list of objects, and return the list that takes its place.
+    Hooks get the list of objects, and return the list that replaces it.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant."""
+        """Write the checkpoint to the folder `path`, atomically replacing an older one."""
         items: Any = self._through_save_hooks(storage, list(_list_storage(storage)), path)
         document = _document(map(tree_of, items))
         with CheckpointStaging(path, durable) as staging:
@@ -52,10 +51,13 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted(known={_DATA_FILE: document["digest"]})
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps` wrote.
+        """Load what `dumps` wrote. If this fails, nothing is changed.
 
-        DatasetNotFoundError if it is not there, FormatError or CorruptDataError (ValueErrors) if it is damaged or
-        another checkpointer's, SchemaError if it holds more than the storage has room for; then nothing changes.
+        Raises:
+            DatasetNotFoundError: the path does not exist.
+            FormatError: (a ValueError) another checkpointer wrote it.
+            CorruptDataError: (a ValueError) it is damaged.
+            SchemaError: there is not enough room.
         """
         target = _list_storage(storage)
         folder = open_folder(path, "ListStorageCheckpointer")
@@ -75,7 +77,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
 
 def _list_storage(storage: Storage) -> ListStorage:
     if not isinstance(storage, ListStorage):
-        raise UsageError(f"a ListStorageCheckpointer serves lists of objects, found a {type(storage).__name__}")
+        raise UsageError(f"a ListStorageCheckpointer saves lists of objects, found a {type(storage).__name__}")
     return storage
 
 
@@ -84,12 +86,12 @@ def _describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def portable_documents(trees: Iterator[Tree], describe: Any) -> Iterator[dict[str, Any]]:
-    """Describe items with plain JSON; SchemaError names the row of one that cannot be."""
+    """Describe items in plain JSON; SchemaError gives the row of an item for which that is impossible."""
     row = 0
     try:
         for tree in trees:
             yield document_of(tree, describe, portable=True)
-            row += 1  # here, so that it is right where taking the next item apart fails
+            row += 1  # here, so that it is right if flattening the next item fails
     except SchemaError as error:
         raise SchemaError(f"row {row}: {error}", hint=error.hint) from None
     except RecursionError:
@@ -113,7 +115,7 @@ def _document(trees: Iterator[Tree]) -> dict[str, Any]:
 
 
 def _bytes_of(document: Any) -> int:
-    """Count the bytes of the tensors that a document describes; FormatError if it describes nothing."""
+    """Return the number of bytes of the tensors in a description; FormatError if it is invalid."""
     total = 0
 
     def add(about: Mapping[str, Any], _: KeyPath) -> None:
@@ -140,7 +142,7 @@ def _write_tensors(path: Path, trees: Iterator[Tree]) -> str:
 
 
 def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
-    """Return the descriptions, the number of that of each item, and the digest of the tensors."""
+    """Return the descriptions, for each item the number of its description, and the digest of the tensors."""
     document = load_json(path)
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FormatError(f"{path} does not describe a list of objects")
@@ -148,10 +150,10 @@ def _read_document(path: Path) -> tuple[list[Any], list[int], Any]:
         raise FormatError(f"{path} has format_version {document.get('format_version')!r}, expected {_VERSION}")
     kinds, numbers = document.get("kinds"), document.get("items")
     if not isinstance(kinds, list) or not isinstance(numbers, list):
-        raise FormatError(f"{path} has no list of kinds, or none of items")
+        raise FormatError(f"{path} lacks the list of kinds or of items")
     strange = next((number for number in numbers if type(number) is not int or not 0 <= number < len(kinds)), None)
     if strange is not None:
-        raise FormatError(f"{path} names the kind {strange!r}; there are {len(kinds)}")
+        raise FormatError(f"{path} has the invalid kind {strange!r}, expected a number below {len(kinds)}")
     return kinds, numbers, document.get("digest")
 
 
@@ -166,7 +168,7 @@ def _check_size(path: Path, kinds: list[Any], numbers: list[int]) -> None:
 
 
 class _DataFile:
-    """The file of all tensors, read from front to back."""
+    """The file of all tensors, read sequentially."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -180,7 +182,7 @@ class _DataFile:
         self._file.close()
 
     def next_tensor(self, about: Mapping[str, Any], _: KeyPath) -> torch.Tensor:
-        """Read the tensor that comes next, of the shape and element type described."""
+        """Read the next tensor, of the described shape and element type."""
         tensor = torch.empty(read_shape(about.get("shape")), dtype=read_dtype(about.get("dtype")))
         room = bytes_behind(tensor)
         if self._file.readinto(room) != len(room):
@@ -189,9 +191,9 @@ class _DataFile:
         return tensor
 
     def require_digest(self, digest: Any) -> None:
-        """Raise CorruptDataError if what was read is not what was written."""
+        """Raise CorruptDataError if the bytes read differ from those written."""
         if self._hasher.digest != digest:
-            raise CorruptDataError(f"{self._path} has other bytes than were written: its digest differs")
+            raise CorruptDataError(f"{self._path} does not hold the bytes that were saved: its digest differs")
 
 
 def _read_item(kind: Any, file: _DataFile, what: str) -> Any:
@@ -199,7 +201,7 @@ def _read_item(kind: Any, file: _DataFile, what: str) -> Any:
 
 
 def put_together(tree: Tree, unpack: Any, what: str) -> Any:
-    """Build an item, or raise FormatError if its parts contradict each other."""
+    """Build an item; FormatError if its parts contradict each other."""
     try:
         return tree.unflatten(unpack)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
@@ -212,7 +214,7 @@ register_checkpointer(ListStorage, ListStorageCheckpointer)
 _METADATA, _INDICES = COMPRESSED_FILES
 _DATA = "compressed_data"
 _BARE = "data"
-"""What the one tensor of an item that is a bare tensor is called."""
+"""The name of the tensor of an item that is a bare tensor."""
 
 _STACK = {"_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>", "stack_dim": 0}
 _NODE: dict[str, Any] = {"shape": [], "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
@@ -222,17 +224,18 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
     """Saves a `CompressedListStorage` without decompressing it.
 
     The layout is TorchRL's: `metadata.json` describes every item, `data_indices.json` numbers their data, and
-    `compressed_data` is a lazily stacked tensordict on disk. Ours adds to each tensor its codec, and to tensordicts
-    their batch size, nested ones included. TorchRL opens what was compressed with `codec="zlib"` (with "zstd" from
-    Python 3.14 on) as long as it holds tensors, flat tensordicts, numbers and texts.
+    `compressed_data` is a lazily stacked tensordict on disk. rbtool adds the codec of each tensor and the batch sizes
+    of tensordicts, also nested ones. TorchRL can open items compressed with `codec="zlib"` (`"zstd"` from Python 3.14
+    on) if they are tensors, flat tensordicts, numbers and texts.
 
-    Hooks get the list of decompressed objects, and return the list that takes its place.
+    Hooks get the list of decompressed objects, and return the list that replaces it.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the checkpoint to the folder `path`, where an older one is replaced at one instant.
+        """Write the checkpoint to the folder `path`, atomically replacing an older one.
 
-        SchemaError (a RuntimeError) for an object that would take a pickle.
+        Raises:
+            SchemaError: (a RuntimeError) an object would need a pickle.
         """
         source = _compressed(storage)
         trees = list(source.trees())
@@ -252,12 +255,16 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Take over what `dumps` wrote, here or in TorchRL.
+        """Load what `dumps` wrote, here or in TorchRL, whose codec is detected from the bytes. If this fails, nothing
+        is changed.
 
-        TorchRL's codec is found from the bytes. DatasetNotFoundError (a FileNotFoundError) if the checkpoint is not
-        there, FormatError or CorruptDataError (ValueErrors) if it is damaged or another checkpointer's, SchemaError
-        if it holds more than the storage has room for; then nothing changes. Files of a wrong size show now, changed
-        bytes when they are read.
+        Wrong sizes of files are detected now, changed bytes when they are read.
+
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
+            FormatError: (a ValueError) another checkpointer wrote it.
+            CorruptDataError: (a ValueError) it is damaged.
+            SchemaError: there is not enough room.
         """
         target = _compressed(storage)
         folder = open_folder(path, "CompressedListStorageCheckpointer")
@@ -278,7 +285,7 @@ class CompressedListStorageCheckpointer(StorageCheckpointerBase):
 def _compressed(storage: Storage) -> CompressedListStorage:
     if not isinstance(storage, CompressedListStorage):
         found = type(storage).__name__
-        raise UsageError(f"a CompressedListStorageCheckpointer serves a CompressedListStorage, found a {found}")
+        raise UsageError(f"a CompressedListStorageCheckpointer saves a CompressedListStorage, found a {found}")
     return storage
 
 
@@ -286,7 +293,7 @@ def _compressed(storage: Storage) -> CompressedListStorage:
 
 
 def _describe_compressed(packed: CompressedTensor) -> dict[str, Any]:
-    """Describe a compressed tensor with TorchRL's tags; the codec is our addition."""
+    """Describe a compressed tensor with TorchRL's tags, and its codec."""
     return {
         "shape": {"__type__": "torch.Size", "value": list(packed.shape)},
         "dtype": {"__type__": "torch.dtype", "value": str(packed.dtype)},
@@ -300,7 +307,9 @@ def _write_json(path: Path, document: Any) -> None:
 
 
 def _write_item(folder: Path, spec: TreeSpec, leaves: Iterator[CompressedTensor]) -> None:
-    """Write one tensordict of vectors of bytes; what has no tensors is in the metadata, and here for TorchRL."""
+    """Write a tensordict of byte vectors; entries without tensors are in the metadata, and are repeated here for
+    TorchRL.
+    """
     fs.make_folder(folder)
     entries: dict[str, Any] = {}
     for key, child in {_BARE: spec}.items() if isinstance(spec, TensorNode) else spec.children.items():
@@ -334,13 +343,13 @@ def _stem_path(path: KeyPath) -> KeyPath:
 
 def _check_lists(folder: Path, documents: Any, places: Any) -> None:
     if not isinstance(documents, list) or not isinstance(places, list):
-        raise FormatError(f"{folder / _METADATA} and {folder / _INDICES} must hold lists, one entry an item")
+        raise FormatError(f"{folder / _METADATA} and {folder / _INDICES} must be lists with one entry for each item")
     if len(documents) != len(places):
-        raise CorruptDataError(f"{folder} describes {len(documents)} objects and numbers {len(places)}")
+        raise CorruptDataError(f"{folder} describes {len(documents)} objects, but numbers {len(places)}")
     given = [place for place in places if place is not None]
     strange = next((place for place in given if type(place) is not int or not 0 <= place < len(places)), None)
     if strange is not None:
-        raise FormatError(f"{folder / _INDICES} names the data {strange!r} of at most {len(places)}")
+        raise FormatError(f"{folder / _INDICES} has the invalid number {strange!r}, expected one below {len(places)}")
     if len(set(given)) < len(given):
         raise FormatError(f"{folder / _INDICES} gives the same data to two objects")
 
@@ -348,7 +357,7 @@ def _check_lists(folder: Path, documents: Any, places: Any) -> None:
 def _read_tree(storage: CompressedListStorage, folder: Path, place: int | None, document: Any) -> Tree:
     def take(about: Mapping[str, Any], path: KeyPath) -> CompressedTensor:
         if place is None:
-            raise CorruptDataError(f"{folder / _INDICES} names no data for an object that has tensors")
+            raise CorruptDataError(f"{folder / _INDICES} lacks the data of an object that has tensors")
         *inner, name = _stem_path(path)
         place_of_leaf = folder.joinpath(_DATA, str(place), *map(file_stem, inner))
         data = _read_leaf(place_of_leaf, name)
@@ -367,10 +376,10 @@ def _read_leaf(folder: Path, name: str) -> bytes:
     entry = entries.get(name) if isinstance(entries, dict) else None
     shape = entry.get("shape") if isinstance(entry, dict) and entry.get("dtype") == "torch.uint8" else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
-        raise CorruptDataError(f"{folder / 'meta.json'} describes no vector of bytes {name!r}")
+        raise CorruptDataError(f"{folder / 'meta.json'} does not describe a byte vector {name!r}")
     path, expected = folder / f"{file_stem(name)}.memmap", shape[0]
     if not path.is_file():
-        if not expected:  # tensordict writes no file of no bytes
+        if not expected:  # tensordict does not write empty files
             return b""
         raise CorruptDataError(f"{path} is missing, expected {expected:,} bytes")
     found = path.stat().st_size

@@ -1,6 +1,6 @@
-"""Checkpointers of storages whose data stays where it is: they note which dataset or stream is read.
+"""Checkpointers that save a reference to data that stays where it is: packed datasets and streams.
 
-A packed dataset, which nobody can edit, need not be saved again; the shards of a stream are elsewhere.
+A packed dataset cannot change, so it need not be saved again; the shards of a stream are stored elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The document of a `PackedNote`."""
+    """The JSON form of a `PackedNote`."""
 
     path: str
     content_digest: str
@@ -38,8 +38,11 @@ class _Note:
 
 @dataclass(frozen=True)
 class PackedNote:
-    """Which packed dataset a storage read: its place, its content digest and those of the datasets of the same steps
-    that it was converted from, and the number of steps."""
+    """Which packed dataset a storage reads.
+
+    It holds the path, the number of steps, the content digest, and the digests of the datasets with the same steps that
+    it was converted from.
+    """
 
     path: Path
     content_digest: str
@@ -54,14 +57,14 @@ class PackedNote:
 
     @classmethod
     def load(cls, folder: Path) -> PackedNote:
-        """Read a note; CorruptDataError for a damaged one."""
+        """Read a note; CorruptDataError if it is damaged."""
         file = folder / PACKED_FILE
         found = decode(_Note, load_json(file), str(file), CorruptDataError)
         digest = found.content_digest
         return cls(Path(found.path), digest, frozenset({digest, *found.same_steps}), found.len)
 
     def to_bytes(self) -> bytes:
-        """The note as it is written."""
+        """Return the note as it is written."""
         others = sorted(self.digests - {self.content_digest})
         document = {
             "format_version": _VERSION, "path": str(self.path), "content_digest": self.content_digest,
@@ -71,25 +74,28 @@ class PackedNote:
 
 
 class PackedStorageCheckpointer(StorageCheckpointerBase):
-    """Saves a `PackedStorage` as the path and the content digest of its dataset, of which no row is copied.
+    """Saves a `PackedStorage` as path and content digest of its dataset; no rows are copied.
 
-    What is loaded must be of the same contents, wherever they lie: SchemaError if not. The checkpoint of a storage of
-    tensors is loaded where it holds these very rows, like that of a buffer on the same dataset in layout `ted`. Hooks
-    have nothing to work on, and are refused with a UsageError.
+    On loading, the storage must read a dataset with the same contents, wherever it is; SchemaError otherwise. It also
+    loads the checkpoint of a tensor storage that holds the same rows, such as the one of a buffer on the same dataset
+    in layout `ted`. Hooks raise UsageError, as there is nothing for them to change.
     """
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
+        """Write the note to the folder `path`, atomically replacing an older checkpoint."""
         note = PackedNote.of(self._checked(storage))
         with CheckpointStaging(path, durable) as staging:
             write_file(staging.path / PACKED_FILE, note.to_bytes())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Check that the storage reads the dataset that was noted in the folder `path`, or whose rows are saved there.
+        """Check that the storage reads the dataset noted in the folder `path`, or whose rows are saved there.
 
-        DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError
-        for a damaged one, SchemaError for other data.
+        Raises:
+            DatasetNotFoundError: the path does not exist.
+            FormatError: another checkpointer wrote it.
+            CorruptDataError: it is damaged.
+            SchemaError: the data is other data.
         """
         target, folder = self._checked(storage), Path(path)
         if writer_of(folder) == "TensorStorageCheckpointer":
@@ -97,22 +103,26 @@ class PackedStorageCheckpointer(StorageCheckpointerBase):
             return
         note = PackedNote.load(open_folder(folder, "PackedStorageCheckpointer"))
         if target.content_digest not in note.digests and not note.digests & PackedNote.of(target).digests:
-            raise SchemaError(f"{folder / PACKED_FILE} is of other data, which was at {note.path}, than {target.path}")
+            raise SchemaError(
+                f"{folder / PACKED_FILE} refers to other data, which was at {note.path}, than {target.path} holds"
+            )
 
     def _checked(self, storage: Storage) -> PackedStorage:
         if not isinstance(storage, PackedStorage):
-            raise UsageError(f"a PackedStorageCheckpointer serves packed datasets, found a {type(storage).__name__}")
+            raise UsageError(f"a PackedStorageCheckpointer saves packed datasets, found a {type(storage).__name__}")
         if self._save_hooks or self._load_hooks:
-            raise UsageError("hooks change what is saved, and of a packed dataset no row is", hint="leave them out")
+            raise UsageError("hooks cannot be used: no rows of a packed dataset are saved", hint="leave them out")
         return storage
 
 
 def _require_rows(target: PackedStorage, folder: Path) -> None:
-    """Raise SchemaError unless the rows of a storage of tensors are those of a packed dataset."""
+    """Raise SchemaError unless the rows of a tensor storage equal those of a packed dataset."""
     saved = read_contents(folder, LazyTensorStorage(1), raw=True)
     if saved is None or saved.lead != (len(target),) or saved.length != len(target):
         found = 0 if saved is None else saved.length
-        raise SchemaError(f"{folder} holds {found:,} rows, {target.path} has {len(target):,} and cannot be written to")
+        raise SchemaError(
+            f"{folder} holds {found:,} rows, but {target.path} has {len(target):,} and cannot be written to"
+        )
     fields = fields_of(saved.structure, saved.tensors, 1)
     leaves = {field.key: leaf for field, leaf in zip(fields, saved.tensors, strict=True)}
     with PackedRows(target) as rows:
@@ -125,20 +135,23 @@ register_checkpointer(PackedStorage, PackedStorageCheckpointer)
 
 
 class StreamStorageCheckpointer(StorageCheckpointerBase):
-    """Saves a `StreamStorage` as what identifies its data; loading compares. Hooks are refused with a UsageError."""
+    """Saves a `StreamStorage` as the identity of its data, which loading compares. Hooks raise UsageError."""
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the note to the folder `path`; an older checkpoint is replaced at one instant."""
+        """Write the note to the folder `path`, atomically replacing an older checkpoint."""
         note = {"address": self._checked(storage).shards.address, **storage.state_dict()}
         with CheckpointStaging(path, durable) as staging:
             write_file(staging.path / STREAM_FILE, dump_json(note, indent=1).encode())
             staging.publish_noted()
 
     def loads(self, storage: Storage, path: str | os.PathLike[str]) -> None:
-        """Compare with the note in the folder `path`; SchemaError for other data.
+        """Compare the data with the note in the folder `path`.
 
-        DatasetNotFoundError where there is no checkpoint, FormatError for another checkpointer's, CorruptDataError
-        for a damaged one.
+        Raises:
+            DatasetNotFoundError: the path does not exist.
+            FormatError: another checkpointer wrote it.
+            CorruptDataError: it is damaged.
+            SchemaError: the data is other data.
         """
         target = self._checked(storage)
         file = open_folder(path, type(self).__name__) / STREAM_FILE
@@ -146,9 +159,9 @@ class StreamStorageCheckpointer(StorageCheckpointerBase):
 
     def _checked(self, storage: Storage) -> StreamStorage:
         if not isinstance(storage, StreamStorage):
-            raise UsageError(f"a StreamStorageCheckpointer serves streams, found a {type(storage).__name__}")
+            raise UsageError(f"a StreamStorageCheckpointer saves streams, found a {type(storage).__name__}")
         if self._save_hooks or self._load_hooks:
-            raise UsageError("hooks change what is saved, and of a stream no row is", hint="leave them out")
+            raise UsageError("hooks cannot be used: no rows of a stream are saved", hint="leave them out")
         return storage
 
 

@@ -1,21 +1,31 @@
-"""Checkpoints of storages of tensors in segments: what a dump writes, keeps and merges, and how it is read.
+"""Checkpoints of tensor storages in segments: what a dump writes, shares and merges, and how checkpoints are read.
 
-    segments.json              how the data is made, its length, its leaves, the rows and the digest of every segment
-    segment-00000.memmap …     some runs of rows: for each leaf, a block for each run
-    .rbtool/digests.json       the digest of segments.json, which has one of its own, too
+    segments.json              structure of the data, its length and leaves, rows and digest of every segment
+    segment-00000.memmap …     some runs of rows: for each leaf, one block for each run
+    .rbtool/digests.json       the digest of segments.json, which also contains one of its own
 
-Segments are numbered in the order in which they were written: a row that is in several is that of the last one. A
-segment is never changed once it is published, and its file is read-only: later checkpoints at the same place, and
-processes that mapped it, share it. Log-structured file systems and Lucene keep data in such segments.
+Segments are numbered in the order in which they were written. If a row is in several segments, the last one counts:
 
-A block starts at the first place in the file that is, modulo 4 KiB, its place among the bytes of all rows of the leaf:
-so whole pages of it can be mapped there. Bytes between blocks are zeros.
+    rows               0 1 2 3 4 5 6 7
+    segment-00000      0 1 2 3 4 5 6 7        first dump: all rows
+    segment-00001          2 3                second dump: rows 2 and 3 had changed
+    segment-00002            3 4              third dump: rows 3 and 4 had changed
+    read from          0 0 1 2 2 0 0 0
 
-Each dump adds a segment of the rows that changed, and shares the unchanged ones with the checkpoint that it replaces.
-So that loads stay fast, segments of about the same size are merged when there are eight of them, as log-structured
-merge trees do: a row is written about twice where a dump has a per cent of the rows, three times where it has a
-thousandth, whatever the number of dumps. Rows of older segments that are in later ones, too, take room on the disk: up
-to a quarter of the rows.
+A published segment never changes, and its file is read-only: later checkpoints at the same place share it by hard link,
+as do processes that have mapped it. Log-structured file systems and Lucene store data in such segments.
+
+Each dump adds a segment with the rows that changed. Two rules bound the number of segments and the space:
+
+- Merging. Segments have size classes, each eight times as large as the one before. As soon as a new segment and seven
+  existing ones are of the same class or smaller, they are written again as one. As in log-structured merge trees, a row
+  is written about twice if each dump changes a per cent of the rows, and three times if a thousandth, for any number of
+  dumps. Segments with more than a 32nd of all rows are left alone.
+- Overwritten rows. If rows that are replaced by later segments make up more than a quarter of all rows, the segments
+  with most of them are written again.
+
+A block starts at an offset in the file that is congruent, modulo 4 KiB, to its offset among the bytes of all rows of
+the leaf, so that its whole pages can be mapped into place. The gaps between blocks are zeros.
 """
 
 from __future__ import annotations
@@ -62,7 +72,7 @@ Runs: TypeAlias = Sequence[Run]
 
 
 def count_of(runs: Iterable[Run]) -> int:
-    """Return how many rows there are.
+    """Return how many rows the runs have.
 
     >>> count_of([(0, 3), (5, 6)])
     4
@@ -71,7 +81,7 @@ def count_of(runs: Iterable[Run]) -> int:
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """Return the rows of any runs: those that overlap or touch become one.
+    """Join runs that overlap or touch.
 
     >>> joined([(5, 9), (0, 2), (2, 3), (8, 8), (6, 12)])
     [(0, 3), (5, 12)]
@@ -86,7 +96,7 @@ def joined(runs: Iterable[Run]) -> list[Run]:
 
 
 def common(runs: Runs, others: Runs) -> list[Run]:
-    """Return the rows that are in both.
+    """Return the rows that are in both sequences of runs.
 
     >>> common([(0, 10), (20, 30)], [(5, 22), (29, 40)])
     [(5, 10), (20, 22), (29, 30)]
@@ -103,7 +113,7 @@ def common(runs: Runs, others: Runs) -> list[Run]:
 
 
 def without(runs: Runs, others: Runs) -> list[Run]:
-    """Return the rows of the first that are not in the second.
+    """Return the rows of the first sequence that are not in the second.
 
     >>> without([(0, 10), (20, 30)], [(5, 22), (29, 40)])
     [(0, 5), (22, 29)]
@@ -116,7 +126,7 @@ def without(runs: Runs, others: Runs) -> list[Run]:
 
 
 def cut(runs: Runs, most: int, block: int) -> list[list[Run]]:
-    """Cut runs into groups of about `most` rows each, at multiples of `block`.
+    """Divide runs into groups of about `most` rows, at multiples of `block`.
 
     >>> cut([(0, 8), (10, 30)], 10, 4)
     [[(0, 8), (10, 12)], [(12, 24)], [(24, 30)]]
@@ -137,15 +147,15 @@ def cut(runs: Runs, most: int, block: int) -> list[list[Run]]:
 
 
 PAGE = 4096
-"""Blocks can be mapped in units of this."""
+"""Files are mapped in units of this."""
 _BLOCKS, _FEWEST_BYTES = 1024, 1 << 19
 _VERSION = 2
-_HINT = "if TorchRL wrote over this checkpoint, remove segments.json and .rbtool in it; else save it again"
+_HINT = "if TorchRL overwrote this checkpoint, remove segments.json and .rbtool in it; otherwise save it again"
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLeaf:
-    """A leaf: the path of its keys, its element type and the shape of a row."""
+    """A leaf: its path of keys, element type, and row shape."""
 
     name: tuple[str, ...]
     dtype: str
@@ -164,16 +174,16 @@ def leaves_of(names: Sequence[tuple[str, ...]], tensors: Sequence[torch.Tensor])
 
 
 def block_rows(filled: int, row_bytes: int) -> int:
-    """Return in what units rows are written that changed here and there, and segments are cut: a power of two.
+    """Return the unit in which scattered changed rows are written and segments are cut: a power of two rows.
 
-    There are at most 1,024 of them, of at least 512 KiB.
+    There are at most 1,024 such units, of at least 512 KiB each.
     """
     least = max(filled / _BLOCKS, _FEWEST_BYTES / max(row_bytes, 1), 1)
     return 1 << math.ceil(math.log2(least))
 
 
 class Block(NamedTuple):
-    """The bytes of one run in one leaf: its rows, and where it starts in the file of the segment."""
+    """The bytes of one run in one leaf: its rows, and its offset in the segment's file."""
 
     leaf: int
     rows: Run
@@ -188,20 +198,22 @@ class Segment:
     runs: tuple[tuple[Count, Count], ...]
     digest: str = ""
     whole_pages: bool = field(default=False, metadata={"json": False})
-    """Whether blocks start and end at multiples of 4 KiB, as in format version 1."""
+    """Whether blocks start and end at multiples of 4 KiB, as they did in format version 1."""
 
     @property
     def file(self) -> str:
-        """The name of the file."""
+        """The name of its file."""
         return f"segment-{self.number:05}.memmap"
 
     @property
     def rows(self) -> int:
-        """How many rows it has, also those that are in later segments."""
+        """The number of its rows, including those replaced by later segments."""
         return count_of(self.runs)
 
     def blocks(self, widths: Sequence[int]) -> Iterator[Block]:
-        """Yield the blocks in the order of the file: leaf after leaf, of rows of so many bytes, and run after run."""
+        """Yield the blocks in the order of the file, leaf after leaf and run after run; `widths` are the bytes of a
+        row.
+        """
         end = 0
         for leaf, width in enumerate(widths):
             for run in self.runs:
@@ -210,7 +222,7 @@ class Segment:
                 end = start + (run[1] - run[0]) * width
 
     def size(self, widths: Sequence[int]) -> int:
-        """Return the bytes of the file, of leaves with rows of so many bytes."""
+        """Return the size of the file, given the bytes of a row of each leaf."""
         end = 0
         for width in widths:
             for first, stop in self.runs:
@@ -218,17 +230,21 @@ class Segment:
         return end + self._gap(0, end) if self.whole_pages else end
 
     def _gap(self, place: int, end: int) -> int:
-        """Return the bytes between `end` and a block of which `place` is the place among all rows of the leaf."""
+        """Return the bytes between `end` and a block that is at `place` among all rows of its leaf."""
         return (-end if self.whole_pages else place - end) % PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentManifest:
-    """The document of a checkpoint in segments; `structure` is None where nothing was ever written.
+    """The document of a checkpoint in segments.
 
-    `ndim` dimensions count elements, of which there are `length` in `rows` rows; the storage had room for `capacity`.
-    `synced`: the segments were brought to the disk before they were published. `digest` is that of the document, and
-    covers all bytes of the checkpoint: what has the same one has the same contents.
+    Attributes:
+        structure: how the data is nested; None if nothing was ever written.
+        ndim: how many dimensions count elements.
+        length: the number of elements, in `rows` rows.
+        capacity: how many rows the storage had room for.
+        synced: whether the segments reached the disk before they were published.
+        digest: the digest of the document. It covers all bytes of the checkpoint, so equal digests mean equal contents.
     """
 
     structure: Mapping[str, Any] | None
@@ -247,7 +263,7 @@ class SegmentManifest:
 
     @property
     def widths(self) -> list[int]:
-        """Bytes of a row of each leaf."""
+        """The bytes of a row of each leaf."""
         return [_width(leaf.dtype, leaf.shape) for leaf in self.leaves]
 
     @property
@@ -256,7 +272,7 @@ class SegmentManifest:
         return [segment.file for segment in self.segments]
 
     def valid(self, rows: Sequence[Run]) -> Iterator[tuple[Segment, list[Run]]]:
-        """Yield the segments, the last one first, with those of these rows that are not in a later one."""
+        """Yield the segments, last one first, each with those of `rows` that are not in a later segment."""
         left = rows
         for segment in reversed(self.segments):
             yield segment, common(left, segment.runs)
@@ -269,7 +285,7 @@ class SegmentManifest:
     # The document ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> SegmentManifest:
-        """Write the document into a folder; return it with its digest."""
+        """Write the document to a folder; return it with its digest."""
         document = {name: getattr(self, name) for name in _ENTRIES}
         document["leaves"] = [{"name": leaf.name, "dtype": leaf.dtype, "shape": leaf.shape} for leaf in self.leaves]
         document["segments"] = [
@@ -281,10 +297,11 @@ class SegmentManifest:
 
     @classmethod
     def load(cls, folder: Path, descriptor: int) -> SegmentManifest:
-        """Read the document of the folder with this descriptor, also where another one is at its path by now.
+        """Read the document of the folder open as `descriptor`, even if another checkpoint is at its path by now.
 
-        CorruptDataError if it is damaged, or if there are files that do not belong to the checkpoint. FormatError for
-        one of a newer version.
+        Raises:
+            CorruptDataError: the document is damaged, or there are files that do not belong to the checkpoint.
+            FormatError: a newer version wrote it.
         """
         path = folder / cls.FILE
         with os.fdopen(open_regular(path, within=descriptor), "rb") as file:
@@ -302,18 +319,18 @@ class SegmentManifest:
         known = {cls.FILE, HIDDEN, *found.files}
         strange = next((name for name in sorted(os.listdir(descriptor)) if name not in known and name[0] != "."), None)
         if strange is not None:
-            raise CorruptDataError(f"{folder / strange} was not saved with the rest of {folder}", hint=_HINT)
+            raise CorruptDataError(f"{folder / strange} does not belong to the checkpoint {folder}", hint=_HINT)
         return found
 
     def _require_rows(self, path: Path) -> None:
-        """Raise CorruptDataError unless the segments are in order and have all rows."""
+        """Raise CorruptDataError unless the segments are in order and contain all rows."""
         numbers = [segment.number for segment in self.segments]
         in_order = numbers == sorted(set(numbers)) and all(
             list(segment.runs) == joined(segment.runs) and segment.runs for segment in self.segments
         )
         found = sum(count_of(runs) for _, runs in self.valid([(0, self.rows)])) if in_order else -1
         if found != self.rows:
-            raise CorruptDataError(f"{path} does not list the segments of {self.rows:,} rows")
+            raise CorruptDataError(f"{path} does not list segments for all {self.rows:,} rows")
 
 
 _ENTRIES = [entry.name for entry in fields(SegmentManifest) if entry.name != "digest"]
@@ -321,7 +338,7 @@ _ENTRIES = [entry.name for entry in fields(SegmentManifest) if entry.name != "di
 
 @dataclass(frozen=True, slots=True)
 class _Version1:
-    """A document of format version 1: each file has `segment_rows` consecutive rows."""
+    """A document of format version 1, in which each file has `segment_rows` consecutive rows."""
 
     structure: Mapping[str, Any] | None
     ndim: Count
@@ -337,7 +354,7 @@ class _Version1:
 
     @property
     def manifest(self) -> SegmentManifest:
-        """The same as a document of today."""
+        """Convert it to the present version."""
         segments = tuple(
             Segment(number, ((start, min(start + self.segment_rows, self.rows)),), digest, whole_pages=True)
             for number, digest in enumerate(self.digests)
@@ -350,20 +367,23 @@ class _Version1:
 
 
 _ALIKE = 8
-"""Segments that are merged, and how much larger the next size is."""
+"""How many segments are merged, and the ratio of the size classes."""
 _LARGE = 32
-"""Segments of more than this part of all rows are not merged."""
+"""Segments with more than one row in this many of all rows are not merged."""
 _WHOLE = 16
-"""Segments into which a storage is written at once."""
+"""How many segments a complete dump is divided into."""
 
 Kept = Mapping[Segment, Sequence[Run]]
-"""Segments, and the rows that are read from each."""
+"""Segments, with the rows that are read from each."""
 
 
 def merged(kept: Kept, rows: int, block: int) -> dict[Segment, Sequence[Run]]:
-    """Return which of the segments stay as they are; the rows of the others are written again.
+    """Return the segments that stay as they are; the rows of all others are written again.
 
-    `rows` are those of the storage. Rows that are in none of the segments are written in any case.
+    Args:
+        kept: the segments, with the rows that are read from each. Rows that are in none are written in any case.
+        rows: the number of rows in the storage.
+        block: the unit of `block_rows`.
     """
     valid = {segment: count_of(runs) for segment, runs in kept.items()}
     new = rows - sum(valid.values())
@@ -377,7 +397,7 @@ def merged(kept: Kept, rows: int, block: int) -> dict[Segment, Sequence[Run]]:
 
 
 def _merge_alike(valid: dict[Segment, int], new: int, rows: int, block: int) -> int:
-    """Leave out small segments that are too many; return how many rows they have."""
+    """Remove small segments, if there are too many, from `valid`; return how many rows they have."""
     large, found = max(rows // _LARGE, block), 0
     while True:
         most = _size(new, block)
@@ -389,12 +409,12 @@ def _merge_alike(valid: dict[Segment, int], new: int, rows: int, block: int) -> 
 
 
 def _size(rows: int, block: int) -> int:
-    """Number the sizes of segments: each is `_ALIKE` times the one before."""
+    """Return the size class of a segment; each class is `_ALIKE` times as large as the one before."""
     return max(0, math.floor(math.log(rows / block, _ALIKE)))
 
 
 def written(kept: Kept, rows: int, block: int, first: int) -> list[Segment]:
-    """Return the segments to be written, numbered from `first` on: of all rows that are in none of those kept."""
+    """Return the segments to be written, numbered from `first`, for all rows that are in none of the kept ones."""
     left: list[Run] = [(0, rows)] if rows else []
     for runs in kept.values():
         left = without(left, runs)
@@ -403,15 +423,15 @@ def written(kept: Kept, rows: int, block: int, first: int) -> list[Segment]:
 
 
 _MAPPED_FROM = 1 << 15
-"""Bytes of a block from which on mapping it costs less than reading it."""
+"""Above this size of a block, mapping it costs less than reading it."""
 _MOST_ROOMS = 512
-"""Pieces of memory that one call fills; Linux takes 1,024."""
+"""How many pieces of memory one call fills; Linux accepts 1,024."""
 _ALWAYS_VERIFIED = 64 << 20
-"""Bytes of all segments up to which they are compared with their digests in any case: it takes some milliseconds."""
+"""Up to this total size, segments are always compared with their digests, which takes a few milliseconds."""
 
 
 class SegmentFolder:
-    """A checkpoint in segments, open: what takes its place meanwhile is not mixed with it. Made by `opened`."""
+    """An open checkpoint in segments. If another one replaces it meanwhile, the two are not mixed. Made by `opened`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -422,7 +442,7 @@ class SegmentFolder:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, path: Path) -> Iterator[SegmentFolder]:
-        """Open a folder; CorruptDataError and FormatError as for `SegmentManifest.load`."""
+        """Open a folder; errors are those of `SegmentManifest.load`."""
         descriptor = open_folder(path)
         try:
             yield cls(path, descriptor)
@@ -430,19 +450,19 @@ class SegmentFolder:
             os.close(descriptor)
 
     def structure_for(self, target: TensorStorage, *, raw: bool = False) -> TreeSpec | None:
-        """How the data is made, None where nothing was ever written.
+        """Return how the data is nested; None if nothing was ever written.
 
-        Classes that are not loaded here are taken from the target, whose `ndim` must be the saved one, else SchemaError
-        is raised; `raw` data has nothing to do with it.
+        Classes that are not imported here are taken from the target, and SchemaError is raised if its `ndim` differs;
+        with `raw`, the data has no relation to the target.
         """
         described, ndim = self.manifest.structure, self.manifest.ndim
         if described is None:
             return None
         if not raw and ndim != target.ndim:
-            raise SchemaError(f"{self.path} was saved with ndim={ndim}, this storage has ndim={target.ndim}")
+            raise SchemaError(f"{self.path} was saved with ndim={ndim}, but this storage has ndim={target.ndim}")
         found = spec_from_json(described, target.structure if target.initialized and not raw else None)
         if list(found.paths()) != [leaf.name for leaf in self.manifest.leaves]:
-            raise CorruptDataError(f"{self.path} does not say how its leaves belong together")
+            raise CorruptDataError(f"{self.path} does not describe how its leaves are nested")
         return found
 
     def verify(self) -> None:
@@ -450,10 +470,13 @@ class SegmentFolder:
         run_together([partial(self._verify, segment) for segment in self.manifest.segments], threads_for_memory())
 
     def tensors(self, rows: int, *, verify: bool) -> list[torch.Tensor]:
-        """Return tensors of `rows` rows, zeros behind the ones that were saved.
+        """Return tensors with `rows` rows; rows behind the saved ones are zeros.
 
-        Sizes are checked, and with `verify` the bytes of all segments; also where they are few, and where nobody waited
-        for the disk when they were saved. CorruptDataError for what is not as it was saved.
+        Sizes are always checked. The bytes of all segments are checked with `verify`, if they are few, and if nothing
+        waited for the disk when they were saved.
+
+        Raises:
+            CorruptDataError: something differs from what was saved.
         """
         manifest, widths = self.manifest, self._widths
         if verify or not manifest.synced or manifest.rows * sum(widths) <= _ALWAYS_VERIFIED:
@@ -478,11 +501,11 @@ class SegmentFolder:
         with self._opened(segment) as descriptor:
             if digest_descriptor(descriptor) != segment.digest:
                 path = self.path / segment.file
-                raise CorruptDataError(f"{path} does not hold the bytes that were saved: it was changed")
+                raise CorruptDataError(f"{path} does not hold the bytes that were saved: it has been changed")
 
     @contextlib.contextmanager
     def _opened(self, segment: Segment) -> Iterator[int]:
-        """Open a segment, which must have its size; give its descriptor."""
+        """Open a segment and check its size; yields its descriptor."""
         path, size = self.path / segment.file, segment.size(self._widths)
         try:
             descriptor = open_regular(path, within=self._descriptor)
@@ -501,7 +524,9 @@ class SegmentFolder:
 def _mapped(
     memory: PrivateMemory, place: int, size: int, descriptor: int, offset: int
 ) -> Iterator[tuple[int, memoryview]]:
-    """Map the whole pages of some bytes of a file, -1 for none, into memory; yield what is to be copied."""
+    """Map the whole pages of a range of bytes of a file (none if it is -1) into memory; yield the rest, which is to be
+    copied.
+    """
     head = -place % PAGE
     whole = max(size - head, 0) // PAGE * PAGE
     possible = descriptor >= 0 and whole > 0 and size >= _MAPPED_FROM
@@ -513,15 +538,15 @@ def _mapped(
 
 
 def tensor_of(memory: PrivateMemory, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """View memory as a tensor, which keeps it."""
+    """View memory as a tensor, which keeps it alive."""
     tensor = torch.from_numpy(memory.array).view(dtype) if len(memory.array) else torch.empty(0, dtype=dtype)
     return tensor.view(*shape)
 
 
 def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill memory from a file that is long enough: each with the bytes from a place on; places ascend.
+    """Fill pieces of memory from a file that is long enough: each with the bytes at an offset; offsets ascend.
 
-    Neighbours in the file, with less than `PAGE` bytes between them, are read by one call of the system.
+    Pieces that are less than `PAGE` bytes apart in the file are read by one system call.
     """
     waiting = [(start, into) for start, into in blocks if len(into)]
     while waiting:
@@ -536,17 +561,19 @@ def read_blocks(descriptor: int, blocks: Sequence[tuple[int, memoryview]]) -> No
             place, taken = start + len(into), taken + 1
         end = first + os.preadv(descriptor, rooms, first)
         if end == first:
-            raise CorruptDataError("a file ends in the middle of a leaf: it was cut meanwhile")
+            raise CorruptDataError("a file ends in the middle of a leaf: it was cut while it was read")
         short = [(max(start, end), into[max(end - start, 0) :]) for start, into in waiting[:taken]]
         waiting[:taken] = [(start, into) for start, into in short if len(into)]
 
 
 def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
-    """Put a checkpoint in segments into a storage, whose next dump at the same place writes what changed since.
+    """Load a checkpoint in segments into a storage, whose next dump to the same place writes only what changed since.
 
-    A `LazyTensorStorage` of which nobody has references to rows takes mapped memory over, and does not read it; bytes
-    that are copied are always verified. SchemaError, with nothing changed, for data of other keys, types or shapes,
-    and for more rows than there is room for.
+    A `LazyTensorStorage` to whose rows nobody holds references takes over mapped memory without reading it. Bytes that
+    are copied are always verified.
+
+    Raises:
+        SchemaError: keys, types or shapes differ, or there is not enough room. Nothing is changed.
     """
     with SegmentFolder.opened(path) as folder:
         manifest, structure = folder.manifest, folder.structure_for(storage)
@@ -557,12 +584,12 @@ def load_segments(storage: TensorStorage, path: Path, *, verify: bool) -> None:
             tensors = folder.tensors(manifest.rows, verify=True)
             capacity, last = manifest.capacity, manifest.last_row
             storage.fill(structure, tensors, manifest.length, capacity=capacity, last_row=last)
-    if not storage.rotated:  # else the rows are in another order now
+    if not storage.rotated:  # otherwise the rows are in another order now
         storage.log.saved_as(manifest.digest, storage.log.now)
 
 
 def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSpec, verify: bool) -> bool:
-    """Have a storage take mapped rows over if it can."""
+    """Let a storage take over mapped rows, if it can; return whether it did."""
     manifest = folder.manifest
     if not isinstance(storage, LazyTensorStorage) or not storage.takes_over or not manifest.rows:
         return False
@@ -577,17 +604,17 @@ def _taken_over(storage: TensorStorage, folder: SegmentFolder, structure: TreeSp
 
 
 _BLOCKS_AT_ONCE = 8
-"""Blocks of rows that are read at once: one alone has few bytes of each entry."""
+"""How many blocks of rows are read at once, as a single one has few bytes of each entry."""
 
 
 class CapturedRows:
-    """The rows of a storage as they are now, of which `write` gives `save` a storage of their own.
+    """The captured rows of a storage; `write` passes them to `save` as a storage of their own.
 
-    Writers continue, in other threads than the one of `write`. A context manager: leaving it ends the capture.
+    Writers continue, in other threads than `write`. Leaving the context ends the capture.
 
-    A snapshot is read in parts of some rows with all entries, and released part by part, while the forms of whole
-    episodes read entry after entry. So rows first go to a file without a name, next to the checkpoint, which is mapped
-    in place of memory: what is held in memory stays bounded, and writers wait for no digest, compression or sync.
+    A snapshot is read in parts of some rows with all entries, and released part by part, but the layouts of whole
+    episodes read entry after entry. Rows therefore first go to an unnamed file next to the checkpoint, which is then
+    mapped: memory stays bounded, and writers do not have to wait for digests, compression or syncs.
     """
 
     def __init__(
@@ -605,7 +632,7 @@ class CapturedRows:
 
     @classmethod
     def of(cls, storage: TensorStorage, path: Path, save: Callable[[Storage], None]) -> Self | None:
-        """Capture the rows for a checkpoint at `path`; None where they could be replaced unnoticed."""
+        """Capture the rows for a checkpoint at `path`; None if they could be replaced unnoticed."""
         if not storage.initialized:
             return None
         columns = storage.columns
@@ -627,7 +654,7 @@ class CapturedRows:
         self._save(held)
 
     def _put_aside(self, descriptor: int) -> None:
-        """Write the rows to the file, entry after entry, each from a page on."""
+        """Write the rows to the file, entry after entry, each aligned to a page."""
         fs.require_space(self._file.parent, self._starts[-1])
         fs.truncate(descriptor, self._starts[-1], self._file)
         for number in self._snapshot.parts():
@@ -639,7 +666,7 @@ class CapturedRows:
                     place += len(data)
 
     def _tensors(self, descriptor: int) -> list[torch.Tensor]:
-        """Return the entries, with zeros in rows that are not valid, mapped where the file system allows it."""
+        """Return the entries, with zeros in rows that are not valid; mapped if the file system allows it."""
         found, maps = [], can_map(descriptor)
         for (dtype, shape), width, start, stop in zip(
             self._types, self._widths, self._starts[:-1], self._starts[1:], strict=True
@@ -661,20 +688,20 @@ _READ_ONLY = 0o444
 
 
 def write_segments(storage: TensorStorage, path: str | os.PathLike[str], durable: Durable = "full") -> None:
-    """Write a storage to the folder `path`, where an older checkpoint is replaced at one instant.
+    """Write a storage to the folder `path`, atomically replacing an older checkpoint.
 
-    Onto the checkpoint that the storage wrote or loaded there last, only rows that changed are written.
+    If the storage wrote or loaded the older one last, only rows that changed are written.
     """
-    position = storage.log.now  # before any row is read: what is written meanwhile counts as changed later
+    position = storage.log.now  # before any row is read, so that concurrent writes count as changed next time
     place = Path(os.path.realpath(path))
     with _staged(place, durable) as staged, _opened(published_place(place)) as earlier:
         _publish(_Dump(storage, earlier), storage, position, staged)
 
 
 class CapturedSegments:
-    """The rows of a storage as they are now, which `write` writes to the folder `path` as `write_segments` does.
+    """The captured rows of a storage, which `write` writes to the folder `path` as `write_segments` does.
 
-    Writers continue, in other threads than the one of `write`. A context manager: leaving it ends the capture.
+    Writers continue, in other threads than `write`. Leaving the context ends the capture.
     """
 
     def __init__(self, storage: TensorStorage, path: Path) -> None:
@@ -707,7 +734,9 @@ class CapturedSegments:
 
 
 class _Staged(NamedTuple):
-    """A folder to write a checkpoint to, and what puts it in place, which is given the files with digests elsewhere."""
+    """A folder to write a checkpoint to, and a function that puts it in place, given the files whose digests are
+    elsewhere.
+    """
 
     folder: Path
     publish: Callable[[Collection[str]], None]
@@ -715,7 +744,7 @@ class _Staged(NamedTuple):
 
 @contextlib.contextmanager
 def _staged(place: Path, durable: Durable = "full") -> Iterator[_Staged]:
-    """Give a folder that is put at `place` at one instant; inside of what is staged already, `place` itself."""
+    """Provide a folder that is atomically put at `place`; inside of another staging folder, `place` itself."""
     if unsynced_around(place) is not None and not os.path.lexists(place):
         fs.make_folder(place)
         yield _Staged(place, lambda covered: write_digests(place, covered=covered))
@@ -725,7 +754,7 @@ def _staged(place: Path, durable: Durable = "full") -> Iterator[_Staged]:
 
 
 def _publish(dump: _Dump, storage: TensorStorage, position: Written, staged: _Staged) -> None:
-    """Write a dump into a folder, put that in place, and remember what it holds."""
+    """Write a dump to a folder, put that in place, and remember what it holds."""
     around = unsynced_around(staged.folder / SegmentManifest.FILE)
     synced = around is None or around.durable != "none"
     manifest = dump.write(staged.folder, synced=synced)
@@ -734,7 +763,7 @@ def _publish(dump: _Dump, storage: TensorStorage, position: Written, staged: _St
 
 
 class _Earlier:
-    """The checkpoint at the destination, by the descriptor of its folder: another process may replace it."""
+    """The checkpoint at the destination, held by the descriptor of its folder, as another process may replace it."""
 
     def __init__(self, manifest: SegmentManifest, descriptor: int) -> None:
         self.manifest = manifest
@@ -742,7 +771,7 @@ class _Earlier:
         self._descriptor = descriptor
 
     def share(self, segment: Segment, path: Path) -> bool:
-        """Make a hard link to a segment; False where it cannot be had, and for a file that somebody may write to."""
+        """Make a hard link to a segment; False if that is impossible, or somebody may write to the file."""
         try:
             found = os.stat(segment.file, dir_fd=self._descriptor, follow_symlinks=False)
             whole = stat.S_ISREG(found.st_mode) and found.st_size == segment.size(self._widths)
@@ -751,7 +780,7 @@ class _Earlier:
             fs.link_to(Path(segment.file), path, among=self._descriptor)
         except OutOfSpaceError:
             raise
-        except OSError:  # another file system, too many links, none at all there
+        except OSError:  # another file system, too many links, or no support for links
             return False
         if self.manifest.synced:
             skip_sync(path, found)
@@ -762,7 +791,7 @@ class _Earlier:
 def _opened(place: Path) -> Iterator[_Earlier | None]:
     descriptor, earlier = -1, None
     try:
-        with contextlib.suppress(RbtoolError, OSError):  # nothing there, another form, or damaged: nothing is shared
+        with contextlib.suppress(RbtoolError, OSError):  # missing, of another form, or damaged: nothing can be shared
             descriptor = open_folder(place, follow_links=False)
             earlier = _Earlier(SegmentManifest.load(place, descriptor), descriptor)
         yield earlier
@@ -774,7 +803,7 @@ def _opened(place: Path) -> Iterator[_Earlier | None]:
 class _Dump:
     """What is to be written of a storage, and what can be shared with an earlier checkpoint.
 
-    With `captured`, if that is possible, the rows are those of now until `close`.
+    With `captured`, if possible, rows are saved as they are now, until `close`.
     """
 
     def __init__(self, storage: TensorStorage, earlier: _Earlier | None, *, captured: bool = False) -> None:
@@ -795,7 +824,7 @@ class _Dump:
         return self._snapshot is not None
 
     def close(self) -> None:
-        """Have writers keep nothing any more."""
+        """End the capture: writers no longer keep rows."""
         if self._snapshot is not None:
             self._storage.end_snapshot(self._snapshot)
 
@@ -804,13 +833,13 @@ class _Dump:
         self._changed: list[Run] | None = None
         position = None if earlier is None else storage.log.position_of(earlier.manifest.digest)
         if earlier is None or position is None or not self._manifest.resembles(earlier.manifest):
-            return  # the storage neither wrote nor loaded it
+            return  # the storage neither wrote nor loaded this checkpoint
         self._earlier = earlier
         found = storage.log.changed_rows(position, self._manifest.capacity, self._block)
         self._changed = None if found is None else joined(found)
 
     def write(self, folder: Path, *, synced: bool) -> SegmentManifest:
-        """Share or write all segments, then write the manifest, into an empty folder; `synced` is noted in it."""
+        """Share or write all segments, then write the manifest, to an empty folder; `synced` is recorded in it."""
         manifest, earlier = replace(self._manifest, synced=synced), self._earlier
         kept = merged(self._kept(), manifest.rows, self._block)
         if earlier is not None:
@@ -832,7 +861,9 @@ class _Dump:
         return replace(manifest, segments=(*sorted(kept, key=lambda one: one.number), *done)).save(folder)
 
     def _in_order(self, new: Sequence[Segment]) -> Iterator[Segment]:
-        """Yield segments to be written, of a snapshot those first that writers need soon, and release their rows."""
+        """Yield the segments to be written, for a snapshot those first that writers will need soon, and release their
+        rows.
+        """
         if self._snapshot is None:
             yield from new
             return
@@ -847,7 +878,8 @@ class _Dump:
     def _kept(self) -> dict[Segment, Sequence[Run]]:
         """Return the segments of the earlier checkpoint that can stay, with the rows that are read from each.
 
-        Where the log does not reach, and where references to rows were handed out, the bytes of segments decide.
+        If the log does not reach back far enough, or references to rows were handed out, the segments' bytes are
+        compared.
         """
         if self._earlier is None:
             return {}
@@ -880,12 +912,12 @@ class _Dump:
 
 
 def _blocks_of(runs: Iterable[Run], block: int) -> set[int]:
-    """Return the numbers of the blocks of so many rows that have some of these."""
+    """Return the numbers of the blocks that contain some of these rows."""
     return {number for start, stop in runs for number in range(start // block, -(-stop // block))}
 
 
 def _at_blocks(start: int, stop: int, block: int) -> Iterator[range]:
-    """Cut a run at the bounds of blocks."""
+    """Divide a run at the bounds of blocks."""
     while start < stop:
         end = min(stop, (start // block + 1) * block)
         yield range(start, end)
@@ -893,7 +925,7 @@ def _at_blocks(start: int, stop: int, block: int) -> Iterator[range]:
 
 
 def _described(storage: TensorStorage) -> SegmentManifest:
-    """Describe a storage, without its segments yet."""
+    """Describe a storage, still without segments."""
     if not storage.initialized:
         return SegmentManifest(None, storage.ndim, 0, 0, None, 0, True, ())
     columns, structure = storage.columns, storage.structure

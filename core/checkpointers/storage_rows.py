@@ -1,8 +1,8 @@
-"""The rows of a storage as steps of episodes, which checkpoints of datasets are written from; and back into a storage.
+"""The rows of a storage as steps of episodes, from which checkpoints of datasets are written; and back into a storage.
 
-Rows are read in the order of time, lane after lane, in each lane the oldest first. A lane is one element of the
-dimensions after the first that count elements, such as one of several environments; a storage of one dimension has one
-lane. A storage that cannot be written to must hold the rows of a checkpoint already.
+Rows are read lane after lane, in each lane from the oldest to the newest. A lane is one element of the dimensions after
+the first that count elements, for example one of several environments; a storage of one dimension has one lane. A
+read-only storage must already hold the rows of a checkpoint to be "loaded".
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _KNOWN_TO_NUMPY = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive rows of some lanes: the steps from `start` to before `stop` lie in `rows` of `lanes`."""
+    """Consecutive rows of some lanes: the steps from `start` to before `stop` are in `rows` of `lanes`."""
 
     start: int
     stop: int
@@ -71,14 +71,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Where steps lie in a storage of `rows` valid rows and so many `lanes`, of whose rows `oldest` came first."""
+    """Where steps are in a storage with `rows` valid rows and `lanes` lanes, in which row `oldest` comes first
+    in time.
+    """
 
     rows: int
     lanes: int
     oldest: int
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """Yield the places of the steps `[start, stop)`. A run of several lanes holds each of them in full."""
+        """Yield the places of the steps `[start, stop)`. A run of several lanes contains each of them completely."""
         while start < stop:
             lane, begin = divmod(start, self.rows)
             whole = (stop - start) // self.rows if begin == 0 and not self.oldest else 0
@@ -94,25 +96,25 @@ class Order:
 
 
 class LaneLeaf:
-    """One leaf of a storage, of which `ndim` dimensions count elements, read and written by runs."""
+    """A leaf of a storage, of which `ndim` dimensions count elements, read and written by runs."""
 
     def __init__(self, tensor: torch.Tensor, field: Field, ndim: int) -> None:
         self._field = field
         self._others = tensor.shape[1:ndim]
         plain = plain_column(tensor)
         self._lane_by_lane = ndim > 1 and not plain.is_contiguous()
-        # Where the lanes do not lie side by side, a view with one dimension for all of them need not exist.
+        # If lanes are not adjacent in memory, there may be no view with a single dimension for all of them.
         self._rows = plain if ndim == 1 or self._lane_by_lane else plain.flatten(1, ndim - 1)
         self._array = _array(self._rows, field) if _is_plain(self._rows) else None
         self._one_lane = ndim == 1
 
     @property
     def in_place(self) -> bool:
-        """Whether `read` shows the storage's own memory, so that rows can be put there, too."""
+        """Whether `read` returns the storage's own memory, so that rows can also be written there."""
         return self._array is not None and self._one_lane
 
     def read(self, run: Run) -> Array:
-        """Return the rows of a run, as a view of the storage where they lie together in memory."""
+        """Return the rows of a run; as a view of the storage if they are adjacent in memory."""
         if self._array is not None and self._one_lane:
             return self._array[run.rows]
         if self._array is not None:
@@ -125,7 +127,7 @@ class LaneLeaf:
         return lanes_first.reshape(run.stop - run.start, *self._field.shape)
 
     def write(self, run: Run, rows: Array) -> None:
-        """Put the rows of a run into the storage."""
+        """Write the rows of a run to the storage."""
         if self.in_place:
             self.read(run)[...] = rows
             return
@@ -142,20 +144,20 @@ class LaneLeaf:
             self._rows[run.rows, run.lanes].copy_(by_row)
 
     def _part(self, run: Run) -> torch.Tensor:
-        """The rows of a run, `[rows, lanes, ...]`."""
+        """Return the rows of a run, `[rows, lanes, ...]`."""
         if not self._lane_by_lane:
             return self._rows[run.rows, run.lanes]
         lanes = range(run.lanes.stop - run.lanes.start)
         return torch.stack([self._rows[self._place(run, number)] for number in lanes], 1)
 
     def _place(self, run: Run, number: int) -> tuple[slice | int, ...]:
-        """Index of the `number`-th lane of a run."""
+        """Return the index of the `number`-th lane of a run."""
         coordinates = np.unravel_index(run.lanes.start + number, self._others)
         return (run.rows, *map(int, coordinates))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether numpy sees the values of a tensor in its memory."""
+    """Whether NumPy can view the values of a tensor in its memory."""
     return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -176,15 +178,15 @@ ELSEWHERE = "a TensorStorageCheckpointer saves any storage of tensors"
 
 
 def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
-    """Read keys below `next`: texts or tuples of texts, with or without `next` in front; None is no key."""
+    """Read keys below `next`: texts or tuples of texts, with or without a leading `next`; None gives no keys."""
     given: Any = [keys] if isinstance(keys, str) else () if keys is None else keys
     if not isinstance(given, Iterable):
-        raise UsageError(f"{argument} is {given!r}; keys are texts or tuples of texts")
+        raise UsageError(f"{argument} is {given!r}, expected keys: texts or tuples of texts")
     found = []
     for key in given:
         parts = (key,) if isinstance(key, str) else key
         if not isinstance(parts, tuple) or not parts or not all(isinstance(part, str) for part in parts):
-            raise UsageError(f"{argument} holds {key!r}; keys are texts or tuples of texts")
+            raise UsageError(f"{argument} has {key!r}, expected keys: texts or tuples of texts")
         found.append(parts[1:] if parts[0] == NEXT and len(parts) > 1 else parts)
     return found
 
@@ -192,10 +194,10 @@ def keys_of(keys: Sequence[KeyLike] | None, argument: str) -> list[Key]:
 def require_keys(
     asked: Sequence[KeyLike] | None, argument: str, fields: Iterable[Field], place: object, *, anywhere: bool = False
 ) -> None:
-    """Raise MissingKeyError for a key that is not below `next`: it may be misspelt.
+    """Raise MissingKeyError for a key that does not exist below `next`, as it may be misspelt.
 
-    TED's own done, terminated, truncated and reward may be missing: they mean those that exist.
-    With `anywhere`, keys at the root count too, for a layout that has all keys there and is separated by these.
+    TED's own done, terminated, truncated and reward may be missing: the existing ones are meant. With `anywhere`, keys
+    at the root count as well, for a layout in which all keys are at the root until these keys divide them.
     """
     below = (
         field.key[1:] if field.key[0] == NEXT else field.key for field in fields if anywhere or field.key[0] == NEXT
@@ -207,13 +209,13 @@ def require_keys(
     names = [key_name(key) for key in there]
     near = nearest(key_name(lacking), names)
     raise MissingKeyError(
-        f"{argument} names {key_name(lacking)!r}, but below {NEXT!r} {place} has only {', '.join(names) or 'nothing'}",
+        f"{argument} has {key_name(lacking)!r}, but below {NEXT!r} {place} has only {', '.join(names) or 'nothing'}",
         hint=f"did you mean {near!r}?" if near else "",
     )
 
 
 def done_keys_of(keys: Collection[Key], asked: Sequence[KeyLike] | None) -> list[Key]:
-    """Choose the flags that end episodes, as keys below `next`; SchemaError where there is none."""
+    """Choose the flags that end episodes, as keys below `next`; SchemaError if there are none."""
     after = [key[1:] for key in keys if key[0] == NEXT and len(key) > 1]
     if asked is None:
         named = {flag[0] for flag in FLAGS}
@@ -224,22 +226,22 @@ def done_keys_of(keys: Collection[Key], asked: Sequence[KeyLike] | None) -> list
         return found
     wanted = "done, terminated or truncated" if asked is None else ", ".join(map(key_name, keys_of(asked, "done_keys")))
     raise SchemaError(
-        f"there is no {wanted} below 'next', so the ends of episodes are unknown",
+        f"the data has no {wanted} below 'next', so the ends of episodes are unknown",
         hint=f"name the flags with done_keys=[...]; {ELSEWHERE}",
     )
 
 
 def role_below_next(key: Key, dones: Collection[Key], rewards: Collection[Key]) -> Role:
-    """What a leaf is, given the flags and rewards below `next`."""
+    """Return the role of a leaf, given the flags and rewards below `next`."""
     inner = key[1:] if key[0] == NEXT else ()
     return "done" if inner in dones else "reward" if inner in rewards else role_of(key)
 
 
 def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags: Sequence[Key]) -> EpisodeTable:
-    """Make the episode table of rows that lie lane after lane.
+    """Make the episode table of rows that are ordered lane after lane.
 
-    An episode ends where a flag is set, with the last row of a lane, and between the newest and the oldest row.
-    Where a flag is set for some agents and not for others, the episode continues if the next observation follows.
+    An episode ends where a flag is set, at the last row of a lane, and between the newest and the oldest row. If a flag
+    is set for some agents only, the episode continues if the next observation matches.
     """
     steps = reader.manifest.steps
     every, some = _flagged(reader, flags)
@@ -256,7 +258,7 @@ def find_episodes(reader: StepReader, order: Order, filled: FilledStorage, flags
 
 
 def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
-    """Of each step, whether all numbers of some flag are set, and whether any is."""
+    """Return, for each step, whether all numbers of some flag are set, and whether any number of any flag is."""
     steps = reader.manifest.steps
     every, some = np.zeros(steps, bool), np.zeros(steps, bool)
     for key in flags:
@@ -270,7 +272,7 @@ def _flagged(reader: StepReader, flags: Sequence[Key]) -> tuple[Array, Array]:
 
 
 def _broken(reader: StepReader) -> Array:
-    """Of each step, whether its next observation is another than the observation of the step after it."""
+    """Return, for each step, whether its next observation differs from the observation of the following step."""
     steps = reader.manifest.steps
     broken = np.zeros(steps, bool)
     for key in state_keys(reader.fields):
@@ -284,15 +286,15 @@ def _broken(reader: StepReader) -> Array:
 
 
 class EpisodeRows(StepReader, ABC):
-    """The valid rows of a storage in the order of time, and the episodes they make up.
+    """The valid rows of a storage in the order of time, and the episodes that they form.
 
-    `filled` are their places in the storage. A subclass reads the rows, and calls `_describe`.
+    `filled` are their places in the storage. A subclass reads the rows and calls `_describe`.
     """
 
     filled: FilledStorage
 
     def _describe(self, kind: str, fields: Sequence[Field], done_keys: Any, reward_keys: Any) -> list[Key]:
-        """Give every field its role; return the flags below `next` that end episodes."""
+        """Assign a role to every field; return the flags below `next` that end episodes."""
         self.path = Path(kind)
         for argument, asked in (("done_keys", done_keys), ("reward_keys", reward_keys)):
             require_keys(asked, argument, fields, f"the {kind}")
@@ -305,7 +307,7 @@ class EpisodeRows(StepReader, ABC):
         return dones
 
     def _count(self, episodes: int) -> None:
-        """Describe the rows, which are of so many episodes."""
+        """Describe the rows, which belong to this many episodes."""
         kind = str(self.path)
         self.manifest = Manifest(
             kind="checkpoint", layout="ted", request=Request(STORAGE, kind, kind), steps=self.filled.length,
@@ -314,7 +316,7 @@ class EpisodeRows(StepReader, ABC):
 
     @property
     def episodes(self) -> EpisodeTable:
-        """The episode table: every lane ends with one, finished or not."""
+        """The episode table; each lane ends with an episode, finished or not."""
         return self._episodes
 
     def _find(self, order: Order, dones: Sequence[Key]) -> None:
@@ -324,26 +326,28 @@ class EpisodeRows(StepReader, ABC):
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """A storage has none."""
+        """None: a storage has no texts of episodes."""
         return None
 
     def documents(self) -> dict[str, bytes]:
-        """A storage has none."""
+        """Empty: a storage has no documents."""
         return {}
 
     def verify_files(self) -> None:
-        """There are no files."""
+        """Does nothing: there are no files."""
 
 
 class StorageRows(EpisodeRows):
-    """Gives the rows of a storage of tensordicts.
+    """The rows of a storage of tensordicts. Arrays returned by `read` may be views of the storage.
 
-    `done_keys` and `reward_keys` are those below `next` that are no observations; None means done, terminated
-    and truncated (wherever they are below `next`, if not directly) and for reward. SchemaError for what has no
-    episodes: bare tensors and nests of other kinds, and data without any done flag. MissingKeyError for a key that is
-    not there.
+    Args:
+        storage: the storage.
+        done_keys, reward_keys: the keys below `next` that are flags or rewards rather than observations; None for done,
+            terminated and truncated (anywhere below `next`, if not directly) and for reward.
 
-    Arrays that `read` returns may be views of the storage.
+    Raises:
+        SchemaError: the data has no episodes: tensors, nests of other kinds, or tensordicts without a done flag.
+        MissingKeyError: a key does not exist.
     """
 
     def __init__(
@@ -354,7 +358,7 @@ class StorageRows(EpisodeRows):
     ) -> None:
         if not is_tree(storage.structure):
             raise SchemaError(
-                f"the storage holds a {storage.structure}; whole episodes can be saved of tensordicts only",
+                f"the storage holds a {storage.structure}, but only tensordicts can be saved as whole episodes",
                 hint=ELSEWHERE,
             )
         keys, columns = list(storage.structure.paths()), storage.columns
@@ -381,13 +385,13 @@ class StorageRows(EpisodeRows):
 
 
 def next_row(storage: Any, rows: int) -> int | None:
-    """The row behind the one that was written last, of so many; None where that is not known."""
+    """Return the row behind the one written last, for a storage with this many rows; None if unknown."""
     last = last_row(storage.last_cursor)
     return None if last is None else (last + 1) % rows
 
 
 def fields_of(structure: TreeSpec, leaves: Sequence[Any], lead: int) -> list[Field]:
-    """Describe tensors, of whose dimensions `lead` count elements; SchemaError for types that no file can hold."""
+    """Describe tensors, of which `lead` dimensions count elements; SchemaError for types that no file can hold."""
     pairs = zip(structure.paths(), leaves, strict=True)
     return [Field(key, _dtype_name(leaf.dtype, key), tuple(leaf.shape[lead:]), role_of(key)) for key, leaf in pairs]
 
@@ -400,14 +404,14 @@ def _dtype_name(dtype: Any, key: Key) -> str:
 
 
 def article(name: str) -> str:
-    """Put the article in front of the name of a class."""
+    """Prefix the name of a class with its article."""
     return f"an {name}" if name[:1] in "AEIO" or name.startswith("H5") else f"a {name}"
 
 
 def rows_of_storage(
     storage: Storage, done_keys: Sequence[KeyLike] | None, reward_keys: Sequence[KeyLike] | None, asked: str
 ) -> EpisodeRows:
-    """Return the rows of any storage that has episodes; UsageError for others, which `asked` was to save."""
+    """Return the rows of a storage that has episodes; UsageError for others, which `asked` should have saved."""
     if isinstance(storage, TensorStorage):
         return StorageRows(storage, done_keys, reward_keys)
     if isinstance(storage, PackedStorage):
@@ -419,13 +423,13 @@ def rows_of_storage(
     kind = type(storage).__name__
     hint = "a CompressedListStorageCheckpointer saves it" if isinstance(storage, CompressedListStorage) else ""
     raise UsageError(
-        f"{article(asked)} serves storages of tensors and of steps, found {article(kind)}",
-        hint=hint or "leave the checkpointer out: every storage has one that saves it",
+        f"{article(asked)} saves storages of tensors and of steps, found {article(kind)}",
+        hint=hint or "leave the checkpointer out: every storage has a default one",
     )
 
 
 class PackedRows(EpisodeRows):
-    """The steps of a packed dataset, read from its files; the episodes are those of its table."""
+    """The steps of a packed dataset, read from its files; the episodes come from its table."""
 
     def __init__(
         self,
@@ -462,7 +466,7 @@ class PackedRows(EpisodeRows):
 
 
 class RecordingRows(EpisodeRows):
-    """The rows of a recording, those of the episode under way included."""
+    """The rows of a recording, including the unfinished episode."""
 
     def __init__(
         self,
@@ -481,14 +485,14 @@ class RecordingRows(EpisodeRows):
     def read(self, key: Key, start: int, stop: int) -> Array:
         """Read rows of one leaf."""
         field, rows = self._leaf(key, start, stop), self._recording.entry(key, slice(start, stop))
-        assert rows is not None, "its fields are those of the recording"
+        assert rows is not None, "the recording has all of its own fields"
         return host_array(rows, field)
 
 
 class ListRows(EpisodeRows):
-    """The elements of a list, tensordicts without batch dimensions that have the same entries, types and shapes.
+    """The elements of a list: tensordicts without batch dimensions, with the same entries, types and shapes.
 
-    SchemaError names the first one that is something else.
+    SchemaError names the first element that differs.
     """
 
     def __init__(
@@ -523,7 +527,7 @@ class ListRows(EpisodeRows):
 
 
 def _looks(item: Any, row: int) -> tuple[Any, ...]:
-    """What all elements of a list must have in common."""
+    """Return what all elements of a list must have in common."""
     if not isinstance(item, TensorDictBase) or item.batch_dims:
         what = (
             f"batch size {list(item.batch_size)}" if isinstance(item, TensorDictBase) else article(type(item).__name__)
@@ -538,7 +542,7 @@ def _looks(item: Any, row: int) -> tuple[Any, ...]:
 
 def _unlike(found: str) -> SchemaError:
     return SchemaError(
-        f"{found}; a form of whole episodes holds steps that are all alike, tensordicts of batch size []",
+        f"{found}; whole episodes need steps with the same structure, tensordicts of batch size []",
         hint="a ListStorageCheckpointer saves any list",
     )
 
@@ -546,17 +550,18 @@ def _unlike(found: str) -> SchemaError:
 def fill_storage(
     storage: TensorStorage, reader: StepReader, filled: FilledStorage, checks: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Replace the contents of a storage by the rows of a checkpoint, each where it was in the storage `filled`.
+    """Replace the contents of a storage by the rows of a checkpoint, each at its place in the saved storage `filled`.
 
-    If a buffer loads a ring that was full into a larger storage, they lie in the order of time instead.
+    If a buffer loads a full ring into a larger storage, rows are put in the order of time instead. The bytes must have
+    been verified before, as a later failure leaves only part of the rows replaced. For a storage that is still empty,
+    `checks` may verify them meanwhile: if one of them raises, the storage is emptied again.
 
-    SchemaError, with nothing changed, for data of other keys, types or shapes, and for more rows than there is room
-    for. The bytes must have been verified before: what fails then leaves only part of the rows replaced. A storage
-    that holds nothing yet may have them verified meanwhile, by `checks`: if one of them raises, it is empty again.
+    Raises:
+        SchemaError: keys, types or shapes differ, or there is not enough room. Nothing is changed.
     """
     if len(filled.shape) != storage.ndim:
         raise SchemaError(
-            f"{reader.path} was saved with ndim={len(filled.shape)}, this storage has ndim={storage.ndim}"
+            f"{reader.path} was saved with ndim={len(filled.shape)}, but this storage has ndim={storage.ndim}"
         )
     fields = {field.key: field for field in reader.fields}
     structure = structure_for(storage, reader, filled)
@@ -576,14 +581,14 @@ def fill_storage(
         ]
         together = reader.serves_threads and all(leaf.in_place for targets in groups for _, leaf in targets)
         if parts and together:
-            parts.pop()()  # what the reader makes at its first use is there for all threads
+            parts.pop()()  # first in this thread, so that whatever the reader creates at its first use exists
         run_together([*checks, *parts], threads_for_memory() if together else 1)
 
     storage.fill(structure, likes, filled.length, write, capacity=filled.rows, last_row=filled.last_row)
 
 
 def _groups(fields: Mapping[Key, Field]) -> list[list[Field]]:
-    """Put fields together whose rows are read from the same place: a key at the root and below `next`."""
+    """Group fields whose rows are read from the same place: a key at the root and below `next`."""
     alone = [key for key in fields if key[0] != NEXT or key[1:] not in fields]
     pairs = {key: [key, (NEXT, *key)] if (NEXT, *key) in fields else [key] for key in alone}
     return [[fields[key] for key in keys] for keys in pairs.values()]
@@ -597,7 +602,7 @@ def _parts(targets: _Targets, reader: StepReader) -> Iterator[tuple[int, int]]:
 
 
 def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, stop: int) -> None:
-    """Put the steps from `start` to `stop` into leaves that are read from the same place."""
+    """Write the steps from `start` to `stop` to leaves that are read from the same place."""
     for field, leaf in targets:
         if leaf.in_place:
             for run in order.runs(start, stop):
@@ -607,7 +612,7 @@ def _fill_part(targets: _Targets, reader: StepReader, order: Order, start: int, 
 
 
 def _copy(pieces: Iterable[Array], rows: Array) -> None:
-    """Put rows, piece by piece, into an array that is a storage's own memory."""
+    """Copy rows, piece by piece, to an array in a storage's own memory."""
     begin = 0
     for piece in pieces:
         end = begin + len(piece)
@@ -616,7 +621,7 @@ def _copy(pieces: Iterable[Array], rows: Array) -> None:
 
 
 def _write(pieces: Iterable[Array], leaf: LaneLeaf, order: Order, start: int) -> None:
-    """Put rows, piece by piece, where a storage has those from step `start` on."""
+    """Copy rows, piece by piece, to where a storage has the rows from step `start` on."""
     for piece in pieces:
         for run in order.runs(start, start + len(piece)):
             leaf.write(run, piece[run.start - start : run.stop - start])
@@ -628,9 +633,10 @@ def _dtype(field: Field) -> torch.dtype:
 
 
 def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> TreeSpec:
-    """How the data is made. A class that is not loaded here is not needed where the storage has the same leaves.
+    """Return how the data is nested. A class that is not imported is not needed if the storage has the same leaves.
 
-    CorruptDataError if these are not the leaves there are.
+    Raises:
+        CorruptDataError: these are not the leaves of the checkpoint.
     """
     keys = [field.key for field in reader.fields]
     if filled.structure is None:
@@ -642,23 +648,28 @@ def structure_for(storage: TensorStorage | None, reader: StepReader, filled: Fil
             raise
         return storage.structure
     if sorted(structure.paths()) != sorted(keys):
-        raise CorruptDataError(f"{reader.path} does not say how its leaves belong together")
+        raise CorruptDataError(f"{reader.path} does not describe how its leaves are nested")
     return structure
 
 
 Fetch: TypeAlias = Callable[[Field, int, int], Array]
 """Reads rows `[start, stop)` of a leaf."""
 
-_HERE = "load it into a LazyTensorStorage, which can be written to"
+_HERE = "load it into a LazyTensorStorage, which is writable"
 
 
 def fill(
     storage: Storage, reader: StepReader, filled: FilledStorage, asked: str, checks: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Put the rows of a checkpoint, made of the storage `filled`, where they were there.
+    """Load the rows of a checkpoint of the storage `filled` into a storage, at the same places.
 
-    Tensors and lists take them over. A packed dataset and a recording cannot: SchemaError unless they hold these very
-    rows already. UsageError for other storages, which `asked` was to load. `checks` are those of `fill_storage`.
+    Tensors and lists are overwritten. A packed dataset and a recording are read-only, and must already hold the same
+    rows.
+
+    Raises:
+        SchemaError: they do not.
+        UsageError: it is another kind of storage, which `asked` should have loaded. `checks` are explained at
+            `fill_storage`.
     """
     if isinstance(storage, TensorStorage):
         fill_storage(storage, reader, filled, checks)
@@ -673,16 +684,15 @@ def fill(
 
 
 def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, last_row: int | None = None) -> None:
-    """Replace the contents of any storage that can be written; SchemaError, with nothing changed, where it cannot hold
-    them.
+    """Replace the contents of a storage; SchemaError, with nothing changed, if it cannot hold them.
 
-    The rows are from a storage with room for `capacity` rows, of which `last_row` was written last.
+    The rows come from a storage with room for `capacity` rows, of which `last_row` was written last.
     """
     if isinstance(storage, TensorStorage):
         structure = tree_spec_of(rows, storage.ndim)
         tensors = structure.flatten(rows)
         if not tensors:
-            raise SchemaError("the rows to load have no tensor")
+            raise SchemaError("the rows to load have no tensors")
         lead = tensors[0].shape[: storage.ndim]
         storage.fill(structure, tensors, lead.numel(), capacity=capacity, last_row=last_row)
     elif isinstance(storage, ListStorage):
@@ -693,7 +703,7 @@ def replace_rows(storage: Storage, rows: Any, *, capacity: int | None = None, la
 
 
 def held_keys(storage: Storage) -> frozenset[Key] | None:
-    """The keys of what a storage holds; None where it holds nothing yet."""
+    """Return the keys that a storage holds; None if it is still empty."""
     if isinstance(storage, TensorStorage):
         return frozenset(storage.structure.paths()) if storage.initialized else None
     if isinstance(storage, PackedStorage):
@@ -705,20 +715,18 @@ def held_keys(storage: Storage) -> frozenset[Key] | None:
 
 
 def require_equal_rows(rows: StepReader, fields: list[Field], fetch: Fetch, place: object) -> None:
-    """Compare every value of `rows` with what `fetch` reads from `place`; SchemaError names the first that differs."""
+    """Compare every value of `rows` with what `fetch` reads from `place`; SchemaError names the first difference."""
     one, other = ({field.key: (field.dtype, field.shape) for field in side} for side in (rows.fields, fields))
     odd = next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
     if odd is not None:
-        raise SchemaError(
-            f"{key_name(odd)!r} of {place} is not that of the {rows.path}, which cannot be written to", hint=_HERE
-        )
+        raise SchemaError(f"{key_name(odd)!r} of {place} differs from the {rows.path}, which is read-only", hint=_HERE)
     for field in fields:
         for start, stop in leaf_parts(rows.manifest.steps, field.row_bytes):
             wrong = differing_rows(rows.read(field.key, start, stop), fetch(field, start, stop))
             if len(wrong):
                 raise SchemaError(
-                    f"{field.name!r} of step {start + int(wrong[0]):,} of {place} is not that of the {rows.path}, "
-                    "which cannot be written to",
+                    f"{field.name!r} of step {start + int(wrong[0]):,} of {place} differs from the {rows.path}, "
+                    "which is read-only",
                     hint=_HERE,
                 )
 
@@ -726,19 +734,19 @@ def require_equal_rows(rows: StepReader, fields: list[Field], fetch: Fetch, plac
 def _require_one_run(reader: StepReader, filled: FilledStorage, steps: int) -> None:
     if filled.shape != (steps,) or filled.oldest:
         raise SchemaError(
-            f"{reader.path} holds {reader.manifest.steps:,} steps of a storage of {list(filled.shape)}, this one has "
-            f"{steps:,} and cannot be written to",
+            f"{reader.path} holds {reader.manifest.steps:,} steps of a storage {list(filled.shape)}, this one has "
+            f"{steps:,} and is read-only",
             hint=_HERE,
         )
 
 
 def _fill_list(storage: Storage, reader: StepReader, filled: FilledStorage, asked: str) -> None:
-    """Make an element of every row."""
+    """Make a list element of every row."""
     if not isinstance(storage, ListStorage) or type(storage).__name__ == "CompressedListStorage":
         rows_of_storage(storage, None, None, asked)  # raises UsageError
         return
     if len(filled.shape) != 1:
-        raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, a list has ndim=1")
+        raise SchemaError(f"{reader.path} was saved with ndim={len(filled.shape)}, but a list has ndim=1")
     storage.require_room(filled.length)
     structure = structure_for(None, reader, filled)
     fields = {field.key: field for field in reader.fields}

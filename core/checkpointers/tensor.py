@@ -1,4 +1,4 @@
-"""Saves storages of tensors, in segments or in TorchRL's layout, and reads both, checked and mapped."""
+"""The checkpointer of tensor storages: writes segments or TorchRL's layout, and reads both, verified and mapped."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def _ragged(rows: torch.Tensor, shapes: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SavedLeaf:
-    """A tensor file: the path of its keys, the file, its type and whole shape, and the shape of what is filled.
+    """A tensor file: its path of keys, file name, type and full shape, and the shape of the filled part.
 
-    The filled rows are at the start of the file; `digest` is that of their bytes, None where there is none.
+    The filled rows are at the beginning of the file; `digest` is the digest of their bytes, None if there is none.
     """
 
     name: tuple[str, ...]
@@ -140,20 +140,20 @@ class SavedLeaf:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """The size of the whole file in bytes."""
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     @property
     def filled_size(self) -> int:
-        """Bytes of what is filled."""
+        """The size of the filled part in bytes."""
         return self.dtype.itemsize * torch.Size(self.filled).numel()
 
 
 @dataclass(frozen=True, slots=True)
 class StorageManifest:
-    """How the data is made (None: nothing was ever written), its length, the row written last, its leaves.
+    """Structure of the data (None: nothing was ever written), length, the row written last, and leaves.
 
-    `ndim` dimensions count elements; 0 for what save hooks made.
+    `ndim` dimensions count elements; 0 for the results of save hooks.
     """
 
     structure: Mapping[str, Any] | None
@@ -163,7 +163,7 @@ class StorageManifest:
     leaves: tuple[SavedLeaf, ...]
 
     def save(self, folder: Path) -> None:
-        """Write the manifest into a folder."""
+        """Write the manifest to a folder."""
         leaves = [asdict(leaf) | {"dtype": str(leaf.dtype)} for leaf in self.leaves]
         document = {
             "format_version": _VERSION,
@@ -178,12 +178,12 @@ class StorageManifest:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Remove the manifest, because it will not hold any longer."""
+        """Remove the manifest, because it will soon be out of date."""
         fs.remove(folder / _FILE)
 
     @classmethod
     def load(cls, folder: Path) -> StorageManifest | None:
-        """Read the manifest; None if there is none, as in what TorchRL writes; CorruptDataError if it is damaged."""
+        """Read the manifest; None if there is none, as in TorchRL's checkpoints; CorruptDataError if it is damaged."""
         path = folder / _FILE
         if not path.is_file():
             return None
@@ -191,7 +191,7 @@ class StorageManifest:
         version = document.get("format_version") if isinstance(document, dict) else None
         if type(version) is int and version != _VERSION:
             raise FormatError(
-                f"{path} has format version {version}, this rbtool reads {_VERSION}", hint="update rbtool"
+                f"{path} has format version {version}, this version of rbtool reads {_VERSION}", hint="update rbtool"
             )
         found = decode(_ManifestDocument, document, str(path), CorruptDataError)
         return cls(found.structure, found.ndim, found.length, found.last_row, tuple(map(_saved_leaf, found.leaves)))
@@ -209,7 +209,7 @@ class _LeafEntry:
 
 @dataclass(frozen=True, slots=True)
 class _ManifestDocument:
-    """The document of a `StorageManifest`."""
+    """The JSON form of a `StorageManifest`."""
 
     format_version: int
     structure: Mapping[str, Any] | None
@@ -221,14 +221,14 @@ class _ManifestDocument:
 
 def _saved_leaf(entry: _LeafEntry) -> SavedLeaf:
     if entry.file and not is_inside(entry.file):
-        raise CorruptDataError(f"the manifest places a leaf at {entry.file!r}, outside its folder")
+        raise CorruptDataError(f"the manifest refers to a leaf at {entry.file!r}, outside of its folder")
     shape, filled = read_shape(entry.shape), read_shape(entry.filled)
     return SavedLeaf(entry.name, entry.file, dtype_named(entry.dtype), shape, filled, entry.digest)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds: how it is made, what is filled of its tensors, their leading shape, the length."""
+    """The contents of a checkpoint: structure, the filled part of its tensors, their leading shape, and the length."""
 
     structure: TreeSpec
     tensors: Sequence[torch.Tensor]
@@ -236,13 +236,13 @@ class Saved:
     length: int
     last_row: int | None
     capacity: int | None = None
-    """How many rows the storage had room for; None where that is not known."""
+    """How many rows the storage had room for; None if unknown."""
 
 
 def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | None:
-    """Map what is filled of every leaf, after all files were checked; None for the checkpoint of an empty storage.
+    """Map the filled part of every leaf, after checking all files; None for the checkpoint of an empty storage.
 
-    `raw`: load hooks will make rows of it, so nothing is compared with the target.
+    With `raw`, load hooks will make rows of the data, so nothing is compared with the target.
     """
     if is_segmented(folder):
         return _segments(folder, target, raw)
@@ -251,8 +251,8 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
     if manifest is not None:
         if manifest.length != metadata["len"]:
             raise CorruptDataError(
-                f"{folder / METADATA} counts {metadata['len']} elements, {manifest.length} were saved",
-                hint="if TorchRL wrote over this checkpoint, remove its folder .rbtool",
+                f"{folder / METADATA} says {metadata['len']} elements, but {manifest.length} were saved",
+                hint="if TorchRL overwrote this checkpoint, remove its folder .rbtool",
             )
         return _ours(folder, manifest, target, raw)
     if raw and foreign_form().form_at(folder) is not None:
@@ -261,7 +261,7 @@ def read_contents(folder: Path, target: TensorStorage, *, raw: bool) -> Saved | 
 
 
 def _segments(folder: Path, target: TensorStorage, raw: bool) -> Saved | None:
-    """Map the rows of a checkpoint in segments, whose bytes are compared with their digests."""
+    """Map the rows of a checkpoint in segments, and compare their bytes with the digests."""
     with SegmentFolder.opened(folder) as opened:
         manifest, structure = opened.manifest, opened.structure_for(target, raw=raw)
         if structure is None:
@@ -272,7 +272,7 @@ def _segments(folder: Path, target: TensorStorage, raw: bool) -> Saved | None:
 
 
 def _laid_out(folder: Path, length: int) -> Saved:
-    """Map whole episodes that TorchRL laid out: no dimension of theirs counts the elements of the storage."""
+    """Map whole episodes in TorchRL's layout, in which no dimension counts the elements of the storage."""
     structure, leaves = walk_tree(folder, 0, ragged=True)
     return Saved(structure, _map_all(folder, leaves), torch.Size([]), length, None)
 
@@ -288,7 +288,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = found if isinstance(found, dict) else {}
     length = document.get("len")
     if type(length) is not int or length < 0 or not isinstance(document.get("metadata"), dict):
-        raise FormatError(f"{path} does not say how many elements were saved")
+        raise FormatError(f"{path} does not contain the number of saved elements")
     return document
 
 
@@ -296,7 +296,7 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
     if manifest.structure is None:
         return None
     if manifest.ndim != target.ndim and not raw:
-        raise SchemaError(f"{folder} was saved with ndim={manifest.ndim}, this storage has ndim={target.ndim}")
+        raise SchemaError(f"{folder} was saved with ndim={manifest.ndim}, but this storage has ndim={target.ndim}")
     tensors = _verified(folder, manifest)
     structure = _structure(manifest, target, raw)
     lead = tensors[0].shape[: manifest.ndim] if tensors else torch.Size([])
@@ -305,7 +305,7 @@ def _ours(folder: Path, manifest: StorageManifest, target: TensorStorage, raw: b
 
 
 def verify_tensors(folder: Path) -> None:
-    """Raise CorruptDataError unless the leaves hold the bytes that were saved, where their digests were noted."""
+    """Raise CorruptDataError unless the leaves hold the bytes that were saved, as far as digests were recorded."""
     if is_segmented(folder):
         with SegmentFolder.opened(folder) as opened:
             opened.verify()
@@ -322,15 +322,15 @@ def _verified(folder: Path, manifest: StorageManifest) -> list[torch.Tensor]:
         if _digest(tensor) != leaf.digest:
             raise CorruptDataError(
                 f"{folder / leaf.file} does not hold the bytes that were saved: it was changed or overwritten",
-                hint="if TorchRL wrote over this checkpoint, remove its folder .rbtool",
+                hint="if TorchRL overwrote this checkpoint, remove its folder .rbtool",
             )
     return tensors
 
 
 def _structure(manifest: StorageManifest, target: TensorStorage, raw: bool) -> TreeSpec:
-    """Return the structure of saved data; a class that is not loaded here is that of the target."""
+    """Return the structure of saved data; a class that is not imported is taken from the target."""
     if manifest.structure is None:
-        raise CorruptDataError("a manifest of leaves does not say how they belong together")
+        raise CorruptDataError("a manifest does not describe how its leaves are nested")
     return spec_from_json(manifest.structure, target.structure if target.initialized and not raw else None)
 
 
@@ -345,7 +345,7 @@ def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Sa
         else:
             raise SchemaError(
                 f"{folder} does not say whether its numbered entries are lists, tuples or dicts",
-                hint="write a first row to the storage, which shows it, and load again",
+                hint="write a first row to the storage, which determines it, and load again",
             )
     else:
         structure, leaves = walk_tree(folder, target.ndim)
@@ -357,7 +357,7 @@ def _theirs(folder: Path, metadata: dict[str, Any], target: TensorStorage) -> Sa
 
 
 def _filled(folder: Path, leaf: SavedLeaf, length: int, ndim: int) -> SavedLeaf:
-    """Return the filled rows of a leaf that TorchRL saved."""
+    """Return the filled rows of a leaf saved by TorchRL."""
     lanes = math.prod(leaf.shape[1:ndim])
     rows = -(-length // max(lanes, 1))
     if len(leaf.shape) < ndim or rows > leaf.shape[0]:
@@ -381,7 +381,7 @@ def _check_size(folder: Path, leaf: SavedLeaf) -> None:
     found = path.stat().st_size if path.is_file() else None
     if found is None:
         raise CorruptDataError(f"{path} is missing, expected {leaf.size:,} bytes")
-    # Over an older, larger checkpoint TorchRL leaves files longer than their shape; ours are checked strictly.
+    # When TorchRL overwrites a larger checkpoint, files stay longer than their shape; ours must match exactly.
     if found < leaf.size or (found > leaf.size and leaf.digest is not None):
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {leaf.size:,}: it was cut or overwritten")
 
@@ -396,11 +396,14 @@ _FIELDS = "_tensordict"
 
 
 def walk_tree(folder: Path, lead: int, *, ragged: bool = False) -> tuple[TreeSpec, list[SavedLeaf]]:
-    """Read the `meta.json` files of a memory-mapped tensordict, of whose dimensions `lead` count elements.
+    """Read the `meta.json` files of a memory-mapped tensordict, of which `lead` dimensions count elements.
 
-    Returns how the data is made and its leaves; those of differing shapes, where `ragged` allows for them, as
-    `with_ragged` wants them. FormatError for what is no such folder, and for values that only a
-    pickle holds.
+    Returns:
+        The structure of the data, and its leaves. Leaves of differing shapes, which `ragged` allows, are in the form
+        that `with_ragged` expects.
+
+    Raises:
+        FormatError: it is not such a folder, or contains values that only a pickle holds.
     """
     leaves: list[SavedLeaf] = []
     return _node(folder, "", (), lead, leaves, ragged), leaves
@@ -418,7 +421,7 @@ def _node(
     if "_is_non_tensor" in document or "NonTensor" in str(document["_type"]):
         return _constant(path, document, prefix)
     if (root / inside / _FIELDS / "meta.json").is_file() and "shape" not in document:
-        return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves, ragged)  # a tensorclass
+        return _node(root, f"{inside}{_FIELDS}/", prefix, lead, leaves, ragged)  # it is a tensorclass
     children: dict[str, TreeSpec] = {}
     any_ragged = False
     for name, entry in document.items():
@@ -441,7 +444,7 @@ def _node(
 def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) -> TreeSpec:
     pickles = [name for name in ("other.pickle", "pickle.pkl") if (path.parent / name).exists()]
     if pickles or "data" not in document or "stack_dim" in document:
-        what = f"a pickle, {pickles[0]}," if pickles else "a stack of values that are no tensors"
+        what = f"a pickle, {pickles[0]}," if pickles else "a stack of non-tensor values"
         raise FormatError(
             f"{place(prefix)} of {path.parent} is {what} which is not opened: a pickle can run anything"
             if pickles
@@ -451,14 +454,14 @@ def _constant(path: Path, document: Mapping[str, Any], prefix: tuple[str, ...]) 
 
 
 def _folder(root: Path, inside: str, name: str) -> str:
-    """The folder of a key: escaped, or as it is in what older versions wrote."""
+    """Return the folder of a key: escaped, or in the unescaped form that older versions wrote."""
     stem = file_stem(name)
     return stem if (root / inside / stem).is_dir() or not _is_safe(name) else name
 
 
 def _leaf(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, Any]) -> SavedLeaf:
     if entry.get("is_nested"):
-        raise FormatError(f"{root} holds rows of differing shapes: it was written by another checkpointer")
+        raise FormatError(f"{root} holds rows of different shapes: it was written by another checkpointer")
     file = f"{inside}{file_stem(name[-1])}{SUFFIX}"
     if not (root / file).exists() and _is_safe(name[-1]) and (root / f"{inside}{name[-1]}{SUFFIX}").exists():
         file = f"{inside}{name[-1]}{SUFFIX}"
@@ -467,7 +470,7 @@ def _leaf(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, An
 
 
 def _ragged_leaves(root: Path, inside: str, name: tuple[str, ...], entry: Mapping[str, Any]) -> list[SavedLeaf]:
-    """The rows of a leaf of differing shapes, and the table of those shapes next to them."""
+    """Return a leaf's rows of differing shapes, and the table of these shapes."""
     rows = _leaf(root, inside, name, {**entry, "is_nested": False})
     size, file = rows.shape, f"{rows.file.removesuffix(SUFFIX)}.shape{SUFFIX}"
     path, needed = root / file, torch.Size(size).numel() * 8
@@ -475,28 +478,28 @@ def _ragged_leaves(root: Path, inside: str, name: tuple[str, ...], entry: Mappin
         raise CorruptDataError(f"{path}, the table of the shapes of {name[-1]!r}, is missing or was cut")
     table = np.fromfile(path, np.int64, needed // 8).reshape(size)
     if (table < 0).any() or (table[:, 1:] != table[0, 1:]).any():
-        raise CorruptDataError(f"{path} does not give all episodes rows of one shape")
+        raise CorruptDataError(f"{path} does not have the same row shape for all episodes")
     whole = (int(table[:, 0].sum()), *table[0, 1:].tolist())
     shapes = SavedLeaf((*name, SHAPES), file, torch.int64, size, size)
     return [SavedLeaf((*name, ROWS), rows.file, rows.dtype, whole, whole), shapes]
 
 
 def _is_safe(name: str) -> bool:
-    """Whether a raw key, as older versions used it, stays inside its folder."""
+    """Whether an unescaped key, as older versions wrote it, stays inside its folder."""
     return "/" not in name and "\0" not in name and name not in {"", ".", ".."}
 
 
 def listed_leaves(folder: Path, metadata: Mapping[str, Any]) -> list[SavedLeaf]:
-    """Return the leaves that `storage_metadata.json` lists for a nest of dicts, lists and tuples.
+    """Return the leaves listed in `storage_metadata.json` for a nest of dicts, lists and tuples.
 
-    It separates keys by dots, and the files by folders, so that a key with a dot is found by its file alone.
+    It separates keys by dots, and files by folders, so a key that contains a dot can only be found by its file.
     """
     found: dict[str, str] = {}
     for path in sorted(folder.rglob(f"*{SUFFIX}")):
         file = path.relative_to(folder).as_posix()
         name = file.removesuffix(SUFFIX).replace("/", ".")
         if name in found and name in metadata:
-            raise FormatError(f"{folder} has {found[name]} and {file}, which are both called {name!r}")
+            raise FormatError(f"{folder} has {found[name]} and {file}, which both have the name {name!r}")
         found[name] = file
     leaves = []
     for name, entry in metadata.items():
@@ -504,33 +507,36 @@ def listed_leaves(folder: Path, metadata: Mapping[str, Any]) -> list[SavedLeaf]:
             raise FormatError(f"{folder} lists {name!r} without its type and shape")
         shape = read_shape(entry["shape"])
         if name not in found and torch.Size(shape).numel():
-            raise CorruptDataError(f"{folder} lists {name!r}, but there is no file of it")
+            raise CorruptDataError(f"{folder} lists {name!r}, but its file is missing")
         keys = () if name == single_name() else (name,)
         leaves.append(SavedLeaf(keys, found.get(name, ""), dtype_named(entry["dtype"]), shape, shape))
     return leaves
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
-    """Saves any `TensorStorage` in segments, files of some rows, and writes only rows that changed.
+    """Saves any `TensorStorage` in segments, and writes only rows that changed.
 
-    The first checkpoint at a place is written whole. One onto the checkpoint that the storage saved or loaded there
-    last adds a segment of the rows that changed and shares the others (hard links; written where there are none), and
-    is complete on its own: the older one goes. Small segments are merged now and then. Which rows changed is known from
-    the writes. Where rows may have changed without them, the digests of their bytes decide: in memory that the storage
-    was given, in files in a `scratch_dir`, and once references to rows were handed out, as by a slice of the storage.
+    The first checkpoint at a place is complete. A later one, if the storage saved or loaded the previous one there,
+    adds a segment with the rows that changed and shares the others by hard links (or copies, on file systems without
+    links). It is complete on its own; the previous one is removed. Small segments are merged from time to time. Which
+    rows changed is known from the write log. Where rows may have changed without it, their digests are compared: in
+    memory that the storage was given, in files in a `scratch_dir`, and once references to rows were handed out, for
+    example by slicing.
 
-    Loading into a `LazyTensorStorage` maps the segments copy-on-write, and reads rows when they are used; references to
-    rows that somebody has, other storages, other devices and file systems of other machines have them copied. The list
-    of segments, with their sizes, is always verified. Rows of more than 64 MiB that are mapped are compared with their
-    digests on request (`verify`), all others always.
+    Loading into a `LazyTensorStorage` maps the segments copy-on-write and reads rows when they are used. Rows are
+    copied if somebody holds references to the present ones, and for other storages, devices and network file systems.
+    The list of segments and their sizes are always verified. Mapped rows of more than 64 MiB are only compared with
+    their digests on request (`verify`), all others always.
 
-    `compatible=True` writes TorchRL's layout instead, each time as a whole: a memory-mapped tensordict, or one file for
-    each leaf of a nest, of the size of the whole capacity, where only filled rows take room on the disk. A hidden file
-    records how the data is made, the row written last and a digest of every leaf. So do save hooks: they get the valid
-    rows, of a tensordict, a tensor or a nest of them, and what they return is saved in its own shape.
+    Segments, TorchRL's layout written by rbtool, and checkpoints of TorchRL itself can be read, for the latter with
+    checks for missing and truncated files; into a storage of any capacity that holds the rows, also an empty one.
+    Nothing is unpickled.
 
-    Both are read, and what TorchRL saved, of which files that are missing or too short are found. A storage of any
-    capacity that holds the rows can take them, also one that is still empty. Nothing is unpickled.
+    Args:
+        compatible: whether to write TorchRL's layout instead, completely each time: a memory-mapped tensordict, or one
+            file for each leaf of a nest, as large as the whole capacity, of which only the filled rows take space on
+            disk. A hidden file records structure, the row written last, and the digests of leaves. Data from save hooks
+            is written in this way, too: they get the valid rows, and their result is saved in its own shape.
     """
 
     verifies_on_request = True
@@ -541,10 +547,14 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         self.compatible = compatible
 
     def dumps(self, storage: Storage, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write the storage to the folder `path`; parents are created, an older checkpoint is replaced at one instant.
+        """Write the storage to the folder `path`, atomically replacing an older checkpoint; parent folders are created.
 
-        Raises UsageError if something that is no checkpoint is there, SchemaError for data that only a pickle could
-        hold, OutOfSpaceError for want of room. A storage whose own files lie at `path` is synced and described there.
+        If the storage's own files are at `path`, they are synced and described there.
+
+        Raises:
+            UsageError: something that is not a checkpoint is at `path`.
+            SchemaError: only a pickle could hold the data.
+            OutOfSpaceError: the disk is full.
         """
         source = _tensor_storage(storage)
         if _lives_at(source, path) and source.initialized:
@@ -559,9 +569,10 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             staging.publish_noted(covered=covered)
 
     def capture(self, storage: Storage, path: Path) -> Captured | None:
-        """Return the rows as they are now; None with hooks, and for a class with its own `dumps`.
+        """Capture the rows as they are now.
 
-        None, too, where rows could be replaced unnoticed: see `TensorStorage.snapshot`.
+        None with hooks, for a class with its own `dumps`, and if rows could be replaced unnoticed
+        (`TensorStorage.snapshot`).
         """
         source = _tensor_storage(storage)
         own = type(self).dumps is TensorStorageCheckpointer.dumps
@@ -590,14 +601,20 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         return Contents(structure, 0, tensors, tensors, length, last)
 
     def loads(self, storage: Storage, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        """Put the rows, the length and, where it was noted, the last cursor of the checkpoint into the storage.
+        """Load rows, length and, if it was recorded, the last cursor. If this fails, nothing is changed.
 
-        `verify` compares the bytes of all segments with their digests, also where they are mapped.
+        Of a checkpoint that consists of the storage's own files, only the length is read.
 
-        Raises DatasetNotFoundError (a FileNotFoundError) where there is no checkpoint, FormatError for another
-        checkpointer's, CorruptDataError for files that are missing, cut or changed, SchemaError (a RuntimeError) for
-        data of other keys, types or shapes, and for more rows than there is room for. Then nothing has changed. Of a
-        checkpoint in which the storage itself lives only the length is read.
+        Args:
+            storage: the storage.
+            path: the folder.
+            verify: whether to compare the bytes of all segments with their digests, even if they are mapped.
+
+        Raises:
+            DatasetNotFoundError: (a FileNotFoundError) the path does not exist.
+            FormatError: another checkpointer wrote it.
+            CorruptDataError: files are missing, truncated or changed.
+            SchemaError: (a RuntimeError) keys, types or shapes differ, or there is not enough room.
         """
         target = _tensor_storage(storage)
         folder = open_folder(path, "TensorStorageCheckpointer", hooked=bool(self._load_hooks))
@@ -622,7 +639,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
 
 def _tensor_storage(storage: Storage) -> TensorStorage:
     if not isinstance(storage, TensorStorage):
-        raise UsageError(f"a TensorStorageCheckpointer serves storages of tensors, found a {type(storage).__name__}")
+        raise UsageError(f"a TensorStorageCheckpointer saves storages of tensors, found a {type(storage).__name__}")
     return storage
 
 
@@ -634,7 +651,7 @@ def _lives_at(storage: TensorStorage, path: str | os.PathLike[str]) -> bool:
 def _refresh(storage: TensorStorage, folder: Path) -> None:
     if not storage.initialized:
         raise SchemaError(
-            f"the storage would put its own files in the place of those in {folder} that it is to load",
+            f"the storage would replace the files in {folder}, which it has to load, by its own",
             hint="choose another scratch_dir",
         )
     storage.set_length(read_length(folder))
@@ -648,7 +665,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What is to be saved: how it is made (None: nothing was ever written), its tensors, and of each what is filled.
+    """What is to be saved: structure (None: nothing was ever written), tensors, and the filled part of each.
 
     `ndim` dimensions count elements, of which there are `length`; `last_row` was written last.
     """
@@ -661,7 +678,9 @@ class Contents:
     last_row: int | None
 
     def write(self, folder: Path) -> set[str]:
-        """Write all files into an empty folder and sync them; return those of the leaves, whose digests are noted."""
+        """Write all files to an empty folder and sync them; return the files of the leaves, whose digests are
+        recorded.
+        """
         described = None if self.structure is None else spec_to_json(self.structure)
         documents, leaves = self._documents(), self._leaves()
         fs.require_space(folder, sum(leaf.filled_size for leaf in leaves))
@@ -702,7 +721,7 @@ def metadata_bytes(structure: TreeSpec | None, whole: Sequence[torch.Tensor], le
 
 
 def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLeaf:
-    """Write the filled rows into a file of the whole size; return the leaf with its digest."""
+    """Write the filled rows to a file of the full size; return the leaf with its digest."""
     if not leaf.size:  # tensordict keeps no file of what has no elements
         return replace(leaf, digest=Hasher().digest)
     file, data = LeafFile(folder / leaf.file), tensor_bytes(tensor)
@@ -717,9 +736,9 @@ def _write_leaf(folder: Path, leaf: SavedLeaf, tensor: torch.Tensor) -> SavedLea
 
 
 def describe_in_place(storage: TensorStorage, folder: Path) -> None:
-    """Sync the files a storage lives in, and write what makes a checkpoint of them.
+    """Sync the files that a storage lives in, and write the documents that make them a checkpoint.
 
-    No digests are noted: they would not hold beyond the next write.
+    No digests are recorded, as they would be wrong after the next write.
     """
     for file in leaf_files(storage.structure):
         path = folder / file
@@ -735,11 +754,18 @@ def describe_in_place(storage: TensorStorage, folder: Path) -> None:
 
 
 class SavedTensorRows(StorageRows):
-    """Gives the valid rows of what a `TensorStorageCheckpointer`, ours or TorchRL's, saved: the oldest first.
+    """The valid rows, oldest first, of a checkpoint written by a `TensorStorageCheckpointer`, ours or TorchRL's.
 
-    `cursor` is the row that the writer of the buffer would have written next, which TorchRL notes elsewhere. The files
-    are mapped and not loaded; ours were compared with their digests. FormatError for other checkpoints,
-    CorruptDataError for damaged ones, SchemaError for rows that have no episodes.
+    Files are mapped, not loaded; ours were compared with their digests.
+
+    Args:
+        path: the folder.
+        cursor: the row that the buffer's writer would have written next, which TorchRL records elsewhere.
+
+    Raises:
+        FormatError: it is another checkpoint.
+        CorruptDataError: it is damaged.
+        SchemaError: the rows have no episodes.
     """
 
     def __init__(self, path: Path, cursor: int | None) -> None:
@@ -747,9 +773,9 @@ class SavedTensorRows(StorageRows):
         ndim = _dimensions(folder)
         saved = read_contents(folder, LazyTensorStorage(1, ndim=ndim), raw=False)
         if saved is None or not saved.length:
-            raise SchemaError(f"{folder} is the checkpoint of a storage that nothing was ever written to")
+            raise SchemaError(f"{folder} is the checkpoint of an empty storage")
         if not is_tree(saved.structure):
-            raise SchemaError(f"{folder} holds a {saved.structure}; the steps of episodes are tensordicts")
+            raise SchemaError(f"{folder} holds a {saved.structure}, but steps of episodes need tensordicts")
         storage = TensorStorage(saved.structure.unflatten(iter(saved.tensors), saved.lead), device="auto", ndim=ndim)
         last = saved.last_row
         if last is None and cursor is not None:
@@ -761,12 +787,12 @@ class SavedTensorRows(StorageRows):
 
     @property
     def has_digests(self) -> bool:
-        """Whether the files have digests, with which they were compared when this was opened."""
+        """Whether the files have digests, with which they were compared when opened."""
         return is_segmented(self.path) or (self.path / DIGESTS).is_file()
 
 
 def _dimensions(folder: Path) -> int:
-    """How many dimensions count elements."""
+    """Return how many dimensions count elements."""
     if is_segmented(folder):
         with SegmentFolder.opened(folder) as opened:
             return max(opened.manifest.ndim, 1)
@@ -775,7 +801,7 @@ def _dimensions(folder: Path) -> int:
         return max(manifest.ndim, 1)
     file = folder / "meta.json"
     if not file.is_file():
-        raise FormatError(f"{folder} holds no tensordict; the steps of episodes are tensordicts")
+        raise FormatError(f"{folder} does not hold a tensordict, but steps of episodes need one")
     document: Any = load_json(file)
     shape = document.get("shape") if isinstance(document, dict) else None
     return max(len(shape), 1) if isinstance(shape, list) else 1

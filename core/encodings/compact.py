@@ -1,10 +1,16 @@
-"""Each state stored once: which leaves a compact checkpoint has, writing them, and expanding them to TED rows.
+"""Checkpoints that store each state once: their leaves, writing them, and expanding them to TED rows.
 
-The layout follows from the fields alone, so no index is stored. A state (the same key at the root and under `next`)
-is one leaf with one row more than steps in every episode. Rewards and done flags are at the root, as in a flat
-checkpoint of TorchRL; what else exists only under `next` stays there. Root done flags and a root reward, which TorchRL
-does not keep, are under `at_root` where they are not all zero. Where next observations do not follow, they are stored
-in full under `explicit_next`.
+The layout follows from the fields alone, so no index is stored. A key that exists at the root and under `next` is one
+leaf with one row more than steps in every episode:
+
+    TED, per step          root          s0 s1 s2 │ s3 s4         two episodes, of 3 and 2 steps
+                           next          s1 s2 E  │ s4 F          E, F: the observations after the last steps
+    stored, one leaf                  s0 s1 s2 E  │ s3 s4 F       5 + 2 rows instead of 10
+
+Rewards and done flags are at the root, as in a flat checkpoint of TorchRL; other keys that exist only under `next` stay
+there. Done flags and a reward at TED's root, which TorchRL does not keep, are under `at_root` unless they are all zero.
+Where next observations do not follow (the row after a step is not its next observation), the next rows of the whole
+episode are stored under `explicit_next`.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ CompactForm: TypeAlias = Literal["flat", "nested", "h5"]
 AT_ROOT = "at_root"
 EXPLICIT_NEXT = "explicit_next"
 EXPLICIT_EPISODES = Field(("explicit_episodes",), "int64", (), "id")
-"""Row numbers in the episode table of the episodes whose next rows are stored in full."""
+"""The episodes, by row of the episode table, whose next rows are stored explicitly."""
 
 _NAMES = frozenset({AT_ROOT, EXPLICIT_NEXT, EXPLICIT_EPISODES.name, NEXT, *(key[0] for key in SINGLETONS)})
 _TAKEN: dict[str, frozenset[str]] = {
@@ -52,11 +58,14 @@ STORAGE_FOLDER = "storage"
 
 @dataclass(frozen=True, slots=True)
 class CompactLayout:
-    """The leaves of a checkpoint by the TED key whose values they hold; the key of each field is its place there.
+    """The leaves of a checkpoint, by the TED key whose values they hold; the key of each field is its place in the
+    checkpoint.
 
-    `states`: by root key, one row more than steps in every episode. `steps`: one row a step. `at_root`: one row a
-    step, stored only where some byte is not zero. `explicit`: by root key, the next rows of the episodes that do
-    not follow, one episode after the other.
+    Attributes:
+        states: by root key, with one row more than steps in every episode.
+        steps: one row for each step.
+        at_root: one row for each step, stored only if some byte is not zero.
+        explicit: by root key, the next rows of the episodes that do not follow, one episode after another.
     """
 
     states: Mapping[Key, Field]
@@ -66,7 +75,7 @@ class CompactLayout:
 
     @classmethod
     def of(cls, fields: Iterable[Field], form: CompactForm) -> CompactLayout:
-        """Lay the fields out for a form."""
+        """Arrange the fields for a form."""
         leaves = {field.key: field for field in fields}
         results = _results(leaves.values())
         states = dict.fromkeys(key for key in state_keys(leaves.values()) if key not in results)
@@ -88,12 +97,12 @@ class CompactLayout:
         )
 
     def stored(self, *, with_explicit: bool) -> list[Field]:
-        """List the leaves that there can be."""
+        """List all leaves that can occur."""
         leaves = [*self.states.values(), *self.steps.values(), *self.at_root.values()]
         return [*leaves, EXPLICIT_EPISODES, *self.explicit.values()] if with_explicit else leaves
 
     def bytes(self, steps: int, episodes: int) -> int:
-        """Bytes of all rows, as long as every next observation follows and `at_root` is empty."""
+        """Return the bytes of all rows if every next observation follows and `at_root` is empty."""
         per_state = sum(field.row_bytes for field in self.states.values())
         return per_state * (steps + episodes) + sum(field.row_bytes for field in self.steps.values()) * steps
 
@@ -103,13 +112,15 @@ def _moved(field: Field, place: Key) -> Field:
 
 
 def _results(fields: Iterable[Field]) -> dict[Key, None]:
-    """Keys of rewards and done flags, below `next` and at the root: there they mean something else."""
+    """Return the keys of rewards and done flags, below `next` and at the root, where they mean something else."""
     named = [field.key[1:] for field in fields if field.key[0] == NEXT and field.role in {"reward", "done"}]
     return dict.fromkeys((*SINGLETONS, *(key for key in named if key)))
 
 
 def _moved_to_root(leaves: Collection[Key], results: Iterable[Key], taken: frozenset[str]) -> frozenset[Key]:
-    """Which results lie at the root: all of TED's own, and of others those that nothing there is in the way of."""
+    """Return the results that are stored at the root: all of TED's own, and others unless a name is already taken
+    there.
+    """
     folders = {key[:depth] for key in leaves if key[0] != NEXT for depth in range(1, len(key))}
 
     def free(key: Key) -> bool:
@@ -120,7 +131,7 @@ def _moved_to_root(leaves: Collection[Key], results: Iterable[Key], taken: froze
 
 
 def _place(key: Key, taken: frozenset[str], moved: frozenset[Key]) -> Key:
-    """Where a leaf goes: results of the step to the root, the rest to its own key, apart from the names taken."""
+    """Return the place of a leaf: results at the root, everything else at its own key, avoiding the names taken."""
     if key[0] == NEXT and len(key) > 1:
         return key[1:] if key[1:] in moved else _safe(key)
     first = key[0] + "_" if key[0].rstrip("_") in taken else key[0]
@@ -128,13 +139,13 @@ def _place(key: Key, taken: frozenset[str], moved: frozenset[Key]) -> Key:
 
 
 def _safe(key: Key) -> Key:
-    """Keep a leaf `x.shape` apart from the table of row shapes of the leaf `x`, and `shape` from what is no leaf."""
+    """Avoid confusion with tables of row shapes: the table of a leaf `x` is named `x.shape`."""
     *folders, name = map(safe_part, key)
     return (*folders, name + "_") if name.rstrip("_").endswith(_TABLE) else (*folders, name)
 
 
 STORAGE = "storage"
-"""What the manifest of a storage's checkpoint names as its source."""
+"""The source in the manifest of a storage's checkpoint."""
 
 SEGMENTS_FILE = "segments.json"
 """Describes the checkpoint of a storage of tensors in segments."""
@@ -147,8 +158,10 @@ ENSEMBLE_FILE = "ensemble.json"
 class FilledStorage:
     """A storage of `shape`: its valid rows, then the other dimensions that count elements.
 
-    `capacity` counts elements there is room for. `cursor` is the row behind the one that was written last, and None
-    where that is not known. `structure` describes how the data is made, None for plain nested dictionaries.
+    Attributes:
+        capacity: how many elements fit.
+        cursor: the row behind the one written last; None if unknown.
+        structure: describes how the data is nested; None for plain nested dictionaries.
     """
 
     shape: tuple[int, ...]
@@ -158,7 +171,7 @@ class FilledStorage:
 
     @classmethod
     def of_dataset(cls, steps: int) -> FilledStorage:
-        """The storage that a dataset fills to the last row; the next write goes to row 0."""
+        """Return the storage that a dataset fills completely; the next write goes to row 0."""
         return cls((steps,), steps, 0)
 
     @property
@@ -168,17 +181,17 @@ class FilledStorage:
 
     @property
     def rows(self) -> int:
-        """How many rows there is room for."""
+        """How many rows fit."""
         return self.capacity // max(math.prod(self.shape[1:]), 1)
 
     @property
     def full(self) -> bool:
-        """Whether the next row takes the place of an older one."""
+        """Whether the next write replaces an older row."""
         return self.length >= self.capacity
 
     @property
     def oldest(self) -> int:
-        """The row that was written first of those that are valid; the rows before it are newer than all others."""
+        """The valid row that was written first; the rows before it are newer than all others."""
         return self.cursor or 0 if self.full else 0
 
     @property
@@ -189,7 +202,7 @@ class FilledStorage:
         return (self.cursor or self.shape[0]) - 1
 
     def to_bytes(self) -> bytes:
-        """The document as it is written: what TorchRL writes, and the rest."""
+        """Return the document as it is written: TorchRL's entries, and our own."""
         document = {
             "metadata": {}, "is_pytree": False, "len": self.length, "cursor": self.cursor,
             "capacity": self.capacity, "shape": self.shape,
@@ -198,7 +211,9 @@ class FilledStorage:
 
     @classmethod
     def from_document(cls, document: Any, steps: int, origin: str) -> FilledStorage:
-        """Undo `to_bytes` for a checkpoint of so many steps, or raise CorruptDataError; `origin` names it there."""
+        """Undo `to_bytes` for a checkpoint with this many steps; CorruptDataError, which mentions `origin`, if it is
+        invalid.
+        """
         try:
             found = cls(
                 tuple(map(_count, document["shape"])), _count(document["capacity"]),
@@ -219,7 +234,7 @@ class FilledStorage:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -228,11 +243,11 @@ class LeafSink(ABC):
 
     @abstractmethod
     def create(self, leaf: Field, rows: int) -> None:
-        """Make room for a leaf that will have so many rows."""
+        """Make room for a leaf with this many rows."""
 
     @abstractmethod
     def append(self, leaf: Field, rows: Array) -> None:
-        """Append rows to a leaf that was created."""
+        """Append rows to a leaf created before."""
 
     def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
         """Append the rows of `with_ends`."""
@@ -240,10 +255,11 @@ class LeafSink(ABC):
 
 
 def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, progress: Progress) -> Array:
-    """Write all leaves of `source`, one after the other, each in parts that fit the processor's caches.
+    """Write all leaves of `source`, one after another, in parts that fit into the processor's caches.
 
-    Returns the row numbers in the episode table of the episodes whose next observations do not follow, bit for
-    bit; their next rows are stored in full.
+    Returns:
+        The episodes, by row of the episode table, whose next observations do not follow bit for bit; their next rows
+        are stored explicitly.
     """
     steps = source.manifest.steps
     bounds = Boundaries(source.episodes, steps, str(source.path))
@@ -271,7 +287,7 @@ def write_compact(source: StepReader, layout: CompactLayout, sink: LeafSink, pro
 
 
 def states_in_place(blocks: Blocks, root: Array, after: Array, ends: Array) -> None:
-    """Append the rows of `with_ends` to a stream; where episodes are long, as they lie, without a copy."""
+    """Append the rows of `with_ends` to a stream; if episodes are long, without copying them."""
     if len(ends) * FEW_ROWS >= len(root):
         blocks.append(with_ends(root, after, ends))
         return
@@ -288,7 +304,7 @@ def _pieces(ends: Sequence[int], rows: int) -> Iterator[tuple[int, int, int]]:
 
 
 class LeafProgress:
-    """Reports progress in steps while leaves are written one after the other: every leaf counts the same."""
+    """Reports progress in steps while leaves are written one after another; every leaf counts equally."""
 
     def __init__(self, progress: Progress, leaves: int) -> None:
         self._progress = progress
@@ -306,7 +322,7 @@ class LeafProgress:
 
 
 def _mark_broken(broken: Array, bounds: Boundaries, rows: Array) -> None:
-    """Mark the episodes in which one of `rows`, numbers of steps, is not the last."""
+    """Mark the episodes in which one of `rows`, step numbers, is not the last step."""
     episodes = bounds.episode_of(rows)
     broken[episodes[bounds.stops[episodes] - 1 != rows]] = True
 
@@ -320,7 +336,7 @@ def _is_zero(source: StepReader, key: Key, leaf: Field) -> bool:
 def _write_explicit(
     source: StepReader, leaves: Mapping[Key, Field], sink: LeafSink, bounds: Boundaries, broken: Array
 ) -> None:
-    """Write the numbers of the broken episodes, and their next rows one episode after the other."""
+    """Write the numbers of the broken episodes, and their next rows one episode after another."""
     numbers = np.flatnonzero(broken)
     sink.create(EXPLICIT_EPISODES, len(numbers))
     sink.append(EXPLICIT_EPISODES, numbers)
@@ -335,9 +351,9 @@ def _write_explicit(
 
 
 def row_counts(layout: CompactLayout, lengths: Array, explicit: Array) -> dict[Key, Array]:
-    """Rows that each stored leaf has of each episode, int64 `[episodes]` by place.
+    """Return how many rows each stored leaf has of each episode, int64 `[episodes]`, by place.
 
-    Episodes whose next observations follow have no rows in the leaves of those that do not.
+    Episodes whose next observations follow have no rows in the explicit leaves.
     """
     chosen = np.zeros(len(lengths), np.int64)
     chosen[explicit] = 1
@@ -352,17 +368,18 @@ Fetch = Callable[[Field, int, int], Array]
 
 
 def require_ascending(explicit: Array, episodes: int, path: str | Path) -> Array:
-    """Return the numbers of explicit episodes, or raise CorruptDataError if they can be none."""
+    """Return the numbers of explicit episodes; CorruptDataError if they are invalid."""
     if len(explicit) and (explicit[0] < 0 or explicit[-1] >= episodes or (np.diff(explicit) < 1).any()):
         raise CorruptDataError(f"{path} does not hold ascending rows of the table of {episodes:,} episodes")
     return explicit
 
 
 class Expansion:
-    """Gives the rows of any TED leaf; all rows of a request come from one or two reads.
+    """Provides the rows of any TED leaf; each request takes one or two reads.
 
-    `explicit` holds the row numbers in the episode table of the episodes whose next rows are stored in full;
-    `trivial` the TED keys that are not stored because they are zero.
+    Args:
+        explicit: the episodes, by row of the episode table, whose next rows are stored explicitly.
+        trivial: the TED keys that are not stored because they are zero.
     """
 
     def __init__(
@@ -395,7 +412,7 @@ class Expansion:
         return self._after(key[1:], start, stop)
 
     def pieces(self, leaf: Field, start: int, stop: int, view: Fetch) -> Iterator[Array]:
-        """Yield TED rows `[start, stop)` of one leaf piece by piece, as `view` shows them where they lie together."""
+        """Yield TED rows `[start, stop)` of one leaf piece by piece; as views from `view` where they are adjacent."""
         layout, key = self._layout, leaf.key
         stored = layout.steps.get(key) or layout.at_root.get(key)
         if stored is not None and key not in self._trivial:
@@ -428,29 +445,29 @@ class Expansion:
             which = self._bounds.episode_of(np.arange(start, stop))
             steps = np.flatnonzero(self._explicit[which])
             places = self._explicit_starts[which[steps]] + steps + start - self._bounds.starts[which[steps]]
-            # Explicit episodes lie one after the other, so the places are consecutive.
+            # Explicit episodes are stored one after another, so the places are consecutive.
             rows[steps] = self._fetch(self._layout.explicit[key], int(places[0]), int(places[-1]) + 1)
         return rows
 
     def _is_explicit(self, start: int, stop: int) -> bool:
-        """Whether the next rows of some episode that reaches into these steps are stored in full."""
+        """Whether next rows of an episode that overlaps these steps are stored explicitly."""
         low, high = self._bounds.before(start), self._bounds.before(stop - 1)
         return bool(self._explicit[low : high + 1].any())
 
 
 class CompactReader(StepReader):
-    """TED rows of compact leaves, whose rows, and whose `_explicit` episodes, a subclass reads."""
+    """TED rows of compact leaves; a subclass reads the rows of leaves, and the `_explicit` episodes."""
 
     _layout: CompactLayout
 
     @property
     @abstractmethod
     def _explicit(self) -> Array:
-        """Row numbers in the episode table of the episodes whose next rows are stored in full."""
+        """Return the episodes, by row of the episode table, whose next rows are stored explicitly."""
 
     @abstractmethod
     def _is_stored(self, leaf: Field) -> bool:
-        """Whether a leaf that is stored only where it is not zero is there."""
+        """Whether a leaf that is only stored if it is not zero exists."""
 
     @abstractmethod
     def _fetch(self, leaf: Field, start: int, stop: int) -> Array:
@@ -458,13 +475,13 @@ class CompactReader(StepReader):
 
     @abstractmethod
     def _view(self, leaf: Field, start: int, stop: int) -> Array:
-        """View the rows that `_fetch` reads where they lie in the file, if they lie together."""
+        """View the rows that `_fetch` reads in the file, if they are adjacent there."""
 
     def read(self, key: Key, start: int, stop: int) -> Array:
         return self._expansion.read(self._leaf(key, start, stop), start, stop)
 
     def pieces(self, key: Key, start: int, stop: int) -> Iterator[Array]:
-        """Yield rows of one TED leaf piece by piece; arrays that cannot be written show the file where they can."""
+        """Yield rows of one TED leaf piece by piece; read-only arrays are views of the file where possible."""
         return self._expansion.pieces(self._leaf(key, start, stop), start, stop, self._view)
 
     @cached_property
@@ -473,7 +490,7 @@ class CompactReader(StepReader):
 
     @cached_property
     def _rows(self) -> dict[Key, int]:
-        """How many rows each stored leaf has, by place."""
+        """Return how many rows each stored leaf has, by place."""
         counts = row_counts(self._layout, self._bounds.lengths, self._explicit)
         return {place: int(count.sum()) for place, count in counts.items()}
 

@@ -1,7 +1,7 @@
-"""Layouts `flat` and `nested`: compact leaves as the files of a tensordict memory-map directory.
+"""Layouts `flat` and `nested`: compact leaves in the files of a memory-mapped tensordict.
 
-The bytes of the leaves are those a flat checkpoint of TorchRL has for whole episodes. `nested` adds to each leaf
-the table of its episodes' shapes, so that tensordict opens it as ragged tensors `[episodes, rows, …]`.
+The leaves have the same bytes as in TorchRL's flat checkpoint of whole episodes. `nested` adds to each leaf a table of
+its episodes' shapes, so that tensordict opens it as ragged tensors `[episodes, rows, …]`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TABLE_SUFFIX = ".shape.memmap"
 
 
 def nested_leaves(leaves: Mapping[Key, MappedLeaf], episodes: int) -> dict[Key, MappedLeaf]:
-    """Describe flat leaves as ragged ones, by the shapes of their tables."""
+    """Describe flat leaves as ragged ones, with the shapes of their tables."""
     return {key: MappedLeaf(leaf.dtype, (episodes, len(leaf.shape)), nested=True) for key, leaf in leaves.items()}
 
 
 def write_tables(folder: Path, leaves: Mapping[Key, MappedLeaf], counts: Mapping[Key, Array]) -> list[FileRecord]:
-    """Write the table of each flat leaf, int64 `[episodes, 1 + dimensions of a row]`; none without episodes."""
+    """Write the table of each flat leaf, int64 `[episodes, 1 + dimensions of a row]`; none if there are no episodes."""
     records = []
     for key, leaf in leaves.items():
         table = np.empty((len(counts[key]), len(leaf.shape)), np.int64)
@@ -58,7 +58,7 @@ def write_tables(folder: Path, leaves: Mapping[Key, MappedLeaf], counts: Mapping
 
 
 class LeafFolderSink(LeafSink):
-    """Appends rows to files in `folder`, of one leaf after the other; a context manager: leaving closes the files."""
+    """Appends rows to files in `folder`, one leaf after another; leaving the context closes the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,27 +68,27 @@ class LeafFolderSink(LeafSink):
         fs.make_folder(folder)
 
     def create(self, leaf: Field, rows: int) -> None:
-        """Create the file of a leaf; the rows appended from now on are its rows."""
+        """Create the file of a leaf, to which rows are appended from now on."""
         self._leaves[leaf.key] = MappedLeaf(leaf.dtype, (rows, *leaf.shape))
         file = self._files[leaf.key] = LeafFile(self.folder / leaf_path(leaf.key), rows * leaf.row_bytes)
         self._blocks.begin(file)
 
     def append(self, leaf: Field, rows: Array) -> None:
-        """Append rows to the leaf that was created last."""
+        """Append rows to the leaf created last."""
         self._blocks.append(rows)
 
     def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
-        """Append the rows of `with_ends` to the leaf that was created last."""
+        """Append the rows of `with_ends` to the leaf created last."""
         states_in_place(self._blocks, root, after, ends)
 
     def finish_leaves(self) -> tuple[list[FileRecord], dict[Key, MappedLeaf]]:
-        """Sync and close the files; return their records and the leaves they hold."""
+        """Sync and close the files; return their records and their leaves."""
         self._blocks.finish()
         records = []
         for key, file in self._files.items():
             if file.size:
                 records.append(FileRecord(leaf_path(key), file.size, file.digest))
-            else:  # tensordict keeps no file for a tensor without elements
+            else:  # tensordict writes no file for a tensor without elements
                 fs.remove(file.path)
         return records, self._leaves
 
@@ -107,9 +107,10 @@ STORAGE_METADATA = "storage_metadata.json"
 def write_flat(
     source: StepReader, folder: Path, form: Literal["flat", "nested"], filled: FilledStorage, progress: Progress
 ) -> tuple[list[FileRecord], int]:
-    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, compactly into a folder.
+    """Write the rows of a dataset, a checkpoint or a storage compactly to a folder; `filled` is the storage they fill.
 
-    Returns its data files, and how many episodes have their next rows stored in full.
+    Returns:
+        The data files, and the number of episodes whose next rows are stored explicitly.
     """
     layout = CompactLayout.of(source.fields, form)
     lengths = source.episodes.length
@@ -132,7 +133,7 @@ class FlatReader(CompactReader, FolderReader):
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
         super().__init__(path, listed)
         if self.manifest.layout not in {"flat", "nested"}:
-            raise FormatError(f"{path} has layout {self.manifest.layout}, expected flat or nested here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected flat or nested")
         if self._whole:
             self.listed.check_sizes()
         self._stored = read_tree(self.listed, exact=self._whole)
@@ -171,7 +172,7 @@ class FlatReader(CompactReader, FolderReader):
         return require_ascending(explicit, self.manifest.episodes, self.path / name)
 
     def _check_leaves(self) -> None:
-        """Compare `meta.json` and the files with what the fields and the episode table ask for."""
+        """Compare `meta.json` and the files with the fields and the episode table."""
         rows, fields = self._rows, self._layout.stored(with_explicit=bool(len(self._explicit)))
         expected = {field.key: MappedLeaf(field.dtype, (rows[field.key], *field.shape)) for field in fields}
         for leaf in self._layout.at_root.values():
@@ -195,6 +196,8 @@ class FlatReader(CompactReader, FolderReader):
 
 
 class CutFlatReader(FlatReader):
-    """The same of a checkpoint whose files may be cut or missing: reading what is lost raises CorruptDataError."""
+    """A `FlatReader` for checkpoints whose files may be truncated or missing; reading lost rows raises
+    CorruptDataError.
+    """
 
     _whole = False

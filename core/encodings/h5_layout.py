@@ -1,7 +1,7 @@
 """An H5 checkpoint: names in the file, the manifest in front of it, compression, and the reader.
 
-The manifest is text in the user block. HDF5 looks for its signature at byte 0, 512, 1024, 2048, … and never touches
-what is before it. So the manifest is read without h5py, which takes 100 ms to import; rows load it when first read.
+The manifest is text in the user block: HDF5 looks for its signature at byte 0, 512, 1024, 2048, … and never touches
+what comes before it. So the manifest can be read without h5py, whose import takes 100 ms; rows import it when needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 DATA = "data"
-"""Name under which the manifest lists everything behind the user block."""
+"""The name by which the manifest lists everything after the user block."""
 EPISODES = "episodes"
 TEXT = "episodes_text"
 SOURCE = "source"
@@ -42,13 +42,13 @@ STORAGE = "storage"
 
 
 def h5_path(place: Key) -> str:
-    """Name of a leaf inside the file; no part of a key can name another group."""
+    """Return the name of a leaf in the file; keys are escaped, so that none can point into another group."""
     return "/".join(map(file_stem, place))
 
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _END_OF_FILE = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Where a header states the end of the file, by its version; addresses have 8 bytes in files that h5py writes."""
+"""Where a header holds the end of the file, by version; in files written by h5py addresses have 8 bytes."""
 _HEADER = 52
 _SMALLEST = 512
 _ROOM = 1024
@@ -56,10 +56,10 @@ _FOR_PROVENANCE = 8192
 
 
 def block_size(manifest: Manifest) -> int:
-    """Size of a block that holds this manifest, and the same one with other digests and counts.
+    """Return the size of a user block for this manifest, and for the same one with other digests and counts.
 
-    HDF5 writes the size into its own data. So that equal data have equal digests, the size follows from what the
-    manifest records of the data, with ample room for how they came to be, as long as that is enough.
+    HDF5 writes this size into its own data. For equal data to have equal digests, it may only depend on what the
+    manifest records about the data; ample room is added for the provenance, as long as that suffices.
     """
     needed = max(
         2 * len(replace(manifest, provenance=()).to_bytes()) + _FOR_PROVENANCE, len(manifest.to_bytes()) + _ROOM
@@ -68,7 +68,7 @@ def block_size(manifest: Manifest) -> int:
 
 
 def block_bytes(manifest: Manifest, size: int) -> bytes:
-    """The whole block: the manifest, then spaces."""
+    """Return the whole block: the manifest, padded with spaces."""
     text = manifest.to_bytes()
     if len(text) > size:
         raise SchemaError(f"a manifest of {len(text):,} bytes does not fit into a user block of {size:,}")
@@ -78,8 +78,13 @@ def block_bytes(manifest: Manifest, size: int) -> bytes:
 def read_block(path: Path, place: Path | None = None) -> tuple[Manifest, int]:
     """Read the manifest of an H5 checkpoint without HDF5; return it with the size of the block.
 
-    `place` is where to open the file, and `path` what to call it. Raises FormatError for a file that rbtool did not
-    write, CorruptDataError for one that was damaged.
+    Args:
+        path: the file's name in messages.
+        place: the file to open; default `path`.
+
+    Raises:
+        FormatError: rbtool did not write the file.
+        CorruptDataError: the file is damaged.
     """
     block = _read(path, place or path)
     return Manifest.from_dict(parse_json(block, str(path)), str(path)), len(block)
@@ -98,7 +103,7 @@ def _read(path: Path, place: Path) -> bytes:
     if not is_ours(place):
         if start is not None:
             _require_readable(path)
-        what = "an HDF5 file that rbtool did not write" if start is not None else "not a dataset or checkpoint"
+        what = "an HDF5 file not written by rbtool" if start is not None else "not a dataset or checkpoint"
         raise FormatError(f"{path} is {what}")
     if start is None:
         raise CorruptDataError(f"{path} begins with a manifest, but no HDF5 data follow: it was cut or overwritten")
@@ -107,8 +112,8 @@ def _read(path: Path, place: Path) -> bytes:
 
 
 def _require_readable(path: Path) -> None:
-    """Raise CorruptDataError for an HDF5 file that was cut: it may well be of whom it does not seem to be."""
-    from .hdf5_files import root_members  # loads h5py, which our own files do not need here
+    """Raise CorruptDataError for an HDF5 file that was truncated, as it may then look like somebody else's file."""
+    from .hdf5_files import root_members  # imports h5py, which our own files do not need here
 
     try:
         root_members(path)
@@ -117,9 +122,9 @@ def _require_readable(path: Path) -> None:
 
 
 def stated_bytes(path: Path) -> int | None:
-    """Return how many bytes a file has by its own HDF5 header; None for one that does not begin with such a header.
+    """Return the size of a file according to its HDF5 header; None if it does not begin with one.
 
-    A file with fewer was cut: libhdf5 does not open it. OSError for a file that cannot be read.
+    A smaller file was truncated, and libhdf5 does not open it. OSError if the file cannot be read.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         head = file.read(_HEADER)
@@ -138,7 +143,7 @@ def begins_as_h5(path: Path) -> bool:
 
 
 def data_start(path: Path) -> int | None:
-    """Find where HDF5 begins."""
+    """Return the offset at which HDF5 begins."""
     size, offset = path.stat().st_size, 0
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while offset + len(HDF5_SIGNATURE) <= size:
@@ -158,9 +163,12 @@ _KNOWN = "known: compression='gzip' or 'lzf', compression_opts=0 to 9, shuffle, 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A method HDF5 has everywhere, `gzip` with a level or `lzf`, after the bytes of like weight are brought together
-    (`shuffle`). No method, no compression. `fletcher32` adds HDF5's own checksum to every chunk, `chunked` cuts data
-    into chunks that are not compressed."""
+    """How leaves are compressed in the file.
+
+    `gzip` with a level and `lzf` are available in every HDF5; before either, bytes of equal significance are grouped
+    (`shuffle`). Without a method there is no compression. `fletcher32` adds HDF5's own checksum to every chunk;
+    `chunked` divides data into chunks that are not compressed.
+    """
 
     method: str | None = None
     level: int | None = None
@@ -175,19 +183,20 @@ class Compression:
             return cls()
         match = _FORM.fullmatch(text or "")
         if match is None or (match["method"] == "lzf" and match["level"]):
-            raise UsageError(f"--compression {text!r} is not known", hint="take gzip, gzip:1 to gzip:9, lzf or none")
+            raise UsageError(f"--compression {text!r} is not known", hint="use gzip, gzip:1 to gzip:9, lzf or none")
         level = int(match["level"] or _DEFAULT_LEVEL) if match["method"] == "gzip" else None
         return cls(match["method"], level)
 
     @classmethod
     def from_h5_kwargs(cls, given: Mapping[str, Any] | None) -> Compression:
-        """Read what h5py's `create_dataset` takes: compression, compression_opts, shuffle, fletcher32, chunks=True.
+        """Convert arguments of h5py's `create_dataset`: compression, compression_opts, shuffle, fletcher32,
+        chunks=True.
 
-        UsageError for any other argument, and for a method that HDF5 would need a plug-in for.
+        UsageError for other arguments, and for methods that need a plug-in of HDF5.
         """
         left = dict(given or {})
         method, level = left.pop("compression", None), left.pop("compression_opts", None)
-        if type(method) is int:  # h5py's short form of a level of gzip
+        if type(method) is int:  # h5py's short form for a gzip level
             method, level = "gzip", method
         flags = {name: left.pop(name, default) for name, default in _FLAGS.items()}
         chunked = left.pop("chunks", None)
@@ -207,11 +216,11 @@ class Compression:
         return "none" if self.method is None else self.method + (f":{self.level}" if self.level else "")
 
     def chunk_rows(self, leaf: Field) -> int:
-        """Rows of one chunk: about half a megabyte."""
+        """Return the rows of a chunk: about half a megabyte."""
         return max(1, _CHUNK_BYTES // max(1, leaf.row_bytes))
 
     def options(self, leaf: Field, rows: int) -> dict[str, Any]:
-        """Keyword arguments for `create_dataset`; data without elements cannot be in chunks."""
+        """Return keyword arguments for `create_dataset`; data without elements cannot have chunks."""
         if (self.method is None and not self.chunked) or not rows or not math.prod(leaf.shape):
             return {}
         chunks = (min(rows, self.chunk_rows(leaf)), *leaf.shape)
@@ -223,16 +232,16 @@ class Compression:
 
 
 _FILTERS = frozenset({None, "gzip", "lzf"})
-"""What HDF5 itself or h5py can undo; any other would be loaded as a plug-in."""
+"""The filters that HDF5 or h5py include; any other would be loaded as a plug-in."""
 
 _CHUNK_CACHE = 1 << 20
 
 
 class H5Source:
-    """Opens the file at first use, once in every process.
+    """An HDF5 file that is opened at first use, separately in every process.
 
-    What `open_h5` refuses, references and unknown filters raise CorruptDataError, and so does whatever HDF5 cannot
-    read. `place` is where to open it, by default at its `path`.
+    CorruptDataError for anything that `open_h5` refuses, for references and unknown filters, and for whatever HDF5
+    cannot read. `place` is the file to open, by default `path`.
     """
 
     def __init__(self, path: Path, place: Path | None = None) -> None:
@@ -243,7 +252,7 @@ class H5Source:
         self._descriptors: dict[int, int] = {}
 
     def names(self, group: str) -> list[str]:
-        """List what is in a group; nothing if there is no such group."""
+        """List the members of a group; empty if there is no such group."""
         with self._reading(group):
             found = self._walk(group)
             return [] if found is None else list(found)
@@ -254,13 +263,13 @@ class H5Source:
             return self._walk(name) is not None
 
     def rows(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of a dataset that must be of this type and shape."""
+        """Read rows `[start, stop)` of a dataset, which must have this type and shape."""
         with self._reading(name):
             found: Array = self._dataset(name, dtype, shape)[start:stop]
             return found
 
     def place(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """Return a descriptor of the file and the byte at which a dataset's rows begin; None if they lie in chunks."""
+        """Return a descriptor of the file, and the offset of a dataset's rows; None if they are in chunks."""
         with self._reading(name):
             found = self._dataset(name, dtype, shape)
             offset = found.id.get_offset() if found.chunks is None and found.id.get_storage_size() else None
@@ -269,7 +278,7 @@ class H5Source:
             return self._descriptor, int(offset)
 
     def column(self, name: str, dtype: np.dtype[Any]) -> Array:
-        """Read all of a dataset with one number a row."""
+        """Read a whole dataset with one number a row."""
         with self._reading(name):
             found: Array = self._dataset(name, dtype, (self._require(name).size,))[:]
             return found
@@ -295,16 +304,16 @@ class H5Source:
 
     @property
     def _file(self) -> h5py.File:
-        # Its own in every process: two that share one handle would share libhdf5's caches as they were at the fork.
+        # One handle for each process: a forked process would have libhdf5's caches as of the fork.
         if os.getpid() not in self._files:
-            import h5py  # naming a checkpoint and reading its manifest must not cost this import
+            import h5py  # imported late: reading just the manifest should not pay for it
 
             from .hdf5_files import open_h5
 
             access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
             access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
             access.set_file_locking(False, False)
-            # Readers in order need the one chunk again at which they stopped, of every leaf.
+            # Sequential readers need, for every leaf, only the chunk at which they stopped.
             elements, slots, _, preemption = access.get_cache()
             access.set_cache(elements, slots, _CHUNK_CACHE, preemption)
             self._files[os.getpid()] = h5py.File(open_h5(self.path, access, self._place))
@@ -331,9 +340,9 @@ class H5Source:
 
         found = self._walk(name)
         if not isinstance(found, h5py.Dataset):
-            raise CorruptDataError(f"{self.path}: there is no dataset {name}")
+            raise CorruptDataError(f"{self.path}: the dataset {name} is missing")
         if found.compression not in _FILTERS or found.scaleoffset is not None:
-            raise CorruptDataError(f"{self.path}: the dataset {name} keeps its data in a way rbtool does not write")
+            raise CorruptDataError(f"{self.path}: the dataset {name} stores its data in a way that rbtool never writes")
         return found
 
     def _walk(self, name: str) -> h5py.Group | h5py.Dataset | None:
@@ -359,7 +368,7 @@ class H5Source:
 class H5Reader(CompactReader, OpenedReader):
     """TED rows of a checkpoint in layout `h5`."""
 
-    serves_threads = True  # libhdf5 takes one after the other, and rows in one piece are read past it
+    serves_threads = True  # libhdf5 handles one thread at a time; contiguous rows are read without it
 
     def __init__(self, path: Path, files: OpenFiles | None = None) -> None:
         mend(path)
@@ -368,7 +377,7 @@ class H5Reader(CompactReader, OpenedReader):
         place = self.files.place(path.name)
         self.manifest, self._block = read_block(path, place)
         if self.manifest.layout != "h5" or [file.path for file in self.manifest.files] != [DATA]:
-            raise FormatError(f"{path} has layout {self.manifest.layout}, expected h5 here")
+            raise FormatError(f"{path} has layout {self.manifest.layout}, expected h5")
         self._check_size()
         self._layout = CompactLayout.of(self.fields, "h5")
         self._source = H5Source(path, place)
@@ -397,7 +406,7 @@ class H5Reader(CompactReader, OpenedReader):
         return {key_from_stem(stem): self._read_part(f"{SOURCE}/{stem}") for stem in self._names(SOURCE)}
 
     def verify_files(self) -> None:
-        """Compare all data with their digest, and the manifest with the form it is written in."""
+        """Compare all data with their digest, and the manifest with its canonical form."""
         self._check_size()
         verify_block(self.path, self.files.place(self.path.name))
         descriptor = self.files.descriptor(self.path.name)
@@ -445,7 +454,7 @@ class H5Reader(CompactReader, OpenedReader):
         return {part.path: part for part in self.manifest.parts}
 
     def _names(self, group: str) -> list[str]:
-        """List the small parts in a group: as the manifest does, or, where an older one does not, as HDF5 does."""
+        """List the small parts in a group: from the manifest, or for older files from HDF5."""
         if not self._parts:
             return self._source.names(group)
         prefix = f"{group}/" if group else ""
@@ -458,10 +467,10 @@ class H5Reader(CompactReader, OpenedReader):
         return data
 
     def _check_part(self, name: str, data: bytes) -> None:
-        """Raise CorruptDataError unless what was read of a small part has the digest in the manifest."""
+        """Raise CorruptDataError unless a small part has the digest recorded in the manifest."""
         part = self._parts.get(name)
         if part is None and self._parts:
-            raise CorruptDataError(f"{self.path}/{name} is not listed in the manifest, which has to list it")
+            raise CorruptDataError(f"{self.path}/{name} is missing in the manifest")
         if part is not None and digest_bytes(data) != part.digest:
             raise changed(self.path / name)
 

@@ -1,4 +1,4 @@
-"""Layout `h5`: everything in one HDF5 file, one dataset per leaf, the manifest in front."""
+"""Layout `h5`: everything in one HDF5 file, one dataset for each leaf, the manifest in front."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from .rows import with_ends
 
 
 class H5Sink(LeafSink):
-    """Writes one leaf after the other through a file that never fails towards libhdf5, or past it into its place.
+    """Writes one leaf after another: through libhdf5, using a file that never reports failure to it, or directly into
+    place.
 
-    Each method raises what failed behind it. A context manager: leaving waits for what is written in the background.
+    Each method raises failures that happened meanwhile. Leaving the context waits for background writes.
     """
 
     def __init__(self, h5: h5py.File, file: LatchedFile, compression: Compression) -> None:
@@ -48,7 +49,7 @@ class H5Sink(LeafSink):
         self._blocks = Blocks()
 
     def create(self, leaf: Field, rows: int) -> None:
-        """Create the dataset of a leaf; the rows appended from now on are its rows."""
+        """Create the dataset of a leaf, to which rows are appended from now on."""
         options = self._compression.options(leaf, rows) or {"dcpl": allocated_at_once()}
         chunked = "chunks" in options
         dataset = self._create(h5_path(leaf.key), shape=(rows, *leaf.shape), dtype=leaf.numpy, **options)
@@ -58,7 +59,7 @@ class H5Sink(LeafSink):
         self._blocks.begin(None if offset is None else _FilePlace(self._file, int(offset)))
 
     def append(self, leaf: Field, rows: Array) -> None:
-        """Append rows to the leaf that was created last."""
+        """Append rows to the leaf created last."""
         if self._chunked is None:
             self._blocks.append(rows)
         elif leaf.row_bytes:
@@ -66,7 +67,7 @@ class H5Sink(LeafSink):
             self._file.check()
 
     def append_states(self, leaf: Field, root: Array, after: Array, ends: Array) -> None:
-        """Append the rows of `with_ends` to the leaf that was created last."""
+        """Append the rows of `with_ends` to the leaf created last."""
         if self._chunked is None:
             states_in_place(self._blocks, root, after, ends)
         else:
@@ -77,7 +78,7 @@ class H5Sink(LeafSink):
         self._create(name, data=array)
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Write bytes as a UTF-8 string if they are one, else as they are."""
+        """Write bytes, as a UTF-8 string if they are one."""
         try:
             text = bool(data.decode()) and b"\0" not in data
         except UnicodeDecodeError:
@@ -88,7 +89,7 @@ class H5Sink(LeafSink):
             self._create(name, data=np.frombuffer(data, np.uint8))
 
     def finish(self) -> None:
-        """Write what is gathered."""
+        """Write what is still buffered."""
         self._flush()
         self._blocks.finish()
 
@@ -111,7 +112,7 @@ class H5Sink(LeafSink):
 
 
 def allocated_at_once() -> h5py.h5p.PropDCID:
-    """Have HDF5 place a dataset before anything is written to it; chunks get their places one by one."""
+    """Let HDF5 allocate a dataset before anything is written to it; chunks are allocated one by one."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -119,7 +120,7 @@ def allocated_at_once() -> h5py.h5p.PropDCID:
 
 
 class _FilePlace(Stream):
-    """Where the rows of a dataset lie in the file, one after the other."""
+    """The place in the file where the rows of a dataset are, one after another."""
 
     def __init__(self, file: LatchedFile, offset: int) -> None:
         self._file = file
@@ -130,12 +131,12 @@ class _FilePlace(Stream):
         self._offset += sum(map(len, parts))
 
     def finish(self) -> None:
-        """Have the rows brought to the disk while those of the next dataset are read; at the end all is synced."""
+        """Start syncing the rows while the rows of the next dataset are read; at the end everything is synced."""
         sync_file(self._file.descriptor, self._file.path)
 
 
 class _Chunks:
-    """Gathers rows, so that whole chunks are written and every one once."""
+    """Collects rows, so that only whole chunks are written, each once."""
 
     def __init__(self, dataset: h5py.Dataset, batch: int, leaf: Field) -> None:
         self._dataset = dataset
@@ -168,7 +169,7 @@ class _Chunks:
 
 
 Seal = Callable[[FileRecord, int, tuple[FileRecord, ...]], Manifest]
-"""Makes the manifest from the record of the data, the number of explicit episodes and the records of small parts."""
+"""Makes the manifest from the record of the data, the number of explicit episodes, and records of small parts."""
 
 
 def write_h5(
@@ -179,15 +180,14 @@ def write_h5(
     seal: Seal,
     progress: Progress,
 ) -> Manifest:
-    """Write the rows of a dataset, a checkpoint or a storage, which is `filled` with them, into one new file.
-
-    Episodes, text and documents go there, too.
+    """Write the rows of a dataset, a checkpoint or a storage (`filled`), with episodes, text and documents, into a new
+    file.
     """
     rest, types = _rest(source, filled), column_types(source.episodes)
     parts = tuple(FileRecord(name, len(data), digest_bytes(data)) for name, data in rest.items())
     block = block_size(seal(FileRecord(DATA, 1 << 62, "xxh3-128:" + "0" * 32), source.manifest.episodes, parts))
     with LatchedFile(path) as file:
-        # Chunks are written whole and once: a cache of them would only cost memory, for every leaf.
+        # Each chunk is written once as a whole, so a chunk cache would only cost memory, for every leaf.
         with h5py.File(file, "w", userblock_size=block, rdcc_nbytes=0) as h5:
             with H5Sink(h5, file, compression) as sink:
                 explicit = write_compact(source, CompactLayout.of(source.fields, "h5"), sink, progress)
@@ -207,7 +207,7 @@ def write_h5(
 
 
 def _rest(source: StepReader, filled: FilledStorage) -> dict[str, bytes]:
-    """The bytes of everything but the rows, by name."""
+    """Return the bytes of everything except rows, by name."""
     columns, types = source.episodes.columns(), column_types(source.episodes)
     rest = {f"{EPISODES}/{name}": np.asarray(columns[name], dtype).tobytes() for name, dtype in types.items()}
     text = episode_text_bytes(source.episode_text or ())

@@ -1,19 +1,19 @@
-"""Opens untrusted HDF5 files and reads rows and values from them: nothing else in rbtool opens one to read.
+"""Opens untrusted HDF5 files and reads rows and values from them; nothing else in rbtool opens such a file for reading.
 
-An HDF5 file can refer to any file of the machine: external links, the external storage of a dataset, virtual
-datasets. An untrusted file must not read other files, so its whole structure is checked before anything is read.
-So are compressed chunks: libhdf5 unpacks a chunk to its end, however large, and compares sizes afterwards.
+An HDF5 file can refer to any file of the machine: by external links, external storage of a dataset, virtual datasets.
+An untrusted file must not read other files, so its whole structure is checked before anything is read. So are
+compressed chunks, because libhdf5 unpacks a chunk completely, however large, and compares sizes only afterwards.
 
-libhdf5 keeps one state for each file of a process, and refuses to open a file again with another kind of locking or
-of closing. A file that is read through a Python object is a different file to libhdf5: the structure is checked
-through one, because virtual datasets and fill values of text are in heaps.
+libhdf5 keeps one state for each file of a process, and refuses to open a file again with other settings for locking or
+closing. A file that is read through a Python object counts as a different file; the structure is checked through one,
+because virtual datasets and fill values of text are in heaps.
 
-Text and arrays of variable length lie in heaps. A value is a reference: its length, the place of the heap, and the
-number of the object there. libhdf5 clears as much memory as the length states, up to 4 GiB, before it compares that
-with the object; it walks the objects of a heap by the sizes that they state, and never ends where one states zero. So a
-heap is checked when libhdf5 asks for its bytes, which works the same for attributes and datasets of every layout. That
-needs a file whose bytes Python reads; rows of numbers do not need it, and are read faster without. Where the references
-are, attributes and compact data, is read from the headers of objects without libhdf5.
+Text and arrays of variable length are stored in heaps. A value is a reference: its length, the address of the heap, and
+the number of the object in it. libhdf5 has two weaknesses here: it clears as much memory as the length says, up to 4
+GiB, before it compares that with the object; and it walks the objects of a heap by the sizes they state, endlessly if
+one states zero. So a heap is checked when libhdf5 asks for its bytes, which works the same for attributes and datasets
+of every layout. That needs a file whose bytes Python reads; rows of numbers do not need it, and are read faster
+without. References in attributes and compact data are read from object headers without libhdf5.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ..format.digest import open_regular, require_regular
 from ..format.open_files import pread_into
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""Returns so many bytes from an address on."""
+"""Reads a number of bytes at an address."""
 
 _OLD_FILL, _FILL, _LAYOUT, _ATTRIBUTE, _CONTINUATION = 0x04, 0x05, 0x08, 0x0C, 0x10
 _SHARED = 0x02
 _LARGEST = 64 << 20
-"""Bytes of a header that are read, at most."""
+"""The most bytes of a header that are read."""
 
 
 class Widths(NamedTuple):
@@ -56,9 +56,10 @@ class Widths(NamedTuple):
 
 
 def attribute_data(read: Read, at: int, widths: Widths, name: bytes) -> Iterator[bytes]:
-    """Yield the stored data of an attribute, with what fills its message up; none where the header does not have it.
+    """Yield the stored data of an attribute, including padding of its message; nothing if the header does not contain
+    it.
 
-    Attributes that are elsewhere have checksums.
+    Attributes stored elsewhere have checksums.
     """
     for kind, data in _messages(read, at, widths):
         if kind != _ATTRIBUTE or len(data) < 9:
@@ -80,14 +81,14 @@ def fill_values(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
 
 
 def compact_data(read: Read, at: int, widths: Widths) -> Iterator[bytes]:
-    """Yield the data of a dataset that are in its header."""
+    """Yield the data of a dataset that is stored in its header."""
     for kind, data in _messages(read, at, widths):
         if kind == _LAYOUT and data[1:2] == b"\0":
             yield data[4 : 4 + int.from_bytes(data[2:4], "little")]
 
 
 def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]]:
-    """Yield type and data of each message that is in a header itself; none from damage on."""
+    """Yield type and data of each message in a header itself, until damage is found."""
     head = read(at, 32)
     if head[:4] == b"OHDR":
         form = _MessageForm.of(head[5])
@@ -98,7 +99,7 @@ def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]
         form = _OLD
         blocks = [(at + 16, int.from_bytes(head[8:12], "little"))]
     left = _LARGEST
-    for number, (begin, size) in enumerate(blocks):  # which grows
+    for number, (begin, size) in enumerate(blocks):  # `blocks` grows meanwhile
         left -= size
         data = read(begin, size) if size and left >= 0 else b""
         for kind, flags, body in form.messages(data[form.start : len(data) - form.end] if number else data):
@@ -112,7 +113,9 @@ def _messages(read: Read, at: int, widths: Widths) -> Iterator[tuple[int, bytes]
 
 
 class _MessageForm(NamedTuple):
-    """How messages begin: the bytes of their type, and all; what comes before and after them in later blocks."""
+    """The layout of messages: the bytes of their type and in total, and what precedes and follows them in
+    later blocks.
+    """
 
     type_bytes: int
     head: int
@@ -121,7 +124,7 @@ class _MessageForm(NamedTuple):
 
     @classmethod
     def of(cls, flags: int) -> _MessageForm:
-        """The form in a header of version 2 with these flags: the order of creation may be with each message."""
+        """Return the form in a header of version 2 with these flags; messages may contain their order of creation."""
         return cls(1, 6 if flags & 4 else 4, 4, 4)
 
     def messages(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -141,7 +144,7 @@ _OLD = _MessageForm(2, 8)
 
 _SIGNATURE = b"GCOL"
 _SIZE_AT = 8
-"""Where a heap, and each object in it, states its size, after a number and what is reserved."""
+"""Offset of the size in a heap and in each of its objects, after a number and reserved bytes."""
 _ADDRESSES = {2: "H", 4: "I", 8: "Q"}
 _MOST_OBJECTS = 1 << 16
 """Numbers of objects have 16 bits, and 0 means free space."""
@@ -150,13 +153,14 @@ _WITHOUT_HEAP = frozenset({h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.BITFIELD, h5t.O
 
 
 _KIND_AT = 3
-"""Where an encoded type has the kind of its class, after two bytes of the encoding and one of the class."""
+"""Offset of the kind in an encoded type, after two bytes of the encoding and one of the class."""
 
 
 def is_in_heap(kind: h5t.TypeID) -> bool:
-    """Return whether values of this type, or parts of them, are in a heap; OSError for an unknown kind of these.
+    """Return whether values of this type, or parts of them, are in a heap.
 
-    Reading values of such a kind would crash libhdf5.
+    Raises:
+        OSError: it is of an unknown kind of such types; reading its values would crash libhdf5.
     """
     name = kind.get_class()
     if name in _WITHOUT_HEAP:
@@ -175,7 +179,7 @@ def is_in_heap(kind: h5t.TypeID) -> bool:
 
 
 def unit_in_heap(kind: h5t.TypeID) -> int:
-    """Return the bytes of an element of text, or of an array of variable length; 0 for any other type."""
+    """Return the bytes of an element of text or of an array of variable length; 0 for any other type."""
     if kind.get_class() == h5t.STRING:
         return int(kind.is_variable_str())
     if kind.get_class() != h5t.VLEN or is_in_heap(inner := kind.get_super()):
@@ -184,9 +188,9 @@ def unit_in_heap(kind: h5t.TypeID) -> int:
 
 
 class CheckedFile(io.RawIOBase):
-    """A file with the methods that h5py's `fileobj` driver calls, open at `descriptor`, which it closes.
+    """A file with the methods that h5py's `fileobj` driver calls; it is open at `descriptor`, and closes that.
 
-    A heap is checked before libhdf5 gets it: OSError for a damaged one, and `damage` names the first.
+    A heap is checked before libhdf5 gets it: OSError if it is damaged; `damage` describes the first damaged one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -196,7 +200,7 @@ class CheckedFile(io.RawIOBase):
         self._heaps: dict[int, dict[int, int]] = {}
         self.widths = Widths()
         self.base = 0
-        """The byte that addresses count from, the first of the superblock, which states the widths, too."""
+        """The offset from which addresses count: the first byte of the superblock, which also holds the widths."""
         self.damage = ""
 
     def readable(self) -> bool:
@@ -209,8 +213,10 @@ class CheckedFile(io.RawIOBase):
         try:
             found = os.preadv(self._descriptor, [buffer], self._at)
         except OverflowError as error:
-            raise OSError(f"byte {self._at} is beyond every file: an address in it is damaged") from error
-        if bytes(buffer[:4]) == _SIGNATURE:  # h5py's buffer has a format of its own, and never equals bytes
+            raise OSError(f"byte {self._at} is beyond any file: an address in it is damaged") from error
+        if (
+            bytes(buffer[:4]) == _SIGNATURE
+        ):  # h5py's buffer has a format of its own, so it never compares equal to bytes
             try:
                 for _ in self._objects(self._at, bytes(buffer[:found])):
                     pass
@@ -221,7 +227,7 @@ class CheckedFile(io.RawIOBase):
         return found
 
     def read_at(self, at: int, size: int) -> bytes:
-        """Read bytes from an address on: fewer where the file ends, none beyond every file."""
+        """Read bytes at an address: fewer at the end of the file, none at an impossible offset."""
         try:
             return os.pread(self._descriptor, min(size, self._size), self.base + at)
         except OverflowError:
@@ -229,23 +235,23 @@ class CheckedFile(io.RawIOBase):
 
     @property
     def reference_bytes(self) -> int:
-        """The bytes of a reference: two numbers, and an address between them."""
+        """The bytes of a reference: a length, an address and an object number."""
         return 8 + self.widths.address
 
     def require_references(self, data: bytes, unit: int, count: int) -> None:
-        """Raise OSError unless so many references lead to objects of their length, in elements of `unit` bytes."""
+        """Raise OSError unless this many references lead to objects of their length, in elements of `unit` bytes."""
         address = _ADDRESSES.get(self.widths.address)
         if address is None:
             raise OSError(f"its addresses have {self.widths.address} bytes")
         form = struct.Struct(f"<I{address}I")
         if len(data) < count * form.size:
-            raise OSError("the text in it was cut")
+            raise OSError("the text in it is truncated")
         for length, at, number in form.iter_unpack(data[: count * form.size]):
             if length and self._heap(at).get(number) != length * unit:
                 raise OSError(f"a text of {length * unit:,} bytes is not in the heap at byte {at:,}")
 
     def _heap(self, at: int) -> dict[int, int]:
-        """Return the bytes of each object of the heap at an address by its number; none for what is no sound heap."""
+        """Return the bytes of each object in the heap at an address, by number; empty if it is not a sound heap."""
         known = self._heaps.get(at)
         if known is None:
             start = self.read_at(at, 4096)
@@ -259,16 +265,16 @@ class CheckedFile(io.RawIOBase):
         return known
 
     def _objects(self, at: int, start: bytes) -> Iterator[tuple[int, int]]:
-        """Yield number and size of the objects in the heap that begins with `start`; ValueError for a damaged one."""
+        """Yield number and size of the objects in the heap that begins with `start`; ValueError if it is damaged."""
         wide, what = self.widths.size, f"the heap of text at byte {at:,}"
         head = -(-(_SIZE_AT + wide) // 8) * 8
         size = int.from_bytes(start[_SIZE_AT : _SIZE_AT + wide], "little")
         if not head <= size <= self._size - at:
-            raise ValueError(f"{what} states {size:,} bytes, and the file has {self._size - at:,} from there on")
+            raise ValueError(f"{what} states {size:,} bytes, but the file has only {self._size - at:,} from there on")
         data = start if size <= len(start) else self.read_at(at - self.base, size)
         place = head
         for _ in range(_MOST_OBJECTS + 1):
-            if place + head > size:  # the rest is too short for an object
+            if place + head > size:  # too little is left for an object
                 return
             number = int.from_bytes(data[place : place + 2], "little")
             length = int.from_bytes(data[place + _SIZE_AT : place + _SIZE_AT + wide], "little")
@@ -294,21 +300,21 @@ class CheckedFile(io.RawIOBase):
 
 
 LARGEST = 512 << 20
-"""Bytes that one chunk may take in memory, and any dataset may state."""
+"""The most bytes that a chunk may take in memory, and that any dataset may state."""
 _HARMLESS = 1100 << 20
-"""Bytes that no chunk of up to 1 MiB, which h5py makes, unpacks to; it is not unpacked to see."""
+"""h5py makes chunks of up to 1 MiB; chunks whose stored bytes cannot unpack to more than this are not tested."""
 _INFLATES = 1032
-"""How many bytes one byte of zlib can stand for, at most."""
+"""The most bytes that one byte of zlib can stand for."""
 _PIECE = 1 << 20
 _SLACK = 4096
-"""What data that do not compress take beyond their size, with one percent of it."""
+"""Overhead of incompressible data, in addition to one percent of its size."""
 _NOT_PACKING = {h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
 def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
-    """Return what is wrong with the compressed chunks of a dataset, whose properties are `made`; empty for nothing.
+    """Return what is wrong with the compressed chunks of a dataset with the properties `made`; empty if nothing is.
 
-    Raises libhdf5's error where the chunks cannot all be listed.
+    Raises libhdf5's error if the chunks cannot all be listed.
     """
     filters = [made.get_filter(number)[0] for number in range(made.get_nfilters())]
     packing = [kind for kind in filters if kind not in _NOT_PACKING]
@@ -316,7 +322,7 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
         return ""
     size = math.prod(made.get_chunk()) * dataset.get_type().get_size()
     if size > LARGEST:
-        return f"is compressed in chunks of {size:,} bytes, of which {LARGEST:,} can be read at a time"
+        return f"is compressed in chunks of {size:,} bytes, but at most {LARGEST:,} can be read at a time"
     if len(packing) > 1:
         return "is compressed by two methods at once"
     large: list[tuple[tuple[int, ...], int]] = []
@@ -325,27 +331,27 @@ def unbounded_chunks(dataset: h5d.DatasetID, made: h5p.PropDCID) -> str:
         if chunk.size * _INFLATES > _HARMLESS:
             large.append((chunk.chunk_offset, chunk.size))
 
-    # An index that is damaged in one place can state no size at all, and leads to the chunks before it all the same.
+    # An index that is damaged in one place may have no size at all, and still lead to the chunks before that place.
     if not 0 < dataset.get_storage_size() * _INFLATES <= _HARMLESS:
         dataset.chunk_iter(look)
     for place, stored in large:
         if stored > size + size // 100 + _SLACK:
-            return f"has a chunk of {stored:,} stored bytes that hold {size:,}"
+            return f"has a chunk of {stored:,} stored bytes for {size:,} bytes of data"
         if packing == [h5z.FILTER_DEFLATE] and _inflates_beyond(dataset, place, filters, size):
             return f"has a chunk that unpacks to more than the {size:,} bytes of a chunk"
     return ""
 
 
 def absurd_size(dataset: h5d.DatasetID) -> str:
-    """Return that a dataset states more data than its stored bytes can hold; empty where it does not."""
+    """Return a message if a dataset states more data than its stored bytes can hold; empty if not."""
     size = math.prod(dataset.shape) * dataset.get_type().get_size()
     if size <= LARGEST or size <= (stored := dataset.get_storage_size()) * _INFLATES:
         return ""
-    return f"states {size:,} bytes of data, of which {stored:,} bytes are stored"
+    return f"states {size:,} bytes of data, but only {stored:,} bytes are stored"
 
 
 def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: list[int], size: int) -> bool:
-    """Unpack a chunk piece by piece, and keep none, to see whether it ends in time."""
+    """Unpack a chunk piece by piece, discarding the data, to see whether it exceeds `size`."""
     skipped, left = dataset.read_direct_chunk(place)
     if skipped >> filters.index(h5z.FILTER_DEFLATE) & 1:
         return False
@@ -354,7 +360,7 @@ def _inflates_beyond(dataset: h5d.DatasetID, place: tuple[int, ...], filters: li
         while left and not inflate.eof and total <= size + _SLACK:
             total += len(inflate.decompress(left, _PIECE))
             left = inflate.unconsumed_tail
-    except zlib.error:  # libhdf5 refuses it too
+    except zlib.error:  # libhdf5 refuses it, too
         return False
     return total > size + _SLACK
 
@@ -365,16 +371,22 @@ _UNREADABLE = (OSError, RuntimeError, LookupError, TypeError, ValueError)
 
 
 def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None = None) -> h5f.FileID:
-    """Open a file for reading that keeps all of its data in itself; `access` are libhdf5's properties for it.
+    """Open a file for reading that holds all of its data itself.
 
-    `place` is where to open it, and `path` what to call it.
+    Every link must be a hard link, no group may be linked twice, no dataset may be virtual or stored outside of the
+    file, and no chunk may unpack to more than its size. What cannot be opened is skipped, as reading it fails as well.
+    Values in heaps must only be read with `HeapValues`.
 
-    Every link in it must be a hard one, no group may be linked twice, no dataset may be virtual or stored outside
-    the file, and no chunk may unpack to more than its size: else CorruptDataError, as for a group or the compressed
-    chunks of a dataset that cannot be listed. What cannot be opened is passed over, as reading it fails as well.
-    FormatError for a FIFO or a device; UsageError if this process has the file open for writing, in a way that shuts
-    other readers out; OSError, libhdf5's own, for a file that cannot be read. Values in heaps are read with
-    `HeapValues` alone.
+    Args:
+        path: the file's name in messages.
+        access: libhdf5's access properties.
+        place: the file to open; default `path`.
+
+    Raises:
+        CorruptDataError: one of these rules is violated, or a group or the compressed chunks cannot be listed.
+        FormatError: it is a FIFO or a device.
+        UsageError: this process has the file open for writing, with a lock that excludes readers.
+        OSError: libhdf5 cannot read the file.
     """
     file = _open(path, access, place or path)
     try:
@@ -387,14 +399,14 @@ def open_h5(path: Path, access: h5p.PropFAID | None = None, place: Path | None =
 
 
 def small_cache() -> h5p.PropFAID:
-    """Return properties to open a file with that is read once.
+    """Return access properties for a file that is read once.
 
-    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is read once, and a
-    cache of 1 MB is even faster.
+    By default HDF5 caches up to 32 MB of metadata, which takes 400 MB of memory. Each episode is only read once, for
+    which a cache of 1 MB is even faster.
     """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
-    access.set_file_locking(True, True)  # file systems without locks will do
+    access.set_file_locking(True, True)  # ignore file systems without locks
     cache = access.get_mdc_config()
     cache.set_initial_size = True
     cache.initial_size = cache.min_size = cache.max_size = _KEPT_STRUCTURE
@@ -404,14 +416,14 @@ def small_cache() -> h5p.PropFAID:
 
 
 class Checked(NamedTuple):
-    """A file that Python reads for libhdf5, and the bytes of it."""
+    """A file that Python reads for libhdf5, and its bytes."""
 
     file: h5f.FileID
     data: CheckedFile
 
 
 def open_checked(file: h5f.FileID) -> Checked:
-    """Open a file once more, so that its heaps are checked; one that Python reads already is returned as it is."""
+    """Open a file once more with checks of its heaps; a file that Python already reads is returned as it is."""
     if file.get_access_plist().get_driver() != h5fd.SEC2:
         return Checked(file, _data_of[h5f.get_name(file)])
     data = CheckedFile(os.dup(file.get_vfd_handle()))
@@ -430,11 +442,11 @@ def _checked(file: h5f.FileID) -> Iterator[Checked]:
 
 _data_of: weakref.WeakValueDictionary[bytes, CheckedFile] = weakref.WeakValueDictionary()
 _opened: weakref.WeakValueDictionary[bytes, h5f.FileID] = weakref.WeakValueDictionary()
-"""By name: h5py hashes a file by its root group, which a damaged one may not have."""
+"""By name, because h5py hashes a file by its root group, which a damaged file may lack."""
 
 
 def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
-    """Open a file that Python reads; `data` is closed if that fails."""
+    """Open a file that Python reads; closes `data` on failure."""
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_fileobj_driver(h5fd.fileobj_driver, data)
     name = repr(data).encode()
@@ -452,16 +464,16 @@ def _open_data(data: CheckedFile, access: h5p.PropFAID) -> h5f.FileID:
 
 @atexit.register
 def _close_all() -> None:
-    """Close what Python reads: libhdf5 would close it when there is no Python left."""
+    """Close the files that Python reads: libhdf5 would close them after Python's end."""
     for file in list(_opened.values()):
         if file.valid:
             file.close()
 
 
 def root_members(path: Path, group: str = "") -> list[str]:
-    """List the names in the root group of a file, or in a group in it, of which nothing else is read.
+    """List the names in the root group of a file, or in another group, without reading anything else.
 
-    Empty where there is no such group; raises as `open_h5` does.
+    Empty if there is no such group; errors are those of `open_h5`.
     """
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_file_locking(False, False)
@@ -488,7 +500,7 @@ def members(group: h5g.GroupID) -> list[bytes]:
 
 
 def datasets_in(file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an open file of h5py has apart from groups, each with its path, sorted."""
+    """Yield everything in an open h5py file except groups, with its path, sorted."""
     pending: list[tuple[str, Any]] = [("", file)]
     found: list[tuple[str, Any]] = []
     while pending:
@@ -534,7 +546,7 @@ def _require_contained(opened: Checked, path: Path) -> None:
 
 
 def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]:
-    """Yield the names in a group, none of which is a soft link, an external one or one of a user's own kind."""
+    """Yield the names in a group, after checking that there are no soft, external or user-defined links."""
     names: list[bytes] = []
     others: list[str] = []
 
@@ -543,12 +555,12 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
             names.append(name)
             return None
         others.append(name.decode(errors="backslashreplace"))
-        return True  # ends it: an exception must not pass through libhdf5
+        return True  # stops the iteration: an exception must not pass through libhdf5
 
     try:
         group.links.iterate(look, info=True)
     except _UNREADABLE as error:
-        # What comes behind the damage can still be reached by its name.
+        # Members behind the damage could still be reached by name.
         raise CorruptDataError(f"{path} is damaged: the group {where or '/'} cannot be listed") from error
     if others:
         raise _refused(path, f"{where}/{others[0]} is a link to another name or to another file")
@@ -556,8 +568,8 @@ def _hard_members(group: h5g.GroupID, where: str, path: Path) -> Iterator[bytes]
 
 
 def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
-    """Return why a dataset must not be read, or an empty string."""
-    # An offset in the file proves nothing: libhdf5 reads external storage even where the dataset states one, too.
+    """Return why a dataset must not be read; empty if it may be."""
+    # An offset in the file proves nothing: libhdf5 prefers external storage even if there is an offset.
     try:
         if is_in_heap(dataset.get_type()):
             _require_fill(dataset, data)
@@ -565,15 +577,15 @@ def _why_not(dataset: h5d.DatasetID, data: CheckedFile) -> str:
         if made.get_layout() == h5d.VIRTUAL or made.get_external_count():
             return "takes its data from other files or datasets"
     except _UNREADABLE:
-        return "does not say where its data are: its header cannot be read, the file is damaged or was cut"
+        return "has an unreadable header: the file is damaged or truncated"
     try:
         return unbounded_chunks(dataset, made) if made.get_layout() == h5d.CHUNKED else ""
-    except _UNREADABLE:  # libhdf5 reads the chunks that come before the damage
-        return "has an index of chunks that cannot be read, the file is damaged or was cut"
+    except _UNREADABLE:  # libhdf5 would still read the chunks before the damage
+        return "has an unreadable index of chunks: the file is damaged or truncated"
 
 
 def _require_fill(dataset: h5d.DatasetID, data: CheckedFile) -> None:
-    """Raise OSError unless a fill value that is in a heap is there: libhdf5 reads it along with the properties."""
+    """Raise OSError unless a fill value in a heap can be read, as libhdf5 reads it along with the properties."""
     for value in fill_values(data.read_at, h5o.get_info(dataset).addr, data.widths):
         if unit := unit_in_heap(dataset.get_type()):
             data.require_references(value, unit, 1)
@@ -590,7 +602,7 @@ def _refused(path: Path, why: str) -> CorruptDataError:
 def _open(path: Path, access: h5p.PropFAID | None, place: Path) -> h5f.FileID:
     require_regular(place)
     access = access or h5p.create(h5p.FILE_ACCESS)
-    access.set_fapl_sec2()  # whatever driver the environment names
+    access.set_fapl_sec2()  # regardless of the driver set in the environment
     try:
         return h5f.open(os.fsencode(place), h5f.ACC_RDONLY, fapl=access)
     except OSError as error:
@@ -617,9 +629,9 @@ _BLOCK = 1 << 20
 
 
 class HeapValues:
-    """Values of an open file, which is opened once more for the first one in a heap.
+    """Reads values of an open file; it is opened once more when the first value in a heap is read.
 
-    Damage raises one of the errors of libhdf5, `DAMAGED` of the readers, in bounded time.
+    Damage raises one of libhdf5's errors, `DAMAGED` of the readers, in bounded time.
     """
 
     def __init__(self, file: h5f.FileID) -> None:
@@ -641,7 +653,7 @@ class HeapValues:
         return h5py.Group(again).attrs[name]
 
     def dataset(self, name: str | bytes, start: int = 0, stop: int | None = None) -> h5py.Dataset:
-        """Return a dataset of which rows `[start, stop)` are safe to read, by default all."""
+        """Return a dataset of which rows `[start, stop)`, by default all, are safe to read."""
         file, data = self._opened()
         name = name.encode() if isinstance(name, str) else name
         dataset = h5d.open(file, name)
@@ -662,7 +674,7 @@ class HeapValues:
         return self._held
 
     def _references(self, name: bytes, dataset: h5d.DatasetID, start: int, stop: int | None) -> Iterator[bytes]:
-        """Yield the references of rows, and perhaps of others; none of packed chunks, which have checksums."""
+        """Yield the references of rows, possibly more; none for compressed chunks, which have checksums."""
         data, made = self._opened().data, dataset.get_create_plist()
         layout, shape = made.get_layout(), dataset.shape or (1,)
         if layout == h5d.COMPACT:
@@ -689,7 +701,7 @@ class HeapValues:
             place += size
 
     def _chunks_of(self, name: bytes, dataset: h5d.DatasetID) -> list[tuple[int, int, int]]:
-        """List the first row of each chunk, where it is and how many bytes it has."""
+        """List first row, offset and size of each chunk."""
         found = self._chunks.get(name)
         if found is None:
             found = self._chunks[name] = []
@@ -702,10 +714,10 @@ class HeapValues:
 
 
 class H5Rows:
-    """The rows of a dataset of numbers, read as fresh arrays in the byte order of this machine.
+    """The rows of a dataset of numbers, read as fresh arrays in this machine's byte order.
 
-    Rows that lie in the file in one piece, as they do in memory, are read from there: libhdf5 takes longer for a few
-    rows, and holds Python's lock meanwhile. `path` names the file in messages.
+    Rows that are contiguous in the file, in the same form as in memory, are read directly: for a few rows libhdf5 takes
+    longer, and holds Python's lock meanwhile. `path` is the file's name in messages.
     """
 
     def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
@@ -718,7 +730,7 @@ class H5Rows:
         self._descriptor, self._begin = _place(dataset) or (-1, 0)
 
     def read(self, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)`; CorruptDataError, or an error of h5py, where the file does not have them."""
+        """Read rows `[start, stop)`; CorruptDataError, or an h5py error, if they do not exist."""
         rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
         if not rows.size:
             return rows
@@ -731,12 +743,12 @@ class H5Rows:
 
 
 def _place(dataset: h5py.Dataset) -> tuple[int, int] | None:
-    """Return libhdf5's descriptor of the file, and at which byte the rows begin; None where only libhdf5 finds them."""
+    """Return libhdf5's descriptor of the file and the offset of the rows; None if only libhdf5 can find them."""
     made, file = dataset.id.get_create_plist(), dataset.file.id
     if made.get_layout() != h5d.CONTIGUOUS or file.get_access_plist().get_driver() != h5fd.SEC2:
         return None
     size = dataset.dtype.itemsize * math.prod(dataset.shape)
-    begin = dataset.id.get_offset()  # None where nothing was ever written
+    begin = dataset.id.get_offset()  # None if nothing was ever written
     if begin is None or dataset.id.get_storage_size() != size or not dataset.dtype.isnative:
         return None
     if not dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True)):

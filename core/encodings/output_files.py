@@ -1,4 +1,4 @@
-"""Output files: of one leaf, of rows written by background threads, and the file that libhdf5 writes through."""
+"""Output files: of one leaf, of rows written by background threads, and the file through which libhdf5 writes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from ..format.syncing import NewFile
 from ..format.threads import started
 
 _BLOCK = 1 << 20
-"""Bytes that are written at once: more are still in no cache after the digest, and make Linux look for large pages."""
+"""Bytes written at once; with more, data leaves the caches between digest and write, and Linux looks for large
+pages.
+"""
 _MOST_PARTS = 1000
-"""Systems write no more than 1024 parts at once."""
+"""The limit of systems for parts written at once."""
 _MOST = 6
 """How many blocks may wait."""
 _LUMP = 16 << 20
-"""Bytes after which the disk is asked to begin, while the rest is written."""
+"""After this many bytes the disk is asked to start, while the rest is being written."""
 
 
 class Stream(ABC):
@@ -39,13 +41,13 @@ class Stream(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Do what is left when all bytes were taken."""
+        """Finish after the last bytes."""
 
 
 class LeafFile(NewFile, Stream):
-    """A new file of the rows of one leaf, of `expected` bytes, of which the system may find room at once.
+    """A new file for the rows of one leaf, of `expected` bytes, which the system may allocate at once.
 
-    With `hashed` their digest is taken while they are written.
+    With `hashed` their digest is computed while they are written.
     """
 
     def __init__(self, path: Path, expected: int = 0, *, hashed: bool = True, mode: int = 0o666) -> None:
@@ -63,7 +65,7 @@ class LeafFile(NewFile, Stream):
         self.start_syncing(_LUMP)
 
     def skip(self, count: int) -> None:
-        """Leave out `count` bytes, which read as zeros, take no room, and are not part of the digest."""
+        """Skip `count` bytes, which read as zeros, take no space, and are not part of the digest."""
         self.size += count
         self._skipped = self._skipped or count > 0
 
@@ -75,9 +77,10 @@ class LeafFile(NewFile, Stream):
 
 
 class _Worker:
-    """A thread that makes calls one after the other; they are made at once where none can be started, or not `apart`.
+    """A thread that makes calls one after another; without `apart`, or if no thread can be started, they are made at
+    once.
 
-    No pool of `concurrent.futures` takes calls any more when the program ends, which dumps in the background outlive.
+    A pool of `concurrent.futures` accepts no calls while the program ends, but background dumps still make some.
     """
 
     def __init__(self, *, apart: bool) -> None:
@@ -99,7 +102,7 @@ class _Worker:
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             self._make(*item)
-            del item  # and the rows in it, while the next call is awaited
+            del item  # free its rows before waiting for the next call
 
     def _make(self, done: Future[None], call: Callable[[], None]) -> None:
         if self._stopped:
@@ -113,7 +116,7 @@ class _Worker:
             done.set_result(None)
 
     def stop(self) -> None:
-        """Make no more calls, and wait for the one under way."""
+        """Make no more calls, and wait for the current one."""
         self._stopped = True
         if self._thread is not None:
             self._calls.put(None)
@@ -121,12 +124,11 @@ class _Worker:
 
 
 class Blocks:
-    """Has rows written by two threads, which take turns at streams, in blocks of some megabytes.
+    """Lets two threads write rows, taking turns at streams, in blocks of some megabytes.
 
-    So one stream is synced while the next one is written. Rows are not copied: they must stay as they are until
-    `finish`. What fails in a thread is raised by the next call here. A context manager: leaving waits for the threads.
-
-    With less than two `streams` there is nothing to take turns at: no thread is started.
+    One stream is synced while the next one is written. Rows are not copied: they must not change until `finish`. A
+    failure in a thread is raised by the next call. Leaving the context waits for the threads. With fewer than two
+    `streams`, no thread is started.
     """
 
     def __init__(self, streams: int = 2) -> None:
@@ -138,7 +140,7 @@ class Blocks:
         self._stream: Stream | None = None
 
     def begin(self, stream: Stream | None) -> None:
-        """Finish the stream before; what is appended from now on goes to this one."""
+        """Finish the previous stream; everything appended from now on goes to this one."""
         if self._stream is not None:
             self._hand_over()
             self._ends.append(self._threads[0].submit(self._stream.finish))
@@ -151,9 +153,10 @@ class Blocks:
             self.append_bytes(bytes_of(rows))
 
     def append_joined(self, pieces: Iterable[tuple[int, int, int]], sources: Sequence[Array]) -> None:
-        """Append rows of several arrays alike by turns: of the array `sources[n]` those from `start` to `stop`.
+        """Append rows of several arrays of one kind alternately.
 
-        A `piece` is (n, start, stop). This takes a fraction of the calls of an array for each of them.
+        A piece (n, start, stop) means rows `start` to `stop` of `sources[n]`. This takes far fewer calls than appending
+        each.
         """
         if not sources[0].size:
             return
@@ -177,7 +180,7 @@ class Blocks:
                 self._hand_over()
 
     def finish(self) -> None:
-        """Finish the last stream and wait for all of them."""
+        """Finish the last stream and wait for all streams."""
         self.begin(None)
         for done in (*self._pending, *self._ends):
             done.result()
@@ -199,7 +202,9 @@ class Blocks:
 
 
 class LatchedFile:
-    """A new file with the methods that h5py's `fileobj` driver calls; a context manager that closes it."""
+    """A new file with the methods that h5py's `fileobj` driver calls; it remembers its first failure. Leaving closes
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -213,7 +218,7 @@ class LatchedFile:
             raise self._failure
 
     def write(self, data: memoryview) -> int:
-        """Write at the position; an interrupt is a failure like any other."""
+        """Write at the current position; an interrupt counts as a failure."""
         view = memoryview(data).cast("B")
         if self._failure is None:
             try:
@@ -234,7 +239,7 @@ class LatchedFile:
         return size
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read at the position; what is not in the file, after a failure, is zero."""
+        """Read at the current position; what is missing in the file, after a failure, reads as zeros."""
         view = memoryview(buffer).cast("B")
         got = os.preadv(self.descriptor, [view], self._position)
         view[got:] = bytes(len(view) - got)
@@ -242,13 +247,13 @@ class LatchedFile:
         return len(view)
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes; by this method h5py recognises a file object."""
+        """Read bytes; h5py recognises a file object by this method."""
         data = bytearray(size)
         self.readinto(memoryview(data))
         return bytes(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position."""
+        """Set the position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self.descriptor).st_size}
         self._position = base[whence] + offset
         return self._position
@@ -258,7 +263,7 @@ class LatchedFile:
         return self._position
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing, as nothing is buffered."""
 
     def __enter__(self) -> LatchedFile:
         return self

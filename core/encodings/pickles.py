@@ -1,17 +1,17 @@
-"""Reads data out of pickles in a process of its own, which can do nothing else.
+"""Reads data out of pickles, in a process that can do nothing else.
 
-A pickle is a program. It is read only where a user trusts it (`--trust-pickle`), and even then:
+A pickle is a program. It is read only if the user trusts it (`--trust-pickle`), and even then:
 
-- its globals are NumPy's arrays, scalars and element types, and plain containers; any other is refused by its name, or
-  taken for a name with attributes where a format is the pickle of an object. None is imported or called:
-  `pickle_worker` builds all values from their bytes;
-- it is read in a process that imports neither NumPy nor rbtool, has no environment, can open no file and no socket
-  (`RLIMIT_NOFILE` leaves it its two pipes), writes no file, starts no process (`RLIMIT_NPROC`, which root is exempt
-  from), and has a network of its own without any device where Linux allows that to users;
-- its memory is bounded (`RLIMIT_AS`, which macOS does not enforce), and so is the time for each answer;
-- answers are JSON and the bytes of arrays.
+- Its globals may only be NumPy's arrays, scalars and element types, and plain containers. Any other is refused by name,
+  or, where a format is the pickle of an object, represented by its name and attributes. None is imported or called:
+  `pickle_worker` builds all values from their bytes.
+- It is read in a process that imports neither NumPy nor rbtool, has no environment, can open no file and no socket
+  (`RLIMIT_NOFILE` leaves it its two pipes), writes no file, starts no process (`RLIMIT_NPROC`, from which root is
+  exempt), and where Linux permits it has a network of its own without devices.
+- Its memory is bounded (`RLIMIT_AS`, which macOS does not enforce), and so is the time for each answer.
+- Answers are JSON and the bytes of arrays.
 
-Where those limits cannot be set, as on Windows, nothing is read.
+Where these limits cannot be set, as on Windows, nothing is read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ serve(int(sys.argv[2]))
 It is imported, not run as a script, since Python keeps what it compiles of modules alone.
 """
 _MEMORY = 1 << 30
-"""Bytes that a worker may take, added to three times the size of the pickle."""
+"""Bytes that a worker may use, in addition to three times the size of the pickle."""
 _SECONDS = 60.0
 _BYTES_A_SECOND = 10 << 20
 _PIECE = 1 << 20
@@ -52,7 +52,7 @@ _LONGEST_ANSWER = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PickledArray:
-    """An array in a pickle that is open: `number` is its handle there; `python` is set for a list of numbers."""
+    """An array in an open pickle; `number` is its handle, and `python` is set for a list of numbers."""
 
     number: int
     dtype: np.dtype[Any]
@@ -65,7 +65,7 @@ class PickledArray:
 
 @dataclass(frozen=True, slots=True)
 class PickledList:
-    """A list, a tuple, a set or an array of objects in a pickle that is open; objects are in C order."""
+    """A list, a tuple, a set or an array of objects in an open pickle; objects are in C order."""
 
     number: int
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class PickledList:
 
 @dataclass(frozen=True, slots=True)
 class PickledBytes:
-    """Bytes in a pickle that is open; `head` are the first eight."""
+    """Bytes in an open pickle; `head` are the first eight."""
 
     number: int
     size: int
@@ -85,9 +85,9 @@ class PickledBytes:
 
 @dataclass(frozen=True, slots=True)
 class PickledObject:
-    """An object in a pickle: the name of its class or function, and what is data of its attributes.
+    """An object in a pickle: the name of its class or function, and its attributes as far as they are data.
 
-    Attributes of anything else are None, and objects inside of it have no attributes.
+    Other attributes are None, and objects inside of it have no attributes.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _element_type(text: str) -> np.dtype[Any]:
 
 
 def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which can run anything") -> None:
-    """Raise UsageError unless the user trusts a file; `why` is the reason that this takes trust."""
+    """Raise UsageError unless the user trusts a file; `why` is why that is necessary."""
     if not trusted:
         raise UsageError(
             f"{path} is not read: {why}",
@@ -115,11 +115,16 @@ def require_trust(path: Path, trusted: object, why: str = "it is a pickle, which
 
 
 class PickleReader(Closing):
-    """Reads pickles, one at a time, in one process; `what` names the file in messages. Not for several threads.
+    """Reads pickles, one at a time, in one process. Not for use by several threads.
 
-    `largest` is the size of the largest pickle in bytes. The process may take `memory` bytes and three times that, and
-    an answer `seconds` and the time to read it. A process that ended, or that did not get all of a request, is replaced
-    by the next `load`; what was loaded in it is gone.
+    A process that ended, or did not receive a complete request, is replaced at the next `load`; what was loaded is
+    lost.
+
+    Args:
+        what: the name of the file in messages.
+        largest: the size of the largest pickle in bytes.
+        memory: bytes that the process may use, in addition to three times `largest`.
+        seconds: time limit for an answer, in addition to the time to read it.
     """
 
     def __init__(self, what: str, largest: int = 0, *, memory: int = _MEMORY, seconds: float = _SECONDS) -> None:
@@ -139,12 +144,21 @@ class PickleReader(Closing):
         )  # fmt: skip
 
     def load(self, file: BinaryIO, size: int, *, pack: bool = False, objects: bool = False) -> Value:
-        """Unpickle the next `size` bytes of a file; what was loaded before is gone.
+        """Unpickle the next `size` bytes of a file; whatever was loaded before is gone.
 
-        Returns plain values; arrays and lists are read by `rows` and `items`. With `pack`, lists of numbers are arrays,
-        and bytes are left there for `parts`: for pickles with many small values. With `objects`, what is no data is a
-        `PickledObject`: for the pickle of an object whose attributes are the data; without, it is a FormatError.
-        CorruptDataError for a pickle that is damaged or takes too much memory or time.
+        Args:
+            file: the file.
+            size: the size of the pickle.
+            pack: whether lists of numbers become arrays, and bytes stay in the process for `parts`; for pickles with
+                many small values.
+            objects: whether anything that is not data becomes a `PickledObject`, for pickles of objects whose
+                attributes are the data; otherwise it raises FormatError.
+
+        Returns:
+            Plain values; arrays and lists are handles, read by `rows` and `items`.
+
+        Raises:
+            CorruptDataError: the pickle is damaged, or takes too much memory or time.
         """
         if self._process is None:
             self._process, self._late = self._started(), False
@@ -168,7 +182,7 @@ class PickleReader(Closing):
         return self._sound(np.array(rows, found.dtype.newbyteorder("="), order="C"))
 
     def parts(self, found: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
-        """Return all of some arrays, fresh and in this machine's byte order, and of some bytes, by one request."""
+        """Return several whole arrays, fresh and in this machine's byte order, and bytes, with one request."""
         if not found:
             return []
         answer, data = self._exchange({"parts": [one.number for one in found]}, None, 0)
@@ -198,7 +212,7 @@ class PickleReader(Closing):
             if stream is not None:
                 try:
                     stream.close()
-                except OSError:  # what was still to be written
+                except OSError:  # flushing what was still to be written
                     continue
         process.wait()
 
@@ -211,9 +225,9 @@ class PickleReader(Closing):
         if "array" in found:
             try:
                 dtype = _element_type(found["kind"])
-            except (TypeError, ValueError, OverflowError) as error:  # such as bools of four bytes
+            except (TypeError, ValueError, OverflowError) as error:  # for example bools of four bytes
                 raise CorruptDataError(
-                    f"{self._what}: a pickle has the element type {found['kind']!r}, which NumPy does not have"
+                    f"{self._what}: a pickle has the element type {found['kind']!r}, which NumPy does not support"
                 ) from error
             return PickledArray(found["array"], dtype, tuple(found["shape"]), found.get("python", False))
         if "list" in found:
@@ -262,7 +276,7 @@ class PickleReader(Closing):
         while size and file is not None:
             part = file.read(min(size, _PIECE))
             if not part:
-                raise CorruptDataError(f"{self._what} is cut: {size:,} bytes of a pickle are missing")
+                raise CorruptDataError(f"{self._what} is truncated: {size:,} bytes of a pickle are missing")
             pipe.write(part)
             size -= len(part)
         pipe.flush()
@@ -295,7 +309,7 @@ class PickleReader(Closing):
                 "and plain containers are read"
             )
         if "memory" in answer:
-            self.close()  # another one has all of its memory free
+            self.close()  # a new process starts with all of its memory
             raise CorruptDataError(
                 f"{self._what}: reading a pickle takes more than {self._memory >> 20:,} MiB of memory"
             )

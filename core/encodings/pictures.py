@@ -1,4 +1,6 @@
-"""Rows of an image field as pictures: where height, width, colours and stacked frames are, and 8-bit pixels of them."""
+"""Rows of an image field as pictures: where height, width, colours and stacked frames are; conversion to 8-bit
+pixels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from ..ted.schema import Field
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _LEAST = 8
-"""Pixels on the shorter side of what is taken for an image without being named."""
+"""Fewest pixels on the shorter side of a field that is recognised as an image by itself."""
 _COLOURS = (1, 3)
 _MOST_CHANNELS = 16
 
@@ -21,9 +23,12 @@ _MOST_CHANNELS = 16
 class PictureLayout:
     """How a row of an image field is laid out.
 
-    `colours` is 1 (grey) or 3 (RGB), `stacked` the number of frames in a row, the newest last, and `channels_first`
-    whether the channels come before height and width. `apart` states that frames have a dimension of their own, the
-    first; else they are joined along the channels. `alpha` states that a last channel, of opacity, is left out.
+    Attributes:
+        colours: 1 (grey) or 3 (RGB).
+        stacked: the number of frames in a row, the newest last.
+        channels_first: whether channels come before height and width.
+        apart: whether frames have a dimension of their own, the first; otherwise they are joined along the channels.
+        alpha: whether there is a last channel of opacity, which is left out.
     """
 
     height: int
@@ -35,7 +40,7 @@ class PictureLayout:
     alpha: bool = False
 
     def newest(self, rows: Array) -> Array:
-        """Return the newest frame of each row: `[n, height, width]` of grey ones, `[n, height, width, 3]` of RGB."""
+        """Return the newest frame of each row: `[n, height, width]` for grey, `[n, height, width, 3]` for RGB."""
         if self.apart:
             rows = rows[:, -1]
         if rows.ndim == 3:
@@ -46,7 +51,7 @@ class PictureLayout:
         return rows[..., 0] if self.colours == 1 else rows
 
     def seen(self, row: Array) -> PictureLayout:
-        """Return the layout that a row shows: two or four channels, the last of which is opaque, are one picture."""
+        """Return the layout that a row implies: two or four channels, of which the last is opaque, are one picture."""
         channels = self.colours * self.stacked
         if self.apart or self.channels_first or row.ndim != 3 or channels not in {2, 4} or (row[..., -1] != 255).any():
             return self
@@ -54,10 +59,11 @@ class PictureLayout:
 
 
 def picture_layout(shape: tuple[int, ...]) -> PictureLayout | None:
-    """Find the layout of image rows of this shape; None for what is no image.
+    """Find the layout of image rows of this shape; None if it is not an image.
 
-    `[height, width]`, with channels after or before, and frames of such a shape stacked in front. 1 and 3 channels are
-    grey and RGB; 6, 9 and so on are RGB frames that are stacked, other numbers are grey ones, as `[4, 84, 84]`.
+    Accepted are `[height, width]`, with channels before or after, and frames of such a shape stacked in front. 1 and 3
+    channels are grey and RGB; 6, 9 and so on are stacked RGB frames, other numbers stacked grey frames, as in `[4, 84,
+    84]`.
     """
     if 0 in shape or not 2 <= len(shape) <= 4:
         return None
@@ -77,14 +83,14 @@ def picture_layout(shape: tuple[int, ...]) -> PictureLayout | None:
 
 
 def _are_channels_first(shape: tuple[int, ...]) -> bool:
-    """Colours are recognised by their number, stacked frames by being fewer than rows and columns."""
+    """Recognise colours by their number, and stacked frames by being fewer than rows and columns."""
     if (shape[0] in _COLOURS) != (shape[2] in _COLOURS):
         return shape[0] in _COLOURS
     return shape[0] <= shape[2]
 
 
 def looks_like_picture(field: Field) -> bool:
-    """Whether a field holds images as far as its type and shape can show: bytes, or real numbers with channels."""
+    """Whether a field may hold images, judging by type and shape: bytes, or real numbers with channels."""
     if field.role in {"text", "id", "done", "action"}:
         return False
     layout = picture_layout(field.shape)
@@ -94,10 +100,7 @@ def looks_like_picture(field: Field) -> bool:
 
 
 def as_bytes(frames: Array, low: float, high: float) -> Array:
-    """Return frames as uint8: `low` becomes 0 and `high` 255, values between are rounded; bytes stay as they are.
-
-    What is not a number becomes 0.
-    """
+    """Convert frames to uint8: `low` becomes 0 and `high` 255, with rounding; bytes stay as they are, NaN becomes 0."""
     if frames.dtype == np.uint8 and (low, high) == (0, 255):
         return frames
     scale = 255 / (high - low) if high > low else 0.0

@@ -1,4 +1,4 @@
-"""Rows counted one per step, rows with one more per episode, and the comparison of rows bit by bit."""
+"""Rows with one for each step, rows with one more for each episode, and comparing rows bit by bit."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..ted.episodes import EndReason, rows_equal
 from ..ted.schema import NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, as_numbers, key_name
 
 CHUNK_BYTES = 4 << 20
-"""How much is read at once over all leaves: memory that fits the caches is several times faster than fresh pages."""
+"""Bytes read at once over all leaves; memory that fits into the caches is several times faster than fresh pages."""
 
 LEAF_BYTES = 2 << 20
-"""How much is read at once where one leaf is gone through after the other."""
+"""Bytes read at once if one leaf is processed after another."""
 
 FEW_ROWS = 32
-"""Where an episode has fewer rows than this, mostly, moving it by itself costs more than its bytes."""
+"""If most episodes have fewer bytes than this, handling each one separately costs more than copying them."""
 
 
 def leaf_parts(steps: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Split the rows of one leaf into ranges of about `LEAF_BYTES`; at least one row each."""
+    """Split the rows of one leaf into ranges of about `LEAF_BYTES`, of at least one row each."""
     rows = max(1, LEAF_BYTES // max(1, row_bytes))
     for start in range(0, steps, rows):
         yield start, min(start + rows, steps)
 
 
 def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
-    """Whether any number of a flag is set at `steps`, which ascend: bool `[n]`, false for a key that is not there."""
+    """Whether any number of a flag is set at `steps`, which ascend: bool `[n]`; False if the key does not exist."""
     found = np.zeros(len(steps), bool)
     field = next((field for field in reader.fields if field.key == key), None)
     if field is None:
@@ -47,9 +47,12 @@ def flags_at(reader: StepReader, key: Key, steps: Array) -> Array:
 
 
 def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTable:
-    """Make the episode table of rows that hold episodes one after the other.
+    """Make the episode table of rows that contain episodes one after another.
 
-    `last` are their last steps, int64 `[episodes]`, ascending; `flagged`, bool `[episodes]`, those that a flag ends.
+    Args:
+        reader: the rows.
+        last: the last steps of the episodes, int64 `[episodes]`, ascending.
+        flagged: which episodes end with a flag, bool `[episodes]`.
     """
     lengths = np.diff(last, prepend=-1)
     starts, count = last + 1 - lengths, len(last)
@@ -68,12 +71,12 @@ def table_of_ends(reader: StepReader, last: Array, flagged: Array) -> EpisodeTab
 
 
 class Boundaries:
-    """Where the episodes end; raises CorruptDataError for a table that does not lay them one after the other."""
+    """Where episodes end; CorruptDataError for a table in which episodes do not follow one after another."""
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
         if not table.covers(steps):
             raise CorruptDataError(
-                f"{origin}: start and length of the episode table do not place episodes one after the other "
+                f"{origin}: start and length of the episode table do not place episodes one after another "
                 f"over {steps:,} steps",
                 hint="see what is wrong with: rbtool check",
             )
@@ -82,7 +85,7 @@ class Boundaries:
         self.lengths = table.length
 
     def episode_of(self, steps: Array) -> Array:
-        """Rows of the episode table that hold these steps."""
+        """Return the rows of the episode table to which these steps belong."""
         return np.searchsorted(self.stops, steps, side="right")
 
     def before(self, step: int) -> int:
@@ -90,13 +93,13 @@ class Boundaries:
         return int(np.searchsorted(self.stops, step, side="right"))
 
     def ends(self, start: int, stop: int) -> Array:
-        """Those of the steps `[start, stop)` that are the last of their episode, counted from `start`."""
+        """Return which of the steps `[start, stop)` are the last of their episode, counted from `start`."""
         low, high = np.searchsorted(self.stops, (start, stop), side="right")
         return self.stops[low:high] - 1 - start
 
 
 def with_ends(root: Array, after: Array, ends: Array) -> Array:
-    """Put the row of `after` behind the row of `root` at each of `ends`: n rows become n + len(ends)."""
+    """Insert the row of `after` behind the row of `root` at each of `ends`: n rows become n + len(ends)."""
     if not len(ends):
         return root
     rows = np.empty((len(root) + len(ends), *root.shape[1:]), root.dtype)
@@ -107,7 +110,7 @@ def with_ends(root: Array, after: Array, ends: Array) -> Array:
 
 
 def without_ends(rows: Array, ends: Array) -> Array:
-    """Undo `with_ends` for the root rows, or, from the second row on, for the rows of `after`."""
+    """Undo `with_ends` for the root rows, or beginning with the second row for the rows of `after`."""
     if not len(ends):
         return rows
     kept = np.empty((len(rows) - len(ends), *rows.shape[1:]), rows.dtype)
@@ -117,7 +120,7 @@ def without_ends(rows: Array, ends: Array) -> Array:
 
 
 def differing_rows(one: Array, other: Array) -> Array:
-    """Numbers of the rows whose bits differ: NaN equals NaN of the same bits, 0.0 does not equal -0.0."""
+    """Return the numbers of the rows whose bits differ: NaN equals NaN with the same bits, 0.0 does not equal -0.0."""
     return np.flatnonzero(~rows_equal(one, other))
 
 
@@ -129,17 +132,19 @@ def _extra(rows: int, ends: Array) -> Array:
 
 
 def _items(array: Array) -> Array:
-    """View each row as one opaque item: NumPy moves those several times faster than rows of numbers."""
+    """View each row as one opaque item, which NumPy copies several times faster than rows of numbers."""
     whole = np.ascontiguousarray(array)
     return whole.reshape(len(whole), -1).view((np.void, whole.nbytes // len(whole))).reshape(len(whole))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs: a leaf, a column of the episode table (`episodes.…`), or something about the whole.
+    """A difference in a leaf, in a column of the episode table (`episodes.…`), or in something that concerns the whole.
 
-    `first_step` is the first row that differs, `episode` the source's number of its episode, `count` how many rows
-    (or episodes) differ.
+    Attributes:
+        first_step: the first row that differs.
+        episode: the source's number of its episode.
+        count: how many rows, or episodes, differ.
     """
 
     key: str
@@ -150,7 +155,7 @@ class Difference:
 
 
 def compare_steps(one: StepReader, other: StepReader, progress: Progress | None = None) -> list[Difference]:
-    """Compare every leaf, the episode table and the text of episodes; memory stays bounded."""
+    """Compare every leaf, the episode table and the texts of episodes, in bounded memory."""
     found = [*_fields(one, other), *_episodes(one, other), *_text(one, other)]
     if one.manifest.steps == other.manifest.steps:
         found = [*_rows(one, other, progress or Silent()), *found]

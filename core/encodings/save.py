@@ -27,7 +27,7 @@ from .rows import leaf_parts
 
 
 def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[FileRecord]:
-    """Write the TED rows of a dataset or a checkpoint into a folder; return its data files."""
+    """Write the TED rows of a dataset or a checkpoint to a folder; return its data files."""
     with LeafFolderSink(folder) as sink:
         counter = LeafProgress(progress, len(source.fields))
         for field in source.fields:
@@ -40,7 +40,9 @@ def write_ted(source: StepReader, folder: Path, progress: Progress) -> list[File
 
 
 class VerifyingReader(PassedSteps):
-    """Passes the rows of a dataset in layout `ted` on. `verify_files` then reads only what was not read in order."""
+    """Passes on the rows of a dataset in layout `ted`, and verifies what is read in order; `verify_files` reads only
+    the rest.
+    """
 
     source: TedReader
 
@@ -50,9 +52,9 @@ class VerifyingReader(PassedSteps):
         self._hashers: dict[Key, Hasher] = {}
 
     def read(self, key: Key, start: int, stop: int) -> Array:
-        """View rows of one leaf, and add them to its digest if they follow those added before.
+        """View rows of one leaf, and add them to its digest if they directly follow those added before.
 
-        The array cannot be written: it shows the file, of which nothing is copied.
+        The array is a read-only view of the file.
         """
         rows = self.source.view(key, start, stop)
         if self._rows.setdefault(key, 0) == start:
@@ -67,7 +69,9 @@ class VerifyingReader(PassedSteps):
         self.source.listed.verify(file for file in files if file.path not in whole)
 
     def verify_read(self) -> set[str]:
-        """Raise CorruptDataError for the first of the leaves read in order whose bytes differ; return their files."""
+        """Raise CorruptDataError for the first leaf read in order whose bytes differ; return the files of
+        these leaves.
+        """
         whole = {leaf_path(key): key for key, rows in self._rows.items() if rows == self.manifest.steps}
         for file in self.manifest.files:
             if file.path in whole and self._hashers[whole[file.path]].digest != file.digest:
@@ -82,7 +86,9 @@ _SAME_STEPS = frozenset({SAVE, LOAD, "convert"})
 
 
 def dataset_digest(manifest: Manifest) -> str:
-    """The content digest of the dataset that these are the rows of: its own, or the one a checkpoint was saved from."""
+    """Return the content digest of the dataset whose rows these are: its own, or the one a checkpoint was
+    saved from.
+    """
     if manifest.kind == "dataset" and manifest.files:
         return manifest.content_digest
     for step in reversed(manifest.provenance):
@@ -91,18 +97,18 @@ def dataset_digest(manifest: Manifest) -> str:
     if manifest.request.source == STORAGE:
         raise FormatError(
             "these steps are the checkpoint of a buffer, not of a dataset",
-            hint="make a dataset of them first: rbtool checkpoint load PATH DEST",
+            hint="first make a dataset of them: rbtool checkpoint load PATH DEST",
         )
     raise FormatError(
-        "no manifest vouches for these steps: only what rbtool wrote can be saved as a checkpoint",
+        "these steps have no manifest: only data written by rbtool can be saved as a checkpoint",
         hint="convert the dataset first: rbtool convert PATH DEST",
     )
 
 
 def dataset_digests(manifest: Manifest) -> frozenset[str]:
-    """The content digests, in whatever layout, of datasets that have the very steps of this one.
+    """Return the content digests, in any layout, of datasets that have exactly the same steps.
 
-    They are its own and those that its provenance names as long as nothing but the layout changed.
+    These are its own, and those in its provenance as long as only the layout changed.
     """
     found = {manifest.content_digest} if manifest.kind == "dataset" else set()
     for step in reversed(manifest.provenance):
@@ -113,7 +119,9 @@ def dataset_digests(manifest: Manifest) -> frozenset[str]:
 
 
 def steps_digest(source: StepReader) -> str:
-    """As `dataset_digest`; of a packed dataset the digest that it has in layout `ted`, for which all rows are read."""
+    """Like `dataset_digest`; for a packed dataset the digest that it has in layout `ted`, for which all rows
+    are read.
+    """
     return source.ted_digest if isinstance(source, PackedReader) else dataset_digest(source.manifest)
 
 
@@ -126,11 +134,22 @@ def save_checkpoint(
     arguments: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Write a checkpoint of a dataset, or of another checkpoint, to `target`.
+    """Write a checkpoint of a dataset, or of another checkpoint.
 
-    `target` is a folder in a staging area, or for form `h5` a file in one. The bytes that are read are compared
-    with their digests; what next observations do not follow is stored in full and counted in the manifest's
-    boundary report. Raises CorruptDataError for a damaged source, OutOfSpaceError.
+    The bytes read are compared with their digests. Next observations that do not follow are stored explicitly, and
+    counted in the manifest's boundary report.
+
+    Args:
+        source: the rows.
+        target: a folder in a staging area; for the form `h5` a file in one.
+        form: the form of the checkpoint.
+        compression: for the form `h5`.
+        arguments: recorded in the provenance.
+        progress: reports progress.
+
+    Raises:
+        CorruptDataError: the source is damaged.
+        OutOfSpaceError: the disk is full.
     """
     progress = progress or Silent()
     digest = steps_digest(source)
@@ -158,9 +177,10 @@ def load_checkpoint(
     arguments: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Write the dataset that a checkpoint was saved from to `folder`, file by file the same.
+    """Write the dataset that a checkpoint was saved from to `folder`; its files are the same byte for byte.
 
-    Raises CorruptDataError, before the manifest is written, unless the content digest is that of the dataset.
+    Raises:
+        CorruptDataError: the content digest differs from the dataset's; nothing is published.
     """
     step = provenance_step(LOAD, arguments or {}, {"content_digest": source.manifest.content_digest})
     return _save_ted(source, folder, "dataset", step, progress or Silent())
@@ -175,13 +195,13 @@ def save_compact(
     step: Provenance,
     progress: Progress,
 ) -> Manifest:
-    """Write rows, which fill the storage `filled`, to `target` without looking where they come from.
+    """Write rows that fill the storage `filled` to `target`, wherever they come from.
 
-    `step` is how they came there; `target` is as for `save_checkpoint`.
+    `step` is their provenance; `target` is as for `save_checkpoint`.
     """
     if form == "h5":
         refuse_videos(source, "a checkpoint in one file")
-        from .h5_writer import write_h5  # loads h5py, which nothing else here needs
+        from .h5_writer import write_h5  # imports h5py, which nothing else here needs
 
         def seal(data: FileRecord, explicit: int, parts: tuple[FileRecord, ...]) -> Manifest:
             return replace(_manifest(source, "checkpoint", form, [data], explicit, step), parts=parts)
@@ -195,17 +215,17 @@ def save_compact(
 
 
 def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, progress: Progress) -> Manifest:
-    """Write all rows; the digest of what is written proves what was read, but not the documents."""
+    """Write all rows. The digest of what was written proves the rows that were read, but not the documents."""
     if not isinstance(source, FolderReader) or isinstance(source, PackedReader):
-        source.verify_files()  # first, so that HDF5 and decompression never see damaged data
+        source.verify_files()  # first, so that HDF5 and decompression never get damaged data
     progress.start("saving ted" if kind == "checkpoint" else "loading", source.manifest.steps, "steps")
     records = [*write_ted(source, target, progress), *_write_rest(source, target)]
     progress.done()
     manifest = _manifest(source, kind, "ted", records, None, step)
     if manifest.content_digest != steps_digest(source):
-        source.verify_files()  # names the file, if it is one
+        source.verify_files()  # if a file is damaged, this names it
         raise CorruptDataError(
-            f"{source.path} does not give the data it was saved from: their digest is {manifest.content_digest}, "
+            f"{source.path} does not restore the data that it was saved from: the digest is {manifest.content_digest}, "
             f"expected {steps_digest(source)}"
         )
     if isinstance(source, FolderReader):
@@ -216,7 +236,7 @@ def _save_ted(source: StepReader, target: Path, kind: Kind, step: Provenance, pr
 
 
 def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
-    """Write episode table, text and documents."""
+    """Write episode table, texts and documents."""
     return [
         *source.episodes.save(folder),
         *write_episode_text(folder, source.episode_text or ()),
@@ -228,7 +248,9 @@ def _write_rest(source: StepReader, folder: Path) -> list[FileRecord]:
 def _manifest(
     source: StepReader, kind: Kind, layout: Form, records: list[FileRecord], explicit: int | None, step: Provenance
 ) -> Manifest:
-    """Carry the manifest of `source` over to what was written; `explicit` is the number of episodes kept in full."""
+    """Make a manifest for what was written from the one of `source`; `explicit` counts the episodes stored
+    explicitly.
+    """
     files, boundary = tuple(sorted(records)), source.episodes.counts()
     return replace(
         source.manifest,

@@ -1,7 +1,7 @@
-"""Digests of the files of a saved buffer or storage, in a hidden file that TorchRL does not look for.
+"""Digests of the files of a saved buffer or storage, in a hidden file that TorchRL ignores.
 
-A folder with its own digests or manifest is represented by that file, and a file with digests in its header, such as
-an H5 checkpoint, by its header. So no large file is read twice, and the digests cover all files.
+A folder that has digests or a manifest of its own is represented by that file, and a file with digests in its header,
+such as an H5 checkpoint, by its header. So no large file is read twice, and all files are covered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .h5_layout import data_start
 DIGESTS = f"{HIDDEN}/digests.json"
 _VERSION = 1
 _CHUNK = 1 << 20
-_HINT = "if TorchRL wrote over this checkpoint, remove the folders .rbtool in it; else save it again"
+_HINT = "if TorchRL overwrote this checkpoint, remove the folders .rbtool in it; otherwise save it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,18 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _DigestDocument:
-    """The digests of a folder."""
+    """The recorded digests of a folder."""
 
     files: tuple[_Entry, ...]
 
 
 def write_digests(folder: Path, *, covered: Collection[str] = (), known: Mapping[str, str] | None = None) -> None:
-    """Note the digest of every file in a folder that is not published yet.
+    """Record the digest of every file in a folder that is not published yet.
 
-    `covered` are the paths of files whose digests another of the files holds. Files with `known` digests, by their
-    path, are not read.
+    Args:
+        folder: the folder.
+        covered: paths of files whose digests are in another file.
+        known: digests by path; these files are not read.
     """
     known, paths = known or {}, sorted(path for path in _files(folder, "") if path not in covered)
     entries = [_entry(folder, path, known.get(path)) for path in paths]
@@ -59,9 +61,10 @@ def write_digests(folder: Path, *, covered: Collection[str] = (), known: Mapping
 
 
 def require_digests(folder: Path) -> frozenset[str] | None:
-    """Compare the files of a folder with their digests, and return their paths; None where no digests were noted.
+    """Compare the files of a folder with their digests and return their paths; None if no digests were recorded.
 
-    CorruptDataError for a file that is missing, cut, changed or of another checkpoint.
+    Raises:
+        CorruptDataError: a file is missing, truncated or changed, or belongs to another checkpoint.
     """
     path = folder / DIGESTS
     if not path.is_file():
@@ -71,23 +74,23 @@ def require_digests(folder: Path) -> frozenset[str] | None:
         file = folder / entry.path
         size = file.stat().st_size if file.is_file() else None
         if size is None:
-            raise CorruptDataError(f"{file} is missing; it was saved with the rest of {folder}", hint=_HINT)
+            raise CorruptDataError(f"{file} is missing, but belongs to the checkpoint {folder}", hint=_HINT)
         if size != entry.size:
-            raise CorruptDataError(f"{file} has {size:,} bytes, {entry.size:,} were saved", hint=_HINT)
+            raise CorruptDataError(f"{file} has {size:,} bytes, but {entry.size:,} were saved", hint=_HINT)
         if _digest(file, entry.covered) != entry.digest:
             raise CorruptDataError(
-                f"{file} does not hold the bytes that were saved: it was changed, or is of another checkpoint",
+                f"{file} does not hold the bytes that were saved: it was changed, or belongs to another checkpoint",
                 hint=_HINT,
             )
     return frozenset(entry.path for entry in entries)
 
 
 def noted_files(folder: Path) -> frozenset[str]:
-    """Return the paths of the files whose digests were noted, which are not compared; none where none were noted."""
+    """Return the paths of the files with recorded digests, without comparing these; empty if there are none."""
     path = folder / DIGESTS
     try:
         return frozenset(entry.path for entry in _read(path)) if path.is_file() else frozenset()
-    except FormatError:  # damaged, or of a newer version: nothing in it is believed
+    except FormatError:  # damaged, or written by a newer version: do not trust it
         return frozenset()
 
 
@@ -106,12 +109,12 @@ def _read(path: Path) -> tuple[_Entry, ...]:
     except FormatError as error:
         raise CorruptDataError(f"{path} is damaged: {error}", hint=error.hint or _HINT) from error
     if not all(is_inside(entry.path) for entry in entries):
-        raise CorruptDataError(f"{path} names a file outside its folder", hint=_HINT)
+        raise CorruptDataError(f"{path} lists a file outside of its folder", hint=_HINT)
     return entries
 
 
 def _files(folder: Path, prefix: str) -> Iterator[str]:
-    """List the files that are to be noted, by their path in the folder."""
+    """List the files whose digests are recorded, by path in the folder."""
     if prefix and (folder / DIGESTS).is_file():
         yield prefix + DIGESTS
     elif prefix and has_manifest(folder):
@@ -132,7 +135,7 @@ def _entry(folder: Path, path: str, known: str | None) -> dict[str, Any]:
 
 
 def _digest(file: Path, count: int) -> str:
-    """Digest of the first `count` bytes of a file."""
+    """Return the digest of the first `count` bytes of a file."""
     hasher = Hasher()
     with os.fdopen(open_regular(file), "rb", buffering=0) as data:
         while count and (part := data.read(min(count, _CHUNK))):

@@ -1,6 +1,6 @@
-"""Frames of video files by their number, decoded by PyAV: exactly the frames that decoding from the start gives.
+"""Frames of video files by number, decoded by PyAV: exactly the frames that decoding from the start would give.
 
-Imports PyAV where a video is opened and not before. A few videos stay open in each process between reads of frames.
+PyAV is only imported when a video is opened. Each process keeps a few videos open between reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_PIXELS = 1 << 26
 
 
 def require_pyav() -> Any:
-    """Import PyAV; UsageError where it is not installed."""
+    """Import PyAV; UsageError if it is not installed."""
     try:
         import av
     except ImportError as error:
@@ -42,10 +42,11 @@ def require_pyav() -> Any:
 class VideoIndex:
     """Where the frames of a video are, in the order in which they are shown.
 
-    - `stamps`: their time stamps, int64 `[frames]`, ascending.
-    - `keys`: the key frames, at which decoding can start, int64 `[k]`, ascending; `key_times` are the time stamps to
-      seek them by, int64 `[k]`.
-    - `unit`: seconds that a time stamp counts.
+    Attributes:
+        stamps: their time stamps, int64 `[frames]`, ascending.
+        keys: the key frames, at which decoding can start, int64 `[k]`, ascending.
+        key_times: the time stamps by which to seek them, int64 `[k]`.
+        unit: the unit of time stamps in seconds.
     """
 
     stamps: Array
@@ -63,9 +64,18 @@ class VideoIndex:
         return times
 
     def frames_at(self, times: Array, fps: float, path: Path) -> Array:
-        """Return the frames that are shown at these ascending times, in seconds: int64 `[n]`; `path` is for messages.
+        """Return the frames shown at these ascending times.
 
-        FormatError for a time of which no frame is within half a frame, and where two times have one frame.
+        Args:
+            times: times in seconds.
+            fps: frames per second.
+            path: the file's name in messages.
+
+        Returns:
+            Frame numbers, int64 `[n]`.
+
+        Raises:
+            FormatError: no frame is within half a frame of a time, or two times have the same frame.
         """
         known = self.times
         after = np.clip(np.searchsorted(known, times), 1, max(1, len(known) - 1))
@@ -78,24 +88,24 @@ class VideoIndex:
         if bad.any():
             at = int(bad.argmax())
             raise FormatError(
-                f"{path} has {len(known):,} frames up to {known[-1]:.3f} s, none of which is that of row {at:,} "
-                f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or that of another row"
+                f"{path} has {len(known):,} frames up to {known[-1]:.3f} s, but no frame for row {at:,} "
+                f"at {times[at]:.3f} s: the nearest is {apart[at]:.3f} s away, or belongs to another row"
             )
         return found.astype(np.int64)
 
     def to_bytes(self) -> bytes:
-        """Write the index: a version, sizes, the unit, and the arrays, all of them int64."""
+        """Serialise the index: a version, sizes, the unit, and the arrays, all as int64."""
         head = [_INDEX_VERSION, len(self.stamps), len(self.keys), self.unit.numerator, self.unit.denominator]
         return np.concatenate([np.array(head), self.stamps, self.keys, self.key_times]).astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> VideoIndex:
-        """Read what `to_bytes` wrote; CorruptDataError, which names `origin`, for anything else."""
+        """Read what `to_bytes` wrote; CorruptDataError, which mentions `origin`, for anything else."""
         numbers = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
         version, frames, count, over, under = numbers[:5].tolist() if len(numbers) > 5 else (0,) * 5
         parts = np.split(numbers[5:], [frames, frames + count]) if frames > 0 < count else []
         if version != _INDEX_VERSION or len(data) != 8 * (5 + frames + 2 * count) or not parts or under <= 0 >= over:
-            raise CorruptDataError(f"{origin} is no index of a video", hint=FETCH_AGAIN)
+            raise CorruptDataError(f"{origin} is not the index of a video", hint=FETCH_AGAIN)
         return cls(parts[0], parts[1], parts[2], Fraction(over, under))
 
 
@@ -103,15 +113,22 @@ _INDEX_VERSION = 1
 
 
 class VideoFile(Closing):
-    """One video file. Its frames are numbered from 0 in the order in which they are shown; `read` takes any numbers.
+    """A video file, with frames numbered from 0 in the order in which they are shown.
 
-    Frames are RGB, `[height, width, 3]` of uint8, as PyAV's `to_ndarray(format="rgb24")` gives them. A frame is sought
-    by the time stamp that the container has for it, and compared with the time stamp of what was decoded. Without an
-    `index` the packets of the file are read for it, and not decoded. `threads` are those of the decoder: one is best
-    for frames in no order. Not for use by several threads at once.
+    Frames are RGB, uint8 `[height, width, 3]`, as from PyAV's `to_ndarray(format="rgb24")`. A frame is found by its
+    time stamp in the container, and compared with the time stamp of the decoded one. Not for use by several threads at
+    once.
 
-    DatasetNotFoundError or FormatError for what is no file, CorruptDataError for one that cannot be decoded, and
-    UsageError where PyAV or the codec is not there.
+    Args:
+        path: the file.
+        index: where the frames are; by default the packets are read for it, without decoding.
+        threads: threads of the decoder; one is best for random access.
+
+    Raises:
+        DatasetNotFoundError: the file does not exist.
+        FormatError: it is not a file, or has no video.
+        CorruptDataError: it cannot be decoded.
+        UsageError: PyAV is not installed, or lacks the codec.
     """
 
     def __init__(self, path: Path, index: VideoIndex | None = None, *, threads: int | None = None) -> None:
@@ -123,7 +140,7 @@ class VideoFile(Closing):
         self._given = index
         self._container: Any = None
         self._decoded: Iterator[Any] = iter(())
-        self._place = -1  # the frame that was decoded last
+        self._place = -1  # the frame decoded last
         self._frame: Any = None
         self._rewound = False  # whether decoding is at `_place`
         with self._damage():
@@ -140,7 +157,7 @@ class VideoFile(Closing):
         if context is None:
             self.close()
             raise UsageError(
-                f"{self.path} is in a codec that this PyAV {self._av.__version__} has no decoder of",
+                f"{self.path} uses a codec for which the installed PyAV {self._av.__version__} has no decoder",
                 hint="pip install --upgrade av",
             )
         if self._threads is not None:
@@ -152,7 +169,7 @@ class VideoFile(Closing):
 
     @property
     def stated_frames(self) -> int:
-        """The number of frames that the header states, 0 where it states none; nothing else is read for it."""
+        """The number of frames according to the header, which alone is read; 0 if it does not say."""
         return int(self._stream.frames)
 
     @property
@@ -170,13 +187,13 @@ class VideoFile(Closing):
             if not packet.size or packet.is_discard:
                 continue
             if packet.pts is None:
-                raise CorruptDataError(f"{self.path} has frames without a time")
+                raise CorruptDataError(f"{self.path} has frames without a time stamp")
             stamps.append(packet.pts)
             if packet.is_keyframe:
                 keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
         times = np.unique(np.array(stamps, np.int64))
         if len(times) != len(stamps) or not keys:
-            raise CorruptDataError(f"{self.path} has several frames of one time, or no key frame")
+            raise CorruptDataError(f"{self.path} has several frames with one time stamp, or no key frame")
         pairs = np.array(sorted(keys), np.int64)
         starts = np.searchsorted(times, pairs[:, 0]).astype(np.int64)
         if starts[0]:  # frames before the first key frame cannot be decoded
@@ -187,7 +204,7 @@ class VideoFile(Closing):
         return len(self.index)
 
     def read(self, frames: Array) -> Array:
-        """Decode these frames, in any order and as often as they occur: uint8 `[n, height, width, 3]`."""
+        """Decode frames in any order, with repetitions: uint8 `[n, height, width, 3]`."""
         wanted = np.asarray(frames, np.int64).reshape(-1)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise UsageError(
@@ -211,7 +228,7 @@ class VideoFile(Closing):
                 self._frame = self._decode(number)
                 self._place = number
             found = (self._frame.height, self._frame.width, CHANNELS)
-            if found == self.shape:  # before any memory is taken for it
+            if found == self.shape:  # checked before memory is allocated
                 plane = self._reformatter.reformat(self._frame, format="rgb24").planes[0]
                 rows = np.frombuffer(plane, np.uint8).reshape(found[0], plane.line_size)
                 image.reshape(found[0], -1)[:] = rows[:, : found[1] * CHANNELS]
@@ -219,7 +236,7 @@ class VideoFile(Closing):
         raise CorruptDataError(f"{self.path}: frame {number:,} is {list(found)}, expected {list(self.shape)}")
 
     def _decode(self, number: int) -> Any:
-        """Decode one frame, from where decoding is, or from the nearest start before it."""
+        """Decode one frame, continuing from the current position or from the nearest key frame before it."""
         stamps, starts = self.index.stamps, self.index.keys
         nearest = int(np.searchsorted(starts, number, side="right")) - 1
         if self._rewound and self._place <= number and starts[nearest] <= self._place + 1:
@@ -241,12 +258,12 @@ class VideoFile(Closing):
         self._decoded = self._container.decode(self._stream)
 
     def _next_at(self, stamp: int) -> Any:
-        """Return the frame of that time stamp among those that come next; None where they are past it."""
+        """Return the next frame with that time stamp; None if decoding is past it."""
         for frame in self._decoded:
             if frame.pts == stamp:
                 if frame.is_corrupt:
                     raise CorruptDataError(
-                        f"{self.path}: the frame of time stamp {stamp:,} is damaged", hint=FETCH_AGAIN
+                        f"{self.path}: the frame with the time stamp {stamp:,} is damaged", hint=FETCH_AGAIN
                     )
                 return frame
             if frame.pts is not None and frame.pts > stamp:
@@ -256,7 +273,7 @@ class VideoFile(Closing):
 
     @contextlib.contextmanager
     def _damage(self) -> Iterator[None]:
-        """Turn what PyAV raises into CorruptDataError; after it, decoding has to seek again."""
+        """Convert PyAV's errors to CorruptDataError; afterwards decoding has to seek again."""
         try:
             yield
         except RbtoolError:
@@ -267,7 +284,7 @@ class VideoFile(Closing):
                 raise
             reason = " ".join(str(error).split())[:200]
             raise CorruptDataError(
-                f"{self.path} cannot be decoded, it is damaged or was cut: {reason}", hint=FETCH_AGAIN
+                f"{self.path} cannot be decoded, it is damaged or truncated: {reason}", hint=FETCH_AGAIN
             ) from error
 
     def close(self) -> None:
@@ -283,7 +300,7 @@ _IDS = 1 << 60
 
 
 class _OpenVideos:
-    """Videos that nobody uses at the moment, the one used last at the end; each is used by one thread at a time."""
+    """Videos that nobody uses at the moment, the most recently used last; each is used by one thread at a time."""
 
     def __init__(self) -> None:
         self.size = DEFAULT_SIZE
@@ -305,7 +322,7 @@ class _OpenVideos:
         self.shrink(self.size)
 
     def shrink(self, size: int) -> None:
-        """Close the videos that were used longest ago, until so many are open."""
+        """Close the least recently used videos until only `size` are open."""
         with self._lock:
             more = max(0, len(self._idle) - size)
             closed, self._idle = self._idle[:more], self._idle[more:]
@@ -320,7 +337,7 @@ class _OpenVideos:
             video.close()
 
     def after_fork(self) -> None:
-        """Leave the videos of the parent alone: the threads of their decoders are not in this process."""
+        """Forget the parent's videos: the threads of their decoders do not exist in this process."""
         self._lock = threading.Lock()
         self._forked += [video for _, video in self._idle]
         self._idle = []
@@ -332,9 +349,9 @@ os.register_at_fork(after_in_child=_videos.after_fork)
 
 @contextlib.contextmanager
 def open_video(path: Path, index: Callable[[], VideoIndex | None] = lambda: None) -> Iterator[VideoFile]:
-    """Open a video for this thread, or take one that is open; it stays open. `index` gives its index where it has one.
+    """Open a video for this thread, or take an open one; it stays open afterwards, unless an error was raised inside.
 
-    What raised inside closes the video.
+    `index` returns its index, if there is one.
     """
     state, video = _videos.take(path, index)
     try:
@@ -346,7 +363,14 @@ def open_video(path: Path, index: Callable[[], VideoIndex | None] = lambda: None
 
 
 def set_video_decoder_cache_size(size: Any) -> None:
-    """Set how many videos stay open in this process, 8 by default. UsageError (a ValueError) for less than 0."""
+    """Set how many videos stay open in this process between reads; the default is 8.
+
+    Args:
+        size: the number of videos, at least 0.
+
+    Raises:
+        UsageError: (a ValueError) the size is invalid.
+    """
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise UsageError(f"the size is {size!r}, expected a number of videos from 0")
     _videos.size = size
@@ -354,12 +378,12 @@ def set_video_decoder_cache_size(size: Any) -> None:
 
 
 def clear_video_decoder_cache() -> None:
-    """Close all videos that stay open in this process."""
+    """Close all videos that are kept open in this process."""
     _videos.shrink(0)
 
 
 def close_videos_below(folder: Path) -> None:
-    """Close the videos of a folder that stay open in this process and are not read now."""
+    """Close the videos in a folder that are kept open in this process and not being read."""
     _videos.close_below(f"{folder}{os.sep}")
 
 
@@ -369,9 +393,9 @@ def _state_of(path: Path) -> _State:
 
 
 def referred_frames(folder: Path, references: Array) -> Array:
-    """Decode the frames `[n, height, width, 3]` that rows `[n, 2]` of a video's id and a frame's number refer to.
+    """Decode the frames `[n, height, width, 3]` that rows `[n, 2]` of video id and frame number refer to.
 
-    Raises as `kept_frames`.
+    Errors are those of `kept_frames`.
     """
     if not len(references):
         return np.zeros((0, 1, 1, CHANNELS), np.uint8)
@@ -381,17 +405,19 @@ def referred_frames(folder: Path, references: Array) -> Array:
 
 
 def kept_frames(folder: Path, number: int, frames: Array) -> Array:
-    """Decode these frames of the video with the id `number` that the dataset at `folder` keeps, as `VideoFile.read`.
+    """Decode frames of the video `number` that the dataset at `folder` keeps, as `VideoFile.read` does.
 
-    SchemaError for what is no id, CorruptDataError for a file that is missing, damaged, or too short for its rows.
+    Raises:
+        SchemaError: the number is not a video id.
+        CorruptDataError: a file is missing, damaged, or too short for its rows.
     """
     if not 0 < number < _IDS:
-        raise SchemaError(f"{number} is no id of a video")
+        raise SchemaError(f"{number} is not the id of a video")
     path = folder / f"{VIDEOS}{video_name(number)}"
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing: rows refer to its frames")
     index = folder / f"{VIDEOS}{index_name(number)}"
     with open_video(path, lambda: VideoIndex.from_bytes(read_regular(index), str(index))) as video:
         if len(frames) and not (frames.min() >= 0 and frames.max() < len(video)):
-            raise CorruptDataError(f"{path} has {len(video):,} frames, rows refer to frame {int(frames.max()):,}")
+            raise CorruptDataError(f"{path} has {len(video):,} frames, but rows refer to frame {int(frames.max()):,}")
         return video.read(frames)

@@ -160,7 +160,7 @@ class Scheduler(Executor):
     def begin(self, tasks: Sequence[Task]) -> None:
         """Start a task on each worker but the first as soon as it is ready, until the next `broadcast` or `run`.
 
-        Does nothing where tasks have a time limit, which is not checked for set-up calls.
+        Does nothing if tasks have a time limit, which is not checked for set-up calls.
         """
         if self._limits.timeout is None:
             self._ahead = deque(tasks[: len(self._workers) - 1])
@@ -224,7 +224,9 @@ class Scheduler(Executor):
                 worker.submit(request)
 
     def _next(self, worker: WorkerHandle, left: deque[_Request]) -> _Request | None:
-        """The next request for a worker: that of the task it has started, else the first that no other has started."""
+        """Return the next request for a worker: for the task it has started, or the first one that no other has
+        started.
+        """
         own, worker.started_task = worker.started_task, None
         if own is not None:
             for request in left:
@@ -572,7 +574,7 @@ def _wait_for(pid: int) -> None:
 def launch(function: str, descriptor: int, *arguments: str) -> int:
     """Run a function of the module `worker` with these arguments in a new interpreter; return the process id.
 
-    The import path is that of this process. `-P` keeps the current folder from shadowing the standard library.
+    It gets the import path of this process. `-P` keeps the current folder from shadowing the standard library.
     """
     path = json.dumps([str(entry) for entry in sys.path])
     process = subprocess.Popen(
@@ -632,7 +634,7 @@ def starter_of(method: str | None, job: Job) -> ProcessStarter:
     method = method or default_start_method()
     if method not in START_METHODS:
         ways = ", ".join(START_METHODS)
-        raise UsageError(f"{method!r} is no way to start worker processes: {ways} are")
+        raise UsageError(f"{method!r} is not a way to start worker processes, expected {ways}")
     if method == "fork":
         return ForkStarter(job)
     job = job.portable()

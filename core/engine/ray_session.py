@@ -31,10 +31,10 @@ def imported_ray(user: str) -> Any:
 
 
 def connect(ray: Any, **options: Any) -> None:
-    """Connect to the cluster of RAY_ADDRESS or of the option `address`, else start a Ray on this machine.
+    """Connect to the cluster of RAY_ADDRESS or of the option `address`, or start a Ray on this machine.
 
-    `options` are those of `ray.init`; without a cluster to connect to, `include_dashboard` is off by default and all
-    ports are on the loopback device. UsageError for a cluster that cannot be reached.
+    `options` are passed to `ray.init`. Without a cluster, `include_dashboard` is off by default, and all ports are on
+    the loopback device. UsageError if the cluster cannot be reached.
     """
     address: str = options.pop("address", None) or os.environ.get("RAY_ADDRESS") or "local"
     own = address == "local"

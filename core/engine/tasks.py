@@ -1,7 +1,7 @@
-"""Tasks, the contract of what runs them, and their failures, which can be pickled.
+"""Tasks, the contract of executors that run them, and their failures, which can be pickled.
 
-An executor has workers, and each of these has a runner: an object whose methods it calls by name. `InProcessExecutor`
-is its own worker; `pool` has those in other processes, `cluster` those of Ray.
+An executor has workers, and each worker has a runner: an object whose methods are called by name. `InProcessExecutor`
+is its own worker; the workers of `pool` are other processes, the workers of `cluster` Ray actors.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class InProcessExecutor(Executor):
         getattr(self._runner, method)(*arguments)
 
     def run(self, method: str, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Run the tasks one after the other."""
+        """Run the tasks one after another."""
         for task in tasks:
             try:
                 answer = self.call(method, task)
@@ -252,7 +252,7 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundCall(Generic[_Result]):
-    """A call in a daemon thread; unlike that of an executor, it does not delay the exit of the process."""
+    """A call in a daemon thread, which unlike a thread of a pool does not delay the exit of the process."""
 
     def __init__(self, call: Callable[[], _Result]) -> None:
         self._future: Future[_Result] = Future()

@@ -136,7 +136,7 @@ def _keep_freed_memory() -> None:
 def _settle_after_fork() -> None:
     """Separate a forked process, whose signals are blocked until then, from its parent.
 
-    Nothing that the parent owns is finalised: none of its garbage is collected, none of its streams flushed.
+    Nothing that belongs to the parent is finalised: its garbage is not collected, its streams are not flushed.
     """
     gc.freeze()
     os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the parent, which stops its workers
@@ -192,7 +192,7 @@ def fork(run: Callable[[], NoReturn], unneeded: Sequence[int] = ()) -> int:
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn where there are threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn about forks with threads
             pid = os.fork()
         if not pid:
             _run_in_child(run, unneeded)

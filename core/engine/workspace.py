@@ -221,7 +221,7 @@ def _document(line: bytes, path: Path) -> Any:
 
 
 def require_same_run(found: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
-    """Raise UsageError where the run of a journal is not that of `identity`, naming what differs."""
+    """Raise UsageError, which lists the differences, if the journal belongs to another run than `identity`."""
     different = [name for name in identity if name not in found or found[name] != plain(identity[name])]
     if different:
         raise UsageError(

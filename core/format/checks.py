@@ -23,10 +23,10 @@ from .returns import return_field_of, running_return
 
 
 class EpisodeTableRule(Rule):
-    """The table agrees with the rows of every episode: number, place, return, how it ends.
+    """The episode table agrees with the rows of every episode: number, place, return, and how it ends.
 
-    `reward` is the leaf that adds up to the return, None where there is none. With `repeated`, the last next row of an
-    episode has to be a repetition where the table states so.
+    `reward` is the leaf whose sum is the return; None if there is none. With `repeated`, the last next row of an
+    episode has to be a repetition if the table says so.
     """
 
     rule_id = "TED010"
@@ -122,7 +122,7 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
 
 
 def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iterator[Rows]:
-    """Yield rows `[start, stop)`, without those of episodes that cannot be read, which are marked in `bad`."""
+    """Yield rows `[start, stop)`, except those of unreadable episodes, which are marked in `bad`."""
     try:
         yield rows_of(reader, start, stop)
     except CorruptDataError:
@@ -137,10 +137,10 @@ def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iter
 
 
 class FolderRule(NamedTuple):
-    """A rule about files: `problems` gives each in one sentence.
+    """A rule about files: `problems` describes each problem in one sentence.
 
-    `listed`, where there is one, does so for a folder of which the manifest can be read, and perhaps nothing else;
-    `places` names the steps and episodes that the problems concern.
+    `listed`, if given, does so for a folder of which possibly only the manifest can be read; `places` returns the steps
+    and episodes that the problems concern.
     """
 
     rule_id: str
@@ -231,10 +231,10 @@ UNVERIFIED = (
 
 
 class SoundSteps(PassedSteps):
-    """Some episodes of a dataset or checkpoint, one after the other: those in the rows `rows` of its episode table.
+    """Some episodes of a dataset or checkpoint, one after another: those in the rows `rows` of its episode table.
 
-    Its files have no digests that the rows could be compared with. `damage` states what is wrong with them, and which
-    episodes are left out.
+    Its files have no digests with which the rows could be compared. `damage` describes what is wrong with them, and
+    which episodes are left out.
     """
 
     def __init__(self, source: StepReader, rows: Array, notes: Sequence[str] = ()) -> None:
@@ -297,11 +297,14 @@ def _look(path: Path) -> str:
 
 
 def sound_steps(reader: StepReader) -> StepReader:
-    """The episodes of a damaged dataset of which all rows are there and break no rule of TED as an error.
+    """Return the episodes of a damaged dataset whose rows all exist and violate no rule of TED as an error.
 
-    Where each episode has a digest of its own, as in a recording, those that match it. The notes of its manifest name
-    the files that are damaged and the episodes that are left out, and report it where nothing verifies single episodes.
-    `reader` itself where nothing is damaged; CorruptDataError where no episode is sound.
+    If each episode has a digest of its own, as in a recording, these are the episodes that match it. The notes of the
+    manifest list the damaged files and the episodes left out, and say so if nothing verifies single episodes. An
+    undamaged `reader` is returned itself.
+
+    Raises:
+        CorruptDataError: no episode is sound.
     """
     problems = file_problems(reader)
     proven = reader.proven_episodes() if problems else None

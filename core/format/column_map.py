@@ -26,11 +26,13 @@ _EXAMPLE = "observation=obs action=act reward=r"
 
 
 def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
-    """Return the columns of each key, in the order given; a text without `=` that ends in `.toml` is read as a file.
+    """Return the columns of each key, in the given order.
 
-    A mapping has a column or a sequence of columns by key, or another mapping, as such a file has.
+    A text without `=` that ends in `.toml` is read as a file. A mapping has, for each key, a column, a sequence of
+    columns or another mapping, as such a file does.
 
-    UsageError for what is no pair, for a key that comes twice or contains another, and for a file that cannot be read.
+    Raises:
+        UsageError: a pair is invalid, a key occurs twice or contains another one, or a file cannot be read.
     """
     found: dict[Key, tuple[str, ...]] = {}
     for part in [texts] if isinstance(texts, str | Mapping) else texts:

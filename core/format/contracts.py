@@ -1,11 +1,11 @@
-"""The contracts between formats and the core: N inputs and M outputs never make N x M pieces of code.
+"""The contracts between formats and the core, so that N inputs and M outputs do not need N x M pieces of code.
 
-`Reader` (in `reader`) turns a path in some format into episodes, as `Piece`s, or many at once as an `EpisodeBlock`;
-`StepReader` gives the rows of a dataset or a checkpoint that rbtool wrote, whatever its layout. Everything that
-inspects, checks, converts or saves works on one of the two.
+`Reader` (in `reader`) turns a path in some format into episodes, as `Piece`s, or many at once as an `EpisodeBlock`.
+`StepReader` provides the rows of a dataset or a checkpoint written by rbtool, in any layout. Everything that inspects,
+checks, converts or saves works on one of the two.
 
-Most contracts, those of buffers' parts too, are template methods: final methods do what all implementations share, and
-call the methods that a subclass implements. `delegate` and `refuse_overrides` enforce that.
+Most contracts, also those of the parts of buffers, are template methods: final methods do what all implementations
+share, and call the methods that a subclass implements. `delegate` and `refuse_overrides` enforce that.
 """
 
 from __future__ import annotations
@@ -64,18 +64,20 @@ class SourceFacts:
 class Piece:
     """`n` consecutive steps of one episode, at least one.
 
-    - `episode`: the source's number of the episode.
-    - `columns`: by the root keys of the source fields, arrays `[n + 1, *shape]` of each `state` (the rows before every
-      step and the one after the last) and `[n, *shape]` of each `step` and `result`. The last row of a `state` is the
-      first one of the episode's next piece.
-    - `terminated`, `truncated`: bool `[n]`, true where the flag is set after the step.
-    - `first`, `last`: whether the episode starts, or ends, with this piece.
-    - `seed`, `text`: the seed and the strings of the whole episode; they count where `first` is set.
-    - `next`: arrays `[n, *shape]` by the root key of a `state`, for a source that stores what came after each step
-      apart. `columns` then has `[n, *shape]` of that state, and no row has to be the one before the next step.
-    - `final`: counts where `last` is set. `MISSING`: the source has no observation after the last step, and `columns`
-      has `[n, *shape]` of every state that `next` does not give. A reader's `pieces` has decided what becomes of it.
-    - `inferred`: counts where `last` is set and neither flag is: a discontinuity showed the end of the episode.
+    Attributes:
+        episode: the source's number of the episode.
+        columns: by root key, arrays `[n + 1, *shape]` for each `state` (the rows before every step, and the row after
+            the last) and `[n, *shape]` for each `step` and `result`. The last row of a `state` is the first row of the
+            episode's next piece.
+        terminated, truncated: bool `[n]`, true if the flag is set after the step.
+        first, last: whether the episode begins, or ends, with this piece.
+        seed, text: seed and strings of the whole episode; only used if `first` is set.
+        next: for a source that stores next states separately, arrays `[n, *shape]` by the root key of a `state`.
+            `columns` then has `[n, *shape]` for that state, and a next row need not equal the row before the next step.
+        final: only used if `last` is set. `MISSING` means that the source has no observation after the last step;
+            `columns` then has `[n, *shape]` for every state that is not in `next`. In the pieces of `Reader.pieces` it
+            is already decided what becomes of it.
+        inferred: only used if `last` is set and neither flag is: a discontinuity showed the end of the episode.
     """
 
     episode: int
@@ -92,7 +94,7 @@ class Piece:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether there is no row after the last step yet."""
+        """Whether the row after the last step is still missing."""
         return self.last and self.final is Final.MISSING
 
     def rows_of(self, key: Key, timing: Timing) -> int:
@@ -151,7 +153,7 @@ class StepReader(Closing, ABC):
     @property
     @abstractmethod
     def episode_text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to episodes, in table order; None where there is none."""
+        """The texts of episodes, in table order; None if there are none."""
 
     @abstractmethod
     def read(self, key: Key, start: int, stop: int) -> Array:
@@ -167,7 +169,7 @@ class StepReader(Closing, ABC):
 
     @abstractmethod
     def documents(self) -> dict[str, bytes]:
-        """The source's own metadata files by name, and `env_metadata.json` where there is one."""
+        """The source's own metadata files by name, and `env_metadata.json` if there is one."""
 
     def videos(self) -> dict[str, Path | bytes]:
         """Where the files of kept videos can be read, by name, while this reader is open."""
@@ -210,7 +212,7 @@ class StepReader(Closing, ABC):
 
 
 class FoundSteps(StepReader):
-    """The steps in a file or folder that is no dataset folder, found by its content; declared as `steps` of a format.
+    """The steps in a file or folder that is not a dataset folder, recognised by its content; the `steps` of a format.
 
     The constructor takes the path.
     """

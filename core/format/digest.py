@@ -25,10 +25,11 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def open_regular(path: str | os.PathLike[str], *, within: int | None = None, relative_to: int | None = None) -> int:
-    """Open a file and return its descriptor; FormatError, without waiting, for what is no regular file.
+    """Open a file and return its descriptor; FormatError, without waiting, if it is not a regular file.
 
-    `within` is the descriptor of the parent folder; CorruptDataError if the last name is then a symbolic link.
-    `relative_to` is that of the folder that a relative path counts from; links are followed.
+    Args:
+        within: the descriptor of the parent folder; CorruptDataError if the last name is then a symbolic link.
+        relative_to: the descriptor of the folder against which a relative path is resolved; links are followed.
     """
     try:
         if within is None:
@@ -121,7 +122,7 @@ class Hasher:
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    """View the bytes of an array in row-major order; one that does not lie so is copied."""
+    """View the bytes of an array in row-major order; it is copied if necessary."""
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
@@ -133,7 +134,7 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_text(text: str) -> str:
-    """Digest of text, also of text with paths that are not UTF-8, whose bytes lone surrogates stand for."""
+    """Return the digest of a text, which may contain lone surrogates for the bytes of paths that are not UTF-8."""
     return digest_bytes(text.encode(errors="surrogatepass"))
 
 

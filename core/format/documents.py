@@ -46,8 +46,8 @@ def float_from_json(value: float | str | None) -> float | None:
 def dump_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
     """Write a value as one strict JSON document.
 
-    Lone surrogates, which stand for the bytes of a path that is not UTF-8, are written as escapes: the document is
-    always UTF-8, and they come back as they were.
+    Lone surrogates, which represent the bytes of a path that is not UTF-8, are written as escapes: the document is
+    always UTF-8, and reading it restores them.
     """
     text = json.dumps(plain(value), indent=indent, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False)
     try:
@@ -368,7 +368,7 @@ FieldEntry: TypeAlias = Annotated[Field, SOUND_FIELD]
 
 
 def written_time(seconds: float | None = None) -> str:
-    """Write a time, now or so many seconds after the start of 1970, in UTC to the second: ISO 8601."""
+    """Return a time as ISO 8601 text in UTC, to the second: now, or the given seconds after the start of 1970."""
     utc = datetime.UTC
     time = datetime.datetime.now(utc) if seconds is None else datetime.datetime.fromtimestamp(seconds, utc)
     return time.isoformat(timespec="seconds")

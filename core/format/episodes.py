@@ -26,10 +26,10 @@ _PART = re.compile(r"\s*(?:(\d+)|(\d*):(\d*))\s*")
 
 
 def parse_episodes(text: str) -> list[tuple[int, int | None]]:
-    """Read a selection into half-open ranges, sorted; an open end is None.
+    """Read a selection as sorted half-open ranges; an open end is None.
 
-    Ranges that touch are merged. A single number stays a range of its own, also inside of others: it asks for just this
-    episode, where a range takes those that are there. Raises UsageError for anything but numbers and `A:B` ranges
+    Ranges that touch are merged. A single number stays a range of its own, even inside another one: it requires exactly
+    this episode, whereas a range takes the episodes that exist. UsageError for anything but numbers and `A:B` ranges
     joined by commas.
     """
     ranges: list[tuple[int, int | None]] = []
@@ -63,10 +63,10 @@ def _merge(ranges: Iterable[tuple[int, int | None]]) -> list[tuple[int, int | No
 
 
 def normal_form(selection: str | EpisodeRanges) -> str | None:
-    """Write a selection in its one normal form; None means everything.
+    """Write a selection in its normal form; None means everything.
 
-    Selections that take the same episodes, where all are there, have the same one: it names a request, and is not what
-    to select by.
+    Selections that take the same episodes, if all exist, have the same normal form. It identifies a request, and is not
+    used to select.
     """
     parts = _merge(sorted(parse_episodes(selection) if isinstance(selection, str) else selection, key=_first))
     if parts == [(0, None)]:
@@ -79,10 +79,9 @@ def _first(part: tuple[int, int | None]) -> int:
 
 
 def select_episodes(ranges: EpisodeRanges, numbers: Sequence[int]) -> list[int]:
-    """Return the episode numbers chosen, in storage order.
+    """Return the numbers of the selected episodes, in storage order.
 
-    A range takes the episodes that are there, whatever gaps their numbers have. UsageError for a single number that is
-    not there, and where nothing is left.
+    A range takes the episodes that exist. UsageError if a single number does not exist, or if nothing is selected.
     """
     known = sorted(set(numbers))
     chosen: set[int] = set()
@@ -176,7 +175,7 @@ class EpisodeTable:
 
     @classmethod
     def from_rows(cls, rows: Sequence[EpisodeRow]) -> EpisodeTable:
-        """Build the table of episodes stored one after the other from row 0."""
+        """Build the table of episodes stored one after another from row 0."""
         lengths = np.array([row.length for row in rows], np.int64)
         return cls.from_columns(
             {
@@ -205,7 +204,7 @@ class EpisodeTable:
 
     @classmethod
     def joined(cls, parts: Sequence[EpisodeTable]) -> EpisodeTable:
-        """Build the table of episodes that are stored one after the other, of the tables of one or more parts."""
+        """Build the table of episodes stored one after another, from the tables of one or more parts."""
         listed = [{FINAL: part.final, **part.columns()} for part in parts]
         columns = {name: np.concatenate([columns[name] for columns in listed]) for name in (*COLUMNS, FINAL)}
         columns["start"] = np.cumsum(columns["length"]) - columns["length"]
@@ -217,7 +216,7 @@ class EpisodeTable:
         return {name: arrays["total_reward" if name == "return" else name] for name in column_types(self)}
 
     def chosen(self, rows: np.ndarray[Any, Any]) -> EpisodeTable:
-        """The table of the episodes in these rows of it, stored one after the other, none of them explicitly."""
+        """Return the table of the episodes in these rows, stored one after another, without explicit next rows."""
         columns = {name: column[rows] for name, column in self.columns().items()}
         columns["start"] = np.cumsum(columns["length"]) - columns["length"]
         columns["explicit_start"] = np.full(len(rows), -1, np.int64)
@@ -229,7 +228,7 @@ class EpisodeTable:
         return int(self.length.sum())
 
     def covers(self, steps: int) -> bool:
-        """Whether the episodes lie one after the other over so many steps, each with one at least."""
+        """Whether the episodes follow one another over this many steps, each with at least one."""
         in_order = np.array_equal(self.start, np.cumsum(self.length) - self.length)
         return in_order and self.steps == steps and not (self.length < 1).any()
 

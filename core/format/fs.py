@@ -87,7 +87,7 @@ _PIECE = 1 << 19  # bytes a call: where some MB come at once, Linux may look for
 
 @contextlib.contextmanager
 def announced(operation: str, path: str | Path) -> Iterator[None]:
-    """Announce a change of the file system before and after it; errors are those of `_named`."""
+    """Announce a change of the file system before and after it; errors are converted as by `_named`."""
     sys.audit("rbtool.fs", operation, str(path))
     with _named(path):
         yield
@@ -174,7 +174,7 @@ def open_to_change(path: Path) -> int:
 
 
 def open_to_append(path: Path, *, within: int | None = None) -> int:
-    """Open a file for reading and for writing at its end, made if it is not there, and return its descriptor."""
+    """Open a file for reading and for writing at its end, creating it if necessary; return its descriptor."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _OURS
     with announced("open", path):
         return os.open(path if within is None else path.name, flags, 0o666, dir_fd=within)
@@ -188,7 +188,7 @@ def write(descriptor: int, data: memoryview, path: Path) -> None:
 
 
 def write_parts(descriptor: int, parts: list[memoryview], path: Path, offset: int | None = None) -> None:
-    """Write all bytes of up to 1000 parts, one after the other, at `offset` or at the descriptor's position."""
+    """Write all bytes of up to 1000 parts, one after another, at `offset` or at the descriptor's position."""
     with announced("write", path):
         while parts:
             written = os.writev(descriptor, parts) if offset is None else os.pwritev(descriptor, parts, offset)
@@ -218,9 +218,10 @@ def truncate(descriptor: int, size: int, path: Path) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Let the system find room for a file that will have `size` bytes, where it can: writing takes half as long then.
+    """Let the system allocate space for a file that will have `size` bytes, if it can, which halves the time of
+    writing.
 
-    The file keeps the size that it has. Where there is no room, the writes fail.
+    The file keeps its size. If there is not enough space, the writes fail.
     """
     _fallocate(descriptor, size)
 
@@ -327,9 +328,10 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def folder_below(root: Path, folder: Path, *, make: bool = False) -> Iterator[int]:
-    """Give the descriptor of a folder at or below a root, which is reached by no symbolic link, made if need be.
+    """Open a folder at or below a root without following symbolic links, creating it if necessary; yields its
+    descriptor.
 
-    The root may be a link itself. UsageError for any other, FileNotFoundError for a folder that is not there.
+    The root itself may be a link. UsageError for any other link, FileNotFoundError if the folder does not exist.
     """
     if make:
         make_folder(root)
@@ -403,10 +405,10 @@ class _Names(NamedTuple):
 
 
 def rename(source: Path, target: Path, *, within: int | None = None, into: int | None = None) -> None:
-    """Rename; a file replaces a file at once, a folder must not find another in its way.
+    """Rename; a file replaces an existing file atomically, a folder must not replace another.
 
-    Here and below, `within` is the descriptor of the folder of the first path, and `into` that of the second, which
-    by default is the same.
+    Here and below, `within` is the descriptor of the first path's folder, and `into` that of the second path's, by
+    default the same.
     """
     names = _Names.of(source, target, within, into)
     with announced("rename", target):
@@ -427,7 +429,7 @@ def rename_new(source: Path, target: Path, *, within: int | None = None, into: i
 
 
 def remove(path: Path, *, within: int | None = None) -> None:
-    """Remove a file, a link or a whole folder, if it is there; nothing that a link in it leads to."""
+    """Remove a file, a link or a whole folder, if it exists, without following links."""
     name = path if within is None else path.name
     with announced("remove", path):
         try:
@@ -441,7 +443,7 @@ def remove(path: Path, *, within: int | None = None) -> None:
 
 
 def remove_below(root: Path, path: Path) -> None:
-    """Remove as `remove` does, from a folder that is reached as by `folder_below`; nothing where that is not there."""
+    """Like `remove`, in a folder opened as by `folder_below`; does nothing if that does not exist."""
     with contextlib.suppress(FileNotFoundError), folder_below(root, path.parent) as within:
         remove(path, within=within)
 
@@ -465,9 +467,10 @@ def touch(path: Path) -> None:
 
 
 def exchange(one: Path, other: Path, *, within: int | None = None, into: int | None = None) -> bool:
-    """Swap two paths at one instant.
+    """Atomically exchange two paths.
 
-    Returns False, with nothing changed, where the system or the file system cannot.
+    Returns:
+        False, with nothing changed, if the system or the file system does not support it.
     """
     with announced("exchange", other):
         return _rename_with(_EXCHANGE, *_Names.of(one, other, within, into))

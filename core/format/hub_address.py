@@ -55,7 +55,7 @@ class HubAddress(NamedTuple):
 
     @property
     def request(self) -> Request:
-        """What is asked for, by which the place below the storage root is found."""
+        """The request, which determines the place below the storage root."""
         return Request(HUB, f"{HUB}:{self.repository}", self.repository, self.revision, origin="remote")
 
     def at(self, commit: str) -> str:

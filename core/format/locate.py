@@ -136,7 +136,7 @@ def find_source(
 
 
 def _downloaded(address: HubAddress, root: str | os.PathLike[str] | None) -> Path:
-    """Find a dataset that was downloaded from a hub as it is."""
+    """Find a dataset that was downloaded from a hub and not converted."""
     folder = dataset_folder(address.request, storage_root(root))
     mend(folder)
     if not has_manifest(folder):
@@ -179,9 +179,10 @@ def _how_to_get(name: str, root: Path) -> str:
 
 
 def _stored_like(name: str, root: Path | None, *, alike: bool = True) -> str:
-    """Offer the stored dataset whose name ends like `name`, or is another version of it; "" where there is none.
+    """Return a hint with the stored dataset whose name ends with `name`, or is another version of it; "" if there is
+    none.
 
-    With `alike`, names that only look alike are offered where no source is named or nearly all is alike; paths never.
+    With `alike`, similar names are suggested if no source is given, or if they are nearly equal; paths never are.
     """
     if root is None or name.startswith((".", "/", "~")):
         return ""
@@ -310,7 +311,9 @@ def sink_class(name: str) -> type[Sink]:
 
 
 def find_steps(path: Path) -> type[FoundSteps] | None:
-    """Return what reads the steps in a file or folder that is no dataset folder, such as an export; None elsewhere."""
+    """Return the reader of the steps in a file or folder that is not a dataset folder, such as an export; None
+    elsewhere.
+    """
     classes = (_load(target, FoundSteps) for target in dict.fromkeys(_targets("steps").values()))  # type: ignore[type-abstract]
     return next((one for one in classes if one.recognises(path)), None)
 

@@ -96,7 +96,7 @@ class _Space:
 
 
 def require_space(document: Any, origin: str) -> None:
-    """Raise FormatError, which names `origin`, for what is no document of a space: one schema for all who read them.
+    """Raise FormatError, which mentions `origin`, unless a document describes a space: one schema for all readers.
 
     A subspace may be null.
     """
@@ -191,10 +191,10 @@ class _Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for. Two requests are equal when all but `asked` and `origin` are.
+    """What was requested. Two requests are equal if everything except `asked` and `origin` is.
 
-    `final_step` is what becomes of last steps without an observation after them, `options` are those of the format;
-    both as `Reader` has them.
+    `final_step` says what happens to last steps without an observation after them, `options` are the options of the
+    format; both as in `Reader`.
     """
 
     source: str
@@ -245,10 +245,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything the folder states about itself; see the documentation of the format for each entry.
+    """Everything that the folder records about itself; the documentation of the format describes each entry.
 
-    `ranges` holds (min, max) of each numeric leaf, NaN left out; None where there is none. `parts` are the small parts
-    of a checkpoint in one file, each with a digest of its own, so that it can be believed before all is read.
+    `ranges` holds (min, max) of each numeric leaf without NaN; None if there are no values. `parts` are the small parts
+    of a checkpoint in one file, each with a digest of its own, so that it can be trusted before everything is read.
     """
 
     kind: Kind
@@ -277,7 +277,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document as it is written, `manifest_digest` included."""
+        """Return the document as it is written, including `manifest_digest`."""
         document: dict[str, Any] = {}
         for part in fields(self):
             value = getattr(self, part.name)
@@ -318,18 +318,18 @@ class Manifest:
         return replace(found, ranges=ranges)
 
     def _require_consistent(self, origin: str) -> None:
-        """Refuse a content digest that is not that of the files: everything that is known by it would be another's."""
+        """Refuse a content digest that does not follow from the listed files, as it would identify other data."""
         names = {file.path for file in self.files}
         if len(names) < len(self.files):
             raise CorruptDataError(f"{origin} lists a file twice, each file is listed once")
         expected = content_digest(self.files)
         if self.content_digest != expected:
             raise CorruptDataError(
-                f"{origin} has the content digest {self.content_digest}, that of the files it lists is {expected}"
+                f"{origin} has the content digest {self.content_digest}, but its listed files give {expected}"
             )
 
     def to_bytes(self) -> Bytes:
-        """The document as it is written to disk."""
+        """Return the document as it is written to disk."""
         return _written(self.to_dict())
 
     def save(self, folder: Path, *, at_once: bool = False) -> None:

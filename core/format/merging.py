@@ -30,10 +30,10 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class MergedSchema:
-    """The fields of a merged dataset, and what of its sources they do not keep as it is.
+    """The fields of a merged dataset, and what it does not keep of its sources.
 
     `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks: a source without this mask has
-    all the values, or none. `dropped` and `notes` name the fields that are left out, converted or filled in.
+    all of the values, or none. `dropped` and `notes` describe the fields that are left out, converted or filled in.
     """
 
     fields: tuple[Field, ...]
@@ -43,11 +43,11 @@ class MergedSchema:
 
 
 class MergedSteps(StepReader):
-    """The rows of several datasets, `members`, under the fields of `schema`; `manifest` states what the result is.
+    """The rows of several datasets, `members`, with the fields of `schema`; `manifest` describes the result.
 
-    `order`, int64 `[episodes]`, lists the episodes of all members, counted through, as the result has them; those of
-    one member keep their order. `numbers` are new episode numbers. Values of another element type are converted, and
-    fields that a member lacks are zero. The members are closed by their owner.
+    `order`, int64 `[episodes]`, lists the episodes of all members, numbered consecutively, in the order of the result;
+    the episodes of one member keep their order. `numbers` are new episode numbers. Values of other element types are
+    converted, and fields that a member lacks are zero. The owner closes the members.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MergedSteps(StepReader):
         )
 
     def _explicit_episodes(self) -> Array:
-        """Mark the episodes in which some state under `next` is not that of the following row."""
+        """Mark the episodes in which some state under `next` differs from the following row."""
         found = np.zeros(len(self._table), bool)
         last = self._table.start + self._table.length - 1
         continuity = Continuity()
@@ -111,7 +111,7 @@ class MergedSteps(StepReader):
 
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """The text of every episode, empty for those of members without text."""
+        """The text of every episode; empty for members without text."""
         texts = [member.episode_text for member in self.members]
         if all(text is None for text in texts):
             return None
@@ -215,7 +215,7 @@ def _edges(values: Array) -> list[int]:
 
 
 def joined_table(tables: Sequence[EpisodeTable]) -> EpisodeTable:
-    """The rows of several tables, one table after the other; `start` is that in the dataset of each."""
+    """Join the rows of several tables, one after another; `start` still counts within each member."""
     names = [*tables[0].columns(), *([FINAL] if any(table.final.any() for table in tables) else [])]
     columns = {
         name: np.concatenate([(table.columns() | {FINAL: table.final})[name] for table in tables])
@@ -328,7 +328,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
         there = [one for one in found if one is not None]
         missing = [name for name, one in zip(names, found, strict=True) if one is None]
         if missing and key in marked and (policy == "union" or _is_kept(marked[key], each)):
-            masks[key] = marked[key]  # no value is filled in where there is no mask
+            masks[key] = marked[key]  # without a mask, no value is filled in
             fields.append(there[0])
             continue
         if policy == "intersect" and (missing or len({one.shape for one in there}) > 1):
@@ -421,7 +421,7 @@ def _refusal(
 def _require_observation(
     each: Sequence[Sequence[Field]], left: Sequence[Field], differences: Sequence[FieldDifference], names: Sequence[str]
 ) -> None:
-    """Raise SchemaError if the datasets have observations, and none of them is left."""
+    """Raise SchemaError if the datasets have observations but the result would have none."""
     had = {key_name(key) for fields in each for key in _observations(fields)}
     if had and not _observations(left):
         lines = [one.sentence(names) for one in differences if one.key in had]
@@ -460,7 +460,7 @@ def _common_type(types: Sequence[str]) -> str:
 
 
 def lossless_type(types: Sequence[str]) -> str | None:
-    """The element type that holds every value of all `types` exactly; None where there is none."""
+    """Return the element type that represents every value of all `types` exactly; None if there is none."""
     plain = ["float32" if name == "bfloat16" else name for name in types]
     if len(set(types)) == 1:
         return types[0]
@@ -477,7 +477,7 @@ def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
 
 
 def reward_meanings(manifests: Sequence[Manifest], names: Sequence[str]) -> list[str]:
-    """Name datasets whose rewards are sums over several steps, where those of others are not."""
+    """Return the datasets whose rewards are sums over several steps, if the rewards of others are not."""
     named = [
         (name, None if (found := return_field_of(manifest)) is None else found.key)
         for manifest, name in zip(manifests, names, strict=True)

@@ -53,7 +53,7 @@ class Member:
         return self.path or self.id or ""
 
     def place(self, file: Path, root: str | os.PathLike[str] | None = None) -> Path:
-        """Find the dataset that is meant in `file`; DatasetNotFoundError, which names the file, if it is not there."""
+        """Find the dataset that `file` refers to; DatasetNotFoundError, which names the file, if it does not exist."""
         try:
             if self.id is not None:
                 return find_dataset(self.id, root)
@@ -93,7 +93,7 @@ class Mixture:
         return found or None
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """The probability of each dataset, for datasets of so many steps; the sum is 1."""
+        """Return the probability of each dataset, given their numbers of steps; the sum is 1."""
         p = self.p
         weights = np.array(sizes if p == BY_SIZE else p or [1.0] * len(sizes), np.float64)
         logs = np.log(weights, out=np.full(len(weights), -np.inf), where=weights > 0) / self.temperature

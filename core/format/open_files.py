@@ -65,7 +65,7 @@ class MappedWindow(threading.local):
         return data.view(leaf.numpy).reshape(stop - start, *leaf.shape)
 
     def close(self) -> None:
-        """Forget it, so that the map goes with the last array that views it."""
+        """Forget the map, which is then freed with the last array that views it."""
         self._descriptor, self._bytes = -1, np.empty(0, np.uint8)
 
 
@@ -145,7 +145,7 @@ class OpenFiles(Closing):
             self._folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None if there is no regular file of that name."""
+        """Return the bytes of a file; None if there is no regular file with that name."""
         descriptor = self._opened(name)
         return None if descriptor < 0 else os.fstat(descriptor).st_size
 
@@ -165,7 +165,7 @@ class OpenFiles(Closing):
     def read(self, name: str) -> bytes:
         """Read all bytes of a file."""
         descriptor, parts, offset = self.descriptor(name), [], 0
-        # pread takes memory for all that it is asked for, 16 MB for the smallest file if that is the size of a piece
+        # pread allocates the size requested, 16 MB even for the smallest file if that is the size of a piece
         piece = min(os.fstat(descriptor).st_size + 1, 1 << 24)
         with reading_from(self.root / name):
             while part := os.pread(descriptor, piece, offset):
@@ -313,10 +313,10 @@ def pread_into(array: Array, descriptor: int, path: Path, offset: int, end: str)
 
 
 class ListedFiles(OpenFiles):
-    """The dataset or checkpoint in the folder `root`: its manifest, and every file that it lists, open.
+    """The dataset or checkpoint in the folder `root`: its manifest, and all files that it lists, open.
 
-    Open it with `at`, so that all are of one generation. DatasetNotFoundError for a folder without a manifest; what is
-    missing of the files is reported where they are asked for.
+    Open it with `at`, so that all files belong to one generation. DatasetNotFoundError for a folder without a manifest;
+    missing files are reported when they are used.
     """
 
     _missing = "; the manifest lists it"
@@ -344,12 +344,12 @@ class ListedFiles(OpenFiles):
         return name in self._files
 
     def listed_size(self, name: str) -> int | None:
-        """Return the size of a file as it is listed; None if it is not."""
+        """Return the listed size of a file; None if it is not listed."""
         file = self._files.get(name)
         return None if file is None else file.size
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a small file; CorruptDataError unless they are those that were written."""
+        """Return the bytes of a small file; CorruptDataError if they were changed."""
         path, file = self.root / name, self._files.get(name)
         if file is None:
             raise CorruptDataError(f"{path} is not listed in the manifest, which has to list it")

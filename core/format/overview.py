@@ -33,10 +33,10 @@ class ColumnView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The columns of a file: `file` is its kind in words, `format` the one that reads it with `options`.
+    """The columns of a file: `file` is its kind in words, `format` the format that reads it with `options`.
 
-    `options` are proposed from common names, those of `ReaderOptions`. `doubts` are sentences on what the names do not
-    show; parts of the options to fill in are in capitals. `bytes` are those of all its files.
+    `options`, fields of `ReaderOptions`, are proposed from common names. `doubts` are sentences about what the names do
+    not show; parts of options to be filled in are in capitals. `bytes` is the size of all its files.
     """
 
     file: str

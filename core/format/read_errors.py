@@ -1,7 +1,7 @@
-"""Errors met while a file is read: a disk that fails, and files that a library finds damaged.
+"""Errors while a file is read: a failing disk, or files that a library finds damaged.
 
-An error of a disk or a file server names the file, and is not taken for damage of it. What libraries raise for damaged
-files becomes CorruptDataError.
+An error of a disk or a file server names the file, and does not count as damage. What libraries raise for damaged files
+becomes CorruptDataError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAVES_OUT = ", --skip-bad leaves out such episodes"
 
 
 def disk_failed(error: BaseException) -> bool:
-    """Return whether an error is one of the disk, or of the file server, and none of the file."""
+    """Return whether an error comes from the disk or the file server, rather than from the file's content."""
     return isinstance(error, OSError) and error.errno in _FAILED
 
 

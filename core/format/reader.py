@@ -246,7 +246,7 @@ class Reader(Closing, ABC):
         """Return the files of the source, all below `self.folder`."""
 
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Return sentences on these episodes that a user should read, after those of the facts."""
+        """Return sentences about these episodes that a user should read, following those of the facts."""
         return ()
 
     def videos_of(self, numbers: Sequence[int]) -> Mapping[str, Path | bytes]:
@@ -256,13 +256,13 @@ class Reader(Closing, ABC):
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
         """Raise FormatError or CorruptDataError if one of these episodes cannot be read.
 
-        `everything` states that all episodes were asked for: then the source has to agree with its own totals, too.
+        `everything` says that all episodes were requested: then the source also has to agree with its own totals.
         """
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError if what was read is damaged; called once the episodes asked for were read.
+        """Raise CorruptDataError if what was read is damaged; called once the requested episodes were read.
 
-        For formats with checksums that cover more than an episode, such as that of a zip member.
+        For formats whose checksums cover more than an episode, such as members of a zip file.
         """
 
     def on_close(self) -> None:
@@ -277,7 +277,7 @@ class Reader(Closing, ABC):
 
     @property
     def folder(self) -> Path:
-        """The folder that the names of the files are relative to: the path itself, or that of a single file."""
+        """The folder to which the names of the files are relative: the path itself, or the folder of a single file."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @final
@@ -306,11 +306,11 @@ class Reader(Closing, ABC):
     def facts(
         self, selection: EpisodeRanges | None = None, *, progress: Callable[[int], None] | None = None
     ) -> SourceFacts:
-        """Return what is known of the source before any step is read.
+        """Return what is known about the source before any step is read.
 
-        With a selection, `episode_numbers`, `steps` and `notes` are about the episodes chosen, and only those have
-        to be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
-        `progress` takes how many more were looked at. Raises UsageError for episodes that are not there.
+        With a selection, `episode_numbers`, `steps` and `notes` describe the selected episodes, and only these have to
+        be sound; the fields are those of the whole source. Without one, the source must agree with its totals.
+        `progress` gets how many more episodes were examined. UsageError for episodes that do not exist.
         """
         whole = self.__survey(progress)
         numbers = whole.episode_numbers if selection is None else select_episodes(selection, whole.episode_numbers)
@@ -333,9 +333,11 @@ class Reader(Closing, ABC):
 
     @final
     def pieces(self, episodes: Sequence[int] | None = None) -> Iterator[Piece]:
-        """Yield the steps of these episodes (all by default), in pieces of bounded size, each validated.
+        """Yield the steps of these episodes (by default all), in pieces of bounded size, each validated.
 
-        Raises UsageError for a number that is not there, FormatError for pieces that contradict the facts.
+        Raises:
+            UsageError: an episode does not exist.
+            FormatError: a piece contradicts the facts.
         """
         whole = self.__survey(None)
         numbers = self.__known(whole, episodes)
@@ -539,14 +541,14 @@ class PartsReader(Reader, ABC):
     """Names of the options whose default, `auto`, is decided by all episodes: parts of a dataset could differ."""
 
     def shard_starts(self) -> Sequence[int] | None:
-        """Return the first episode of each part in which a stream of the source reads it; None where it has none.
+        """Return the first episode of each part in which a stream reads the source; None if there are no parts.
 
-        Called after the survey; the numbers ascend, and need not be those of episodes.
+        Called after the survey. The numbers ascend, and need not be numbers of episodes.
         """
         return None
 
     def evidence(self) -> Mapping[str, int]:
-        """Return counts that decide about the options of `settled_names`; those of several parts are added up."""
+        """Return counts that decide about the options of `settled_names`; the counts of several parts are added."""
         return {}
 
     @classmethod

@@ -35,7 +35,7 @@ from .row_runs import Rows, as_array
 
 
 def running_return(total: float, rewards: Array) -> float:
-    """Add rewards to a return strictly one after the other, so that the sum never depends on how they are cut."""
+    """Add rewards to a return strictly one after another, so that the sum does not depend on how they are divided."""
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
         numbers = np.concatenate(([total], rewards.reshape(-1).astype(np.float64)))
         return float(np.add.accumulate(numbers)[-1])
@@ -89,7 +89,7 @@ class EpisodeSummary:
 
 
 class RowTarget(Protocol):
-    """What TED rows are appended to, as `RowBuilder` describes it; blocks go to `append_fresh` where there is one."""
+    """Something to which TED rows are appended, as `RowBuilder` describes; blocks go to `append_fresh` if it exists."""
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Append the same number of rows to every leaf; `last`, bool `[n]`, marks those that end an episode."""
@@ -149,7 +149,7 @@ class Ingest:
         self.text.extend({} for _ in ends)
 
     def add(self, piece: Piece) -> None:
-        """Take one piece. FormatError for one that does not continue the one before, or has other rows than steps."""
+        """Take one piece. FormatError if it does not continue the previous one, or has other rows than steps."""
         summary = EpisodeSummary(piece) if piece.first else self._open
         if summary is None:
             raise FormatError(f"episode {piece.episode} came without its first piece")
@@ -246,11 +246,11 @@ def return_field(fields: Iterable[Field], made_by: Iterable[Mapping[str, Any]] =
 
 
 def one_step_reward(fields: Iterable[Field], made_by: Iterable[Mapping[str, Any]] = ()) -> Field | None:
-    """The leaf with the reward of each step alone; None where there is none.
+    """Return the leaf with the reward of single steps; None if there is none.
 
-    In n-step data `next.reward` is a sum over a window, and windows overlap; such data keep the rewards of single steps
-    as `next.original_reward`. They have `steps_to_next_obs`, or `made_by`, the arguments in their provenance, names the
-    operation.
+    In n-step data, `next.reward` is a sum over a window, and windows overlap; such data keeps the rewards of single
+    steps as `next.original_reward`. It is recognised by `steps_to_next_obs`, or by the operation's name in `made_by`,
+    the arguments in its provenance.
     """
     by_key = {field.key: field for field in fields}
     n_step = _STEPS_TO_NEXT in by_key or _ONE_STEP in by_key or any(map(_sums_rewards, made_by))
@@ -285,7 +285,7 @@ def table_with_returns(reader: StepReader) -> EpisodeTable:
 
 
 def returns_are_known(manifest: Manifest) -> bool:
-    """Whether episodes have returns: not where rewards are sums over n steps and those of single steps are gone."""
+    """Whether episodes have returns: not if rewards are sums over n steps and the rewards of single steps are gone."""
     return return_field_of(manifest) is not None or not any(
         field.key == NEXT_REWARD and _is_number(field) for field in manifest.fields
     )
@@ -329,9 +329,9 @@ def sum_rewards(reader: StepReader, starts: Array, lengths: Array) -> Array:
 
 
 def episode_returns(rewards: Array, starts: Array, lengths: Array) -> Array:
-    """Add the rewards of each episode strictly one after the other, as `running_return` does for one of them.
+    """Add the rewards of each episode strictly one after another, as `running_return` does for one episode.
 
-    Few long episodes are added up one by one, many short ones all at once step by step.
+    A few long episodes are added one by one, many short ones step by step all at once.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data, and their sum may be NaN
         if len(starts) <= int(lengths.max()):

@@ -16,7 +16,7 @@ _WIDE = 16
 
 
 class RowSpans:
-    """Runs of row numbers, `[start, stop)` each, one after the other; empty ones are left out."""
+    """Runs of row numbers, `[start, stop)` each, one after another; empty ones are left out."""
 
     def __init__(self, starts: _Array, stops: _Array) -> None:
         there = stops > starts

@@ -44,11 +44,11 @@ class EpisodeShards:
 
     @classmethod
     def of(cls, reader: TedReader | PackedReader) -> EpisodeShards:
-        """Cut a dataset into the shards of the stream that it was made from, else into `SHARD_BYTES`.
+        """Divide a dataset into the shards of the stream from which it was made, or into shards of `SHARD_BYTES`.
 
-        The latter have the episode that reaches beyond. Those of a source are taken unless they are much larger. Videos
-        count with what they take on average, and a shard with as much as the largest has of each camera: fewer shards
-        share a video.
+        In the latter case a shard includes the episode that exceeds the size. The source's shards are used unless they
+        are much larger. Videos count with their average size, and a shard with the largest share of each camera: then
+        fewer shards share a video.
         """
         lengths = reader.episodes.length.astype(np.int64)
         videos = [file.size for file in reader.manifest.files if file.path.startswith(VIDEOS)]
@@ -150,10 +150,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardDigests:
-    """The digests of the bytes that each shard has of each file of rows, "" for none.
+    """The digest of the bytes that each shard has in each file of rows; "" if it has none.
 
-    `content_digest` is that of the dataset, and `bounds` are those of its shards. The manifest has digests of whole
-    files, with which a part of one cannot be compared.
+    `content_digest` identifies the dataset, and `bounds` its shards. The manifest only has digests of whole files, with
+    which a part of a file cannot be compared.
     """
 
     content_digest: str
@@ -182,9 +182,9 @@ class ShardDigests:
 
     @classmethod
     def parse(cls, data: bytes, reader: TedReader | PackedReader, bounds: Numbers) -> ShardDigests | None:
-        """Read the digests of the shards of a dataset; None for those of another one, or of other shards.
+        """Read the digests of the shards of a dataset; None if they belong to another dataset, or to other shards.
 
-        FormatError for bytes that are none.
+        FormatError if the bytes are something else.
         """
         found = decode(cls, parse_json(data, SHARD_DIGESTS), SHARD_DIGESTS)
         if any(len(digests) != len(found.bounds) - 1 for digests in found.files.values()):
@@ -193,6 +193,6 @@ class ShardDigests:
         return found if same and list(found.bounds) == bounds.tolist() else None
 
     def fits(self, name: str, number: int, path: Path, range_: Range) -> bool:
-        """Whether the bytes of a file at `path` are those that a shard has of the file `name`."""
+        """Whether the bytes of a file at `path` are the ones that a shard has of the file `name`."""
         digests = self.files.get(name)
         return digests is not None and digest_file(path, *range_) == digests[number]

@@ -22,7 +22,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Chosen:
-    """Episodes of a dataset, one after the other: those in the rows `rows`, ascending, of its episode table."""
+    """Episodes of a dataset, one after another: those in the rows `rows`, ascending, of its episode table."""
 
     reader: StepReader
     rows: Array
@@ -44,12 +44,12 @@ class Chosen:
 
     @cached_property
     def text(self) -> list[dict[str, str]] | None:
-        """Text that belongs to the episodes; None where there is none."""
+        """The texts of the episodes; None if there are none."""
         texts = self.reader.episode_text
         return None if texts is None else [texts[row] for row in self.rows.tolist()]
 
     def episode(self, position: int) -> tuple[int, int]:
-        """Where the steps of the episode at `position` lie in the whole dataset, half-open."""
+        """Return where the steps of the episode at `position` are in the whole dataset, half-open."""
         table, row = self.reader.episodes, int(self.rows[position])
         start = int(table.start[row])
         return start, start + int(table.length[row])

@@ -106,12 +106,14 @@ class StaleListing(DatasetNotFoundError):
 class RemoteFile:
     """One file of a remote dataset.
 
-    `path` is below the dataset's folder, with `/` between its parts. `checksum` is what the remote states about the
-    bytes, as `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or `crc32c:…` in lower-case hex; None where it states
-    nothing, as with plain URLs: then the size decides, and the manifest states that the file is not verified by the
-    remote. `size` in bytes is None where the remote does not give it, which needs a file without checksum.
-    `addresses` are where it can be had, in the order in which to try them. `version` is any text that changes when
-    the bytes do, such as an ETag; None where there is none, or where the checksum states it.
+    Attributes:
+        path: relative to the dataset's folder, with `/` between its parts.
+        checksum: what the remote states about the bytes: `sha256:…`, `git-sha1:…` (of the git blob), `md5:…` or
+            `crc32c:…` in lower-case hex. None if it states nothing, as for plain URLs: then the size decides, and the
+            manifest records that the file is not verified by the remote.
+        size: in bytes; None if the remote does not give it, which is only possible without a checksum.
+        addresses: from where it can be fetched, in the order in which to try them.
+        version: any text that changes with the bytes, such as an ETag; None if there is none, or the checksum serves.
     """
 
     path: str
@@ -138,9 +140,10 @@ class RemoteFile:
 class RemoteDataset:
     """One dataset at one state of the remote.
 
-    `address` states where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`. `revision` is the
-    exact state, which the remote can be asked for again; None where it keeps no history. `steps` and `episodes`
-    are what the source's own metadata claims, None where it does not state.
+    Attributes:
+        address: where it is, for people: `hf://ORGANISATION/REPOSITORY@9f31c2e…/door/human-v2`.
+        revision: the exact state, which can be requested from the remote again; None if it keeps no history.
+        steps, episodes: what the source's own metadata claims; None if it does not say.
     """
 
     id: str
@@ -173,10 +176,11 @@ class RemoteDataset:
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """A part of a remote dataset that can be read alone: its files, with those of the metadata.
+    """A part of a remote dataset that can be read alone: its files, including metadata.
 
-    `episodes` are the numbers that it has, `A:B` or several of these, None where it has all that are in its files. Then
-    they are numbered from 0 in each shard. With a `span` it is the part of its one file that begins in these bytes.
+    `episodes` are the numbers of its episodes, `A:B` or several of these; None if it has all episodes in its files,
+    which are then numbered from 0 in each shard. With a `span` it is the part of its only file that begins in these
+    bytes.
     """
 
     files: tuple[RemoteFile, ...]
@@ -212,9 +216,9 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All datasets of a remote, in the order of their ids, as they were at `fetched` (UTC, ISO 8601).
+    """All datasets of a remote, ordered by id, as they were at `fetched` (UTC, ISO 8601).
 
-    `problems` and `unreachable` are those of `Ids`.
+    `problems` and `unreachable` are explained at `Ids`.
     """
 
     remote: str
@@ -276,10 +280,10 @@ class Source(Closing, ABC):
         """Return the ids of all datasets, with as few requests as possible."""
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """Return all datasets with what the remote states about them; the default gives their ids alone.
+        """Return all datasets with what the remote states about them; the default only gives their ids.
 
-        Entries of `known` whose state is unchanged need not be asked for again. `progress` takes how many of how many
-        datasets are done.
+        Entries of `known` whose state is unchanged need not be requested again. `progress` gets how many datasets are
+        done, and how many there are.
         """
         found = self.ids()
         entries = tuple(CatalogueEntry(one) for one in found.ids)
@@ -288,9 +292,9 @@ class Source(Closing, ABC):
 
     @abstractmethod
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Return the files of exactly this dataset, at a branch, tag or commit (the newest if None).
+        """Return the files of exactly this dataset, at a branch, tag or commit (None: the newest).
 
-        Its steps and episodes are needed with `totals` alone. DatasetNotFoundError for an id that is not there.
+        Its steps and episodes are only needed with `totals`. DatasetNotFoundError if the id does not exist.
         """
 
     def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
@@ -298,11 +302,11 @@ class Source(Closing, ABC):
         return dataset.files
 
     def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
-        """Return those of the files that the reader opens with these options; all by default."""
+        """Return the files that the reader opens with these options; by default all."""
         return files
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> Sequence[RemoteShard]:
-        """Return the parts of a dataset that a stream reads one after the other; by default it is in one.
+        """Return the parts of a dataset that a stream reads one after another; by default a single part.
 
         Files that are fetched to find them are put into `folder`, and are not fetched again for each shard.
         """
@@ -388,12 +392,16 @@ class Source(Closing, ABC):
         progress: Advance | None = None,
         note: Note | None = None,
     ) -> None:
-        """Bring the files to `folder`, each verified; what is there already and is sound is not fetched again.
+        """Fetch the files to `folder` and verify each; files that already exist and are sound are not fetched again.
 
-        `progress` takes how many more bytes are sound, also of those that were there; `note` what went wrong and is
-        tried again. An interrupted fetch leaves what it has, and the next one resumes it. Raises also
-        OutOfSpaceError, CorruptDataError if the bytes of a file never match its checksum, and StaleListing if the
-        remote has changed since it was described; FormatError for a file that is not there in the end.
+        `progress` gets how many more bytes are sound, including existing ones; `note` gets what went wrong and is tried
+        again. An interrupted fetch keeps what it has, and the next one resumes it.
+
+        Raises:
+            OutOfSpaceError: the disk is full.
+            CorruptDataError: the bytes of a file never match its checksum.
+            StaleListing: the remote has changed since it was described.
+            FormatError: a file is missing in the end.
         """
         self.download(files, folder, progress or (lambda amount: None), note or (lambda text: None))
         for file in files:

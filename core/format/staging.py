@@ -1,13 +1,13 @@
 """Atomic publishing: a result is built in a hidden, locked folder next to its destination and swapped in.
 
-At every instant the destination is absent, the old one or the new one. A folder that a killed process left
-behind is not locked any more; the next one to publish at the same place sweeps it.
+At every instant the destination is either missing, the old result or the new one. A folder left behind by a killed
+process is no longer locked; the next publication at the same place removes it.
 
-Files of a new dataset that are equal to files of its source can share their room on the disk: where the file system
-shares blocks (Btrfs, XFS), the kernel compares the two files and lets them share what is equal. Each can be written to
-later, and the other stays as it is. Elsewhere a file becomes a hard link, if the source's is one that nobody writes to:
-no permission to write, for anybody, and owned by the user of this process. A file that may be written to is never
-linked, since both datasets would change. Where neither is possible, the file stays a copy.
+Files of a new dataset that equal files of its source can share their disk blocks. On file systems that share blocks
+(Btrfs, XFS), the kernel compares the two files and lets them share what is equal; either can be written later without
+changing the other. Elsewhere a file becomes a hard link, if nobody writes to the source's file: it has no write
+permission for anybody, and belongs to the user of this process. A file that may be written is never linked, since both
+datasets would change. If neither is possible, the file stays a copy.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def lock_folder(folder: Path, *, wait: bool = False, within: int | None = None) -> int:
     """Lock a folder for this process and return the descriptor whose closing unlocks it.
 
-    Returns -1 if the folder is not there, or was removed or replaced meanwhile; without `wait` also if another
-    process has it. `within` is the descriptor of the parent folder; OSError then for a link.
+    Returns -1 if the folder does not exist, or was removed or replaced meanwhile; without `wait` also if another
+    process holds the lock. `within` is the descriptor of the parent folder; then OSError for a link.
     """
     name: str | Path = folder if within is None else folder.name
     try:
@@ -398,15 +398,17 @@ def require_removable(path: Path) -> None:
 def remove_dataset(path: Path, *, below: Path | None = None) -> None:
     """Remove what `require_removable` allows; cut short, it leaves the whole dataset, or a leftover."""
     require_removable(path)
-    sweep(path, below=below)  # what a swap left aside would otherwise be taken for the dataset, and put in its place
+    sweep(path, below=below)  # otherwise a folder left by a swap would be mistaken for the dataset and restored
     if any(path.parent.glob(_pattern(path, _ASIDE))) or not remove_at_once(path, below=below):
         raise _busy(path)
 
 
 def remove_at_once(folder: Path, *, near: Path | None = None, below: Path | None = None) -> bool:
-    """Remove a folder so that nobody finds half of it: it becomes a leftover next to `near`, by default itself.
+    """Remove a folder so that nobody sees half of it: it is first renamed to a leftover next to `near`, by default
+    itself.
 
-    Returns False, with nothing changed, if it is not there or another process has it locked.
+    Returns:
+        False, with nothing changed, if it does not exist or another process has it locked.
     """
     try:
         with _folder_around(folder, below) as within:
@@ -453,12 +455,15 @@ _RANGE = struct.Struct("=QQHHIqQQiI")  # struct file_dedupe_range, with one stru
 
 
 def share_files(folder: Path, made: Manifest, sources: Iterable[StepReader], *, links: bool = False) -> int:
-    """Let the files of a dataset, which is whole but not published yet, share room with equal ones of its sources.
+    """Let the files of a complete, unpublished dataset share disk blocks with equal files of its sources.
 
-    Equal are files whose sizes and digests are; their bytes are compared again before they are shared. Of a file that
-    has no equal, the first blocks may be those of the file of that name in the first source, as after a merge. `links`
-    allows hard links, between datasets in layout `ted`: files of others may be continued in place. Returns the bytes
-    shared. What cannot be shared stays as it is, without an error.
+    Files are equal if their sizes and digests are; their bytes are compared again before they are shared. The first
+    blocks of a file without an equal may be shared with the file of the same name in the first source, as after a
+    merge. `links` allows hard links, between datasets in layout `ted`; files of other layouts may be continued in
+    place. What cannot be shared stays as it is, without an error.
+
+    Returns:
+        The number of bytes shared.
     """
     known: dict[tuple[int, str], list[tuple[Path, bool]]] = {}
     named: dict[str, list[tuple[Path, bool]]] = {}
@@ -517,7 +522,7 @@ def is_read_only(found: os.stat_result) -> bool:
 
 
 def may_be_shared(found: os.stat_result) -> bool:
-    """Whether a file may be that of another dataset, too, and must not be written to."""
+    """Whether a file may also belong to another dataset, and must not be written to."""
     return found.st_nlink > 1 or not found.st_mode & 0o222
 
 

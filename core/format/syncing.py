@@ -94,11 +94,13 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 class NewFile:
-    """A new file, in folders made if need be, that is written from its beginning on; `size` is what was written.
+    """A new file, in folders that are created if necessary, written from its beginning; `size` is what was written.
 
-    `mode` are its permissions. With `expected` bytes, if that is known, the system finds room for all of them at once.
-    With `resumed`, the file is there, and its first bytes are those of the record: writing continues after them.
-    CorruptDataError where they are not.
+    Args:
+        mode: its permissions.
+        expected: the number of bytes, if known, for which the system allocates space at once.
+        resumed: the record of the existing beginning of the file, after which writing continues; CorruptDataError if
+            the file's first bytes do not match it.
     """
 
     def __init__(self, path: Path, resumed: FileRecord | None = None, *, expected: int = 0, mode: int = 0o666) -> None:
@@ -149,7 +151,7 @@ class NewFile:
         self._started = self.size
 
     def sync(self) -> None:
-        """Bring all of it to the disk, as `sync_file` does; a file that `complete` has closed is there."""
+        """Bring all of it to the disk, as `sync_file` does; a file closed by `complete` already is there."""
         if self.descriptor >= 0:
             sync_file(self.descriptor, self.path)
 
@@ -216,7 +218,7 @@ class Unsynced:
         else:
             place = built.lstat()
             folders, found = [], {str(built): (place.st_dev, place.st_ino)}
-        # Descriptors that are held make room for those of the other files.
+        # Descriptors kept open are closed to make room for the other files'.
         waiting = sorted(
             (path for path in found if found[path] not in self._done), key=lambda path: found[path] not in self._held
         )

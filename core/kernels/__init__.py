@@ -1,1 +1,1 @@
-"""The few hot loops, compiled by numba where it is installed, each with a plain twin that does the same without."""
+"""The few hot loops: compiled by numba if it is installed, each with an equivalent in NumPy or torch."""

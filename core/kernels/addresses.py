@@ -1,4 +1,4 @@
-"""Memory access by address, and prefetching, for functions compiled by numba, which has neither."""
+"""Memory access by address, and prefetching, for functions compiled by numba, which offers neither."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
 
 BLOCK = 64
-"""Bytes of a cache line."""
+"""Size of a cache line in bytes."""
 
-utilities: Any = cgutils  # annotated in part
+utilities: Any = cgutils  # only partly annotated
 
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(32)
@@ -25,13 +25,13 @@ _READ, _KEEP, _DATA = (ir.Constant(_INT, value) for value in (0, 3, 1))
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Numba's `intrinsic`, typed: its annotations describe this function, not the compiled one."""
+    """Numba's `intrinsic`, typed: the annotations are those of the Python function, not of the compiled one."""
     return typed_intrinsic(function)
 
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask the processor to bring the 64 bytes around `address` near; any number will do, also one that is none."""
+    """Ask the processor to load the cache line at `address`; an invalid address has no effect."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
@@ -44,7 +44,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-    """Copy `count` bytes from one address to another; the two ranges lie apart."""
+    """Copy `count` bytes from one address to another; the ranges must not overlap."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         places = (builder.inttoptr(address, _BYTES) for address in arguments[:2])
@@ -81,7 +81,9 @@ def floats_at(address: int, count: int) -> Any:
 
 @intrinsic
 def float_at(typing_context: Any, address: Any) -> Any:
-    """Return the float64 at an address that is a multiple of 8; unlike an index it is not checked for its sign."""
+    """Return the float64 at an address that is a multiple of 8; unlike an index, it is not checked for being
+    negative.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()), align=8)
@@ -90,9 +92,9 @@ def float_at(typing_context: Any, address: Any) -> Any:
 
 
 def _extreme_of_16(comparison: str, *, positive: bool = False) -> Any:
-    """Make a function that finds the extreme of the 16 float64 at an address, four by four.
+    """Make a function that finds the extreme of 16 float64 at an address, four at a time.
 
-    The compiler does not find that by itself: it makes 15 comparisons of single numbers of it.
+    The compiler would make 15 comparisons of single numbers instead.
     """
     lanes, count = ir.VectorType(ir.DoubleType(), 4), 16
 
@@ -118,13 +120,13 @@ def _extreme_of_16(comparison: str, *, positive: bool = False) -> Any:
 
 greatest_of_16, least_of_16 = _extreme_of_16(">"), _extreme_of_16("<")
 least_above_0_of_16 = _extreme_of_16("<", positive=True)
-"""Return the extreme of the 16 float64, of which none is NaN, at an address that is a multiple of 8; infinity if none
-is above 0."""
+"""Return the extreme of the 16 float64 (none of them NaN) at an address that is a multiple of 8; the least positive one
+is infinity if there is none."""
 
 
 @intrinsic
 def word_at(typing_context: Any, address: Any) -> Any:
-    """Return the 8 bytes at an address, which need not be a multiple of 8, as uint64 in the order of the machine."""
+    """Return the 8 bytes at any address as uint64, in the machine's byte order."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
@@ -159,12 +161,12 @@ def _copy_of(count: int) -> Any:
 
 
 copy_1, copy_4, copy_8 = map(_copy_of, (1, 4, 8))
-"""Copy so many bytes from one address to another, neither of which need be a multiple of anything."""
+"""Copy this many bytes between two addresses of any alignment."""
 
 
 @numba.njit(inline="always")
 def copy_row(target: int, source: int, width: int) -> None:
-    """Copy `width` bytes, of which there are mostly few."""
+    """Copy `width` bytes, usually a small number."""
     if width == 8:
         copy_8(target, source)
     elif width == 1:
@@ -177,7 +179,7 @@ def copy_row(target: int, source: int, width: int) -> None:
 
 @numba.njit(inline="always")
 def ask_for(address: int, width: int, reach: int) -> None:
-    """Ask for all lines of the cache that hold `width` bytes, but no further than `reach`."""
+    """Prefetch all cache lines that hold `width` bytes, but none beyond `reach`."""
     stop = address + min(width, reach)
     prefetch(address)
     line = (address & -BLOCK) + BLOCK
@@ -188,9 +190,9 @@ def ask_for(address: int, width: int, reach: int) -> None:
 
 @intrinsic
 def stream_block(typing_context: Any, target: Any, source: Any) -> Any:
-    """Copy `BLOCK` bytes to an address that is a multiple of as many, past the caches where the processor can.
+    """Copy `BLOCK` bytes to an aligned address, bypassing the caches if the processor can.
 
-    So the target is not read before it is written. Other threads may see it late unless a `fence` follows.
+    The target is then not read before it is written. Other threads may see it late unless a `fence` follows.
     """
     lanes = 4
 
@@ -208,7 +210,7 @@ def stream_block(typing_context: Any, target: Any, source: Any) -> Any:
 
 @intrinsic
 def fence(typing_context: Any) -> Any:
-    """Let nothing that was written before be seen after what is written from now on."""
+    """Make all earlier writes visible before any later one."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")

@@ -1,7 +1,7 @@
 """Loops over rows of several columns, and over packed records; importing this imports numba.
 
-The machine code is kept in files, and loaded from there by the next process: in the folder of this module if it can be
-written, else in the user's cache folder; `NUMBA_CACHE_DIR` in the environment overrides both.
+The machine code is cached in files and loaded by later processes: in the folder of this module if it is writable,
+otherwise in the user's cache folder; the environment variable `NUMBA_CACHE_DIR` overrides both.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from .addresses import BLOCK, ask_for, copy_1, copy_4, copy_8, copy_bytes, copy_row, fence, stream_block
 
-# What is known to come is asked for this many rows ahead: enough to have as many reads under way as the processor can,
-# few enough to be still there when their turn comes. The processor follows wide rows by itself after the first lines.
+# How many rows ahead to prefetch: enough to keep as many reads in flight as the processor supports, and few enough that
+# they are still in the cache when needed. After the first lines of wide rows the processor prefetches by itself.
 _AHEAD = 16
 _REACH = 8 * BLOCK
-# A column of so many bytes stays in the caches of a core.
+# A column of up to this many bytes stays in the caches of a core.
 _NEAR = 1 << 19
-# Where so many rows on the average follow one another, as in slices of trajectories, they are copied together.
+# If at least this many rows are consecutive on average, as in slices of trajectories, runs are copied in one piece.
 _SHORT = 4
-# Runs of this many bytes and more go past the caches: nobody reads them soon, and their places need not be read first.
+# Runs of at least this many bytes bypass the caches: nobody reads them soon, and their target need not be read first.
 _STREAMED = 8192
 
 
 @numba.njit(inline="always")
 def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) -> int:
-    """Note where stretches of rows that follow one another stop; return how many there are, or -1 if there is none."""
+    """Find the ends of runs of consecutive rows; return how many there are, or -1 if a row does not exist."""
     found = 0
     for number in range(1, numbers.size + 1):
         if number == numbers.size or numbers[number] != numbers[number - 1] + 1:
@@ -42,10 +42,10 @@ def _find_runs(numbers: NDArray[np.int64], rows: int, stops: NDArray[np.int64]) 
 
 @numba.njit("void(int64, int64, int64, int64[::1], int64)", nogil=True, cache=True)
 def _gather_column(place: int, width: int, target: int, numbers: NDArray[np.int64], rows: int) -> None:
-    """Copy rows of one column, all of which are there.
+    """Copy rows of one column, all of which exist.
 
-    The processor overlaps the reads of narrow rows by itself, and those of a column that fits into its caches come
-    soon: to ask for them ahead would take longer than to wait.
+    The processor overlaps the reads of narrow rows by itself, and rows of a column that fits into its caches arrive
+    quickly: prefetching them would take longer than waiting.
     """
     count = numbers.size
     if width == 8:
@@ -77,10 +77,10 @@ def gather_rows(
     numbers: NDArray[np.int64],
     rows: int,
 ) -> int:
-    """Copy the rows `numbers` of every column, one below the other, to the addresses `targets`.
+    """Copy the rows `numbers` of every column, one below another, to the addresses `targets`.
 
-    Columns lie at the addresses `places` and have `widths` bytes a row. Negative numbers count from the end of the
-    first `rows` rows. Returns -1, or where in `numbers` there is one of a row beyond them: then not all is copied.
+    Columns are at the addresses `places` and have `widths` bytes a row. Negative numbers count from the end of the
+    first `rows` rows. Returns -1, or the position in `numbers` of a row that does not exist; then only part is copied.
     """
     count = numbers.size
     stops = np.empty(count // _SHORT, np.int64)
@@ -124,9 +124,9 @@ def gather_parts(
     stops: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> int:
-    """Copy rows of several tables with the same columns, as `gather_rows` does of one.
+    """Copy rows of several tables with the same columns, as `gather_rows` does for one.
 
-    The numbers before `stops[0]` are of the table `members[0]`, whose columns lie at `places[members[0]]` and have
+    Numbers before `stops[0]` belong to the table `members[0]`, whose columns are at `places[members[0]]` and have
     `rows[0]` rows, and so on.
     """
     begin, ends = 0, targets.copy()
@@ -148,7 +148,7 @@ def gather_parts(
 def scale_parts(
     chances: NDArray[np.float64], stops: NDArray[np.int64], sizes: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> None:
-    """Scale fractions in [0, 1) to integers below `sizes[0]`, those before `stops[0]`, and so on."""
+    """Scale fractions in [0, 1) to integers: those before `stops[0]` below `sizes[0]`, and so on."""
     begin = 0
     for part in range(stops.size):
         for place in range(begin, stops[part]):
@@ -169,18 +169,18 @@ def achieve(
     strategy: int,
     found: NDArray[np.int64],
 ) -> None:
-    """Choose for each row of a ring another one of its trajectory.
+    """Choose, for each row of a ring, a row of its trajectory.
 
-    `firsts` and `lasts` are the steps of the trajectories, the oldest first: absolute numbers from `oldest` on, whose
-    row is the number modulo `capacity`. `strategy` is 0 for the step itself or a later one, 1 for the last one, 2 for
-    any of the trajectory.
+    `firsts` and `lasts` are the first and last steps of the trajectories, oldest first, as absolute numbers from
+    `oldest` on; the row of a step is its number modulo `capacity`. `strategy` is 0 for the step itself or a later one,
+    1 for the last one, 2 for any one of the trajectory.
     """
     count, turn = rows.size, oldest % capacity
     runs, steps = np.zeros(count, np.int64), np.empty(count, np.int64)
     for number in range(count):
         steps[number] = oldest - turn + rows[number] + (capacity if rows[number] < turn else 0)
     left = lasts.size
-    while left > 1:  # one bisection of all rows after the other: nothing waits for memory, or for a wrong guess
+    while left > 1:  # one bisection step for all rows at a time, so that neither reads nor branches stall
         half = left >> 1
         for number in range(count):
             runs[number] += half * np.int64(lasts[runs[number] + half - 1] < steps[number])
@@ -209,12 +209,12 @@ def gather_in_hindsight(
     capacity: int,
     strategy: int,
 ) -> int:
-    """Copy rows of every column as `gather_rows` does, the first of them with other goals.
+    """Copy rows of every column as `gather_rows` does; the first rows get other goals.
 
-    `table` holds for each column its address, its width, and 0, or the address of the column of as wide rows that the
-    goals are in. As many rows as there are chances get one from the row that `achieve` chooses by them; strategy 3
-    takes any row of all. Numbers are not negative. Returns -1, or a number from 0 on where a row is beyond the first
-    `rows` rows: then nothing is copied.
+    For each column, `table` holds its address, its width, and either 0 or the address of the equally wide column from
+    which goals are taken. Each of the first rows, as many as there are chances, gets the goal of the row that `achieve`
+    chooses; strategy 3 takes any row of all. Numbers are not negative. Returns -1; or a number from 0, with nothing
+    copied, if a row is beyond the first `rows` rows.
     """
     count = chances.size
     for number in range(numbers.size):
@@ -229,7 +229,7 @@ def gather_in_hindsight(
     else:
         return 0
     for number in range(count):
-        if found[number] < 0 or found[number] >= rows:  # the trajectories are those of another instant
+        if found[number] < 0 or found[number] >= rows:  # the trajectories changed meanwhile
             return number
     for column in range(table.shape[1]):
         place, width, goals, target = table[0, column], table[1, column], table[2, column], targets[column]
@@ -245,7 +245,7 @@ def gather_in_hindsight(
 def copy_runs(
     places: NDArray[np.int64], widths: NDArray[np.int64], sources: NDArray[np.int64], start: int, count: int
 ) -> None:
-    """Copy `count` rows of every column, which lie together at the addresses `sources`, to the rows from `start` on."""
+    """Copy `count` rows of every column, adjacent at the addresses `sources`, to the rows from `start` on."""
     for column in range(places.size):
         size = widths[column] * count
         target, source = places[column] + widths[column] * start, sources[column]
@@ -261,12 +261,12 @@ def copy_runs(
                 source += BLOCK
             size = stop - target
         copy_bytes(target, source, size)
-    fence()  # streamed or not: later writes announce the rows to other threads
+    fence()  # later writes announce these rows to other threads
 
 
 # Packed records ------------------------------------------------------------------------------------
 
-# As for rows of columns: records are asked for this many ahead.
+# How many records ahead to prefetch, as for rows of columns.
 _RECORDS_AHEAD = 12
 _RECORDS_REACH = 16 * BLOCK
 
@@ -275,12 +275,18 @@ _RECORDS_REACH = 16 * BLOCK
 def _locate(
     numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDArray[np.int64], found: NDArray[np.int64]
 ) -> int:
-    """Find the addresses of the records of some steps, and of what came after them, in turns.
+    """Find the addresses of the records of some steps, and of the records after them, alternately.
 
-    `table` holds the first step of each episode and the number of steps; where the explicit next rows of each
-    episode begin, or -1; and the episode of every `1 << shift`-th step. `head` holds the number of episodes, the
-    shift, the addresses of the records and of the explicit next rows, and the bytes of a record. Negative numbers
-    count from the end. Returns -1, or where in `numbers` there is a step beyond them.
+    Args:
+        numbers: the steps; negative ones count from the end.
+        table: the first step of each episode, followed by the number of steps; the start of each episode's explicit
+            next rows, or -1; and the episode of every `1 << shift`-th step.
+        head: the number of episodes, the shift, the addresses of the records and of the explicit next rows, and the
+            bytes of a record.
+        found: gets the addresses.
+
+    Returns:
+        -1, or the position in `numbers` of a step that does not exist.
     """
     episodes, shift, base, explicit, size = head[0], head[1], head[2], head[3], head[4]
     coarse = 2 * episodes + 1
@@ -313,11 +319,11 @@ def gather_fields(
     fields: NDArray[np.int64],
     memory: NDArray[np.uint8],
 ) -> int:
-    """Copy fields of the records of some steps into `memory`, one row below the other.
+    """Copy fields of the records of some steps to `memory`, one row below another.
 
-    Each of `fields` is an offset in the record, a width, and where in `memory` its rows begin; the first `head[6]` are
-    taken from the step's record, the others from the one after. `head[5]` bytes of each are asked for ahead. The rest
-    is as for `_locate`.
+    Each of `fields` is an offset in the record, a width, and where in `memory` its rows begin; the first `head[6]` come
+    from the step's record, the others from the record after it. `head[5]` bytes of each record are prefetched.
+    Everything else is as for `_locate`.
     """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)
@@ -341,7 +347,9 @@ def gather_fields(
 
 @numba.njit("int64(int64[::1], int64[::1], int64[::1], int64)", nogil=True, cache=True)
 def gather_spans(numbers: NDArray[np.int64], table: NDArray[np.int64], head: NDArray[np.int64], target: int) -> int:
-    """Copy the record of each step, and behind it the beginning of the record after, to `target`; else as above."""
+    """Copy the record of each step, followed by the beginning of the record after it, to `target`; otherwise
+    as above.
+    """
     found = np.empty(2 * numbers.size, np.int64)
     beyond = _locate(numbers, table, head, found)
     if beyond >= 0:

@@ -12,7 +12,7 @@ from .addresses import ask_for, byte_at, copy_bytes, prefetch, word_at
 
 Numbers = NDArray[np.int64]
 
-# Slots are asked for this many rows ahead, and half as many rows ahead the key that the slot names.
+# How many rows ahead slots are prefetched; the key that a slot refers to is prefetched half as far ahead.
 _AHEAD = 16
 _REACH = 128
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -43,7 +43,7 @@ def _rounds(v0: Any, v1: Any, v2: Any, v3: Any, count: int) -> tuple[Any, Any, A
 
 @numba.njit("void(int64, int64, uint64[::1], uint64[::1])", nogil=True, cache=True)
 def siphash_rows(place: int, width: int, key: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
-    """Hash each of the rows of `width` bytes that lie one after the other at an address."""
+    """Hash each of the rows of `width` bytes that are adjacent at an address."""
     whole = width & -8
     for number in range(hashes.size):
         address = place + number * width
@@ -63,7 +63,9 @@ def siphash_rows(place: int, width: int, key: NDArray[np.uint64], hashes: NDArra
 
 @numba.njit("void(float64[:, ::1], float64[:, ::1], float64[:, ::1])", nogil=True, cache=True)
 def project_rows(rows: NDArray[np.float64], matrix: NDArray[np.float64], projected: NDArray[np.float64]) -> None:
-    """Multiply rows with a matrix, adding in the order of the columns: the result is the same on every machine."""
+    """Multiply rows with a matrix, adding in the order of the columns, so that the result is the same on every
+    machine.
+    """
     features, components = matrix.shape
     for number in range(rows.shape[0]):
         sums = projected[number]
@@ -76,20 +78,21 @@ def project_rows(rows: NDArray[np.float64], matrix: NDArray[np.float64], project
 
 # The table -----------------------------------------------------------------------------------------
 
-# A slot is a hash and an entry's number plus 1, which is 0 for a free one. A hash is searched for from a slot on that
-# depends on it, up to the first free slot. Entries are numbered in the order in which they came.
+# The table uses open addressing. A slot holds a hash and an entry's number plus 1, or 0 if it is free. The search for a
+# hash begins at a slot that depends on it and ends at the first free slot. Entries are numbered in the order of
+# arrival.
 
 
 @numba.njit(inline="always")
 def _first_slot(value: int, mask: int) -> Any:
-    """Where the search for a hash starts; hashes that are small numbers spread over the table too."""
+    """Return where the search for a hash begins; hashes that are small numbers are spread over the table, too."""
     mixed = np.uint64(value) * _SPREAD
     return np.int64(mixed >> np.uint64(32)) & mask
 
 
 @numba.njit(inline="always")
 def _are_one(one: int, other: int, width: int) -> bool:
-    """Compare `width` bytes at two addresses."""
+    """Whether `width` bytes at two addresses are equal."""
     whole = width & -8
     for offset in range(0, whole, 8):
         if word_at(one + offset) != word_at(other + offset):
@@ -104,9 +107,9 @@ def _are_one(one: int, other: int, width: int) -> bool:
 def find_keys(
     hashes: Numbers, keys: int, width: int, slots: Numbers, known: int, count: int, extend: bool, found: Numbers
 ) -> int:
-    """Find the entries of keys, -1 for those that are not there, or add these; return the number of entries.
+    """Find the entries of keys; missing keys give -1, or with `extend` are added. Returns the number of entries.
 
-    Keys of `width` bytes lie at the address `keys`, those of the entries at `known`, where there is room for all that
+    Keys of `width` bytes are at the address `keys`, those of the entries at `known`, where there is room for all that
     may be added; the table has more slots than that.
     """
     mask, place, lines = slots.shape[0] - 1, slots.ctypes.data, 16
@@ -137,7 +140,7 @@ def find_keys(
 
 @numba.njit("void(int64[::1], int64[:, ::1])", nogil=True, cache=True)
 def fill_slots(hashes: Numbers, slots: Numbers) -> None:
-    """Enter all hashes of entries into slots that are free."""
+    """Put the hashes of all entries into free slots."""
     mask = slots.shape[0] - 1
     for number in range(hashes.size):
         slot = _first_slot(hashes[number], mask)

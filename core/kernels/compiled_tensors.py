@@ -1,4 +1,4 @@
-"""Finds the bytes of tensors in one call, without entering Python for each; importing this imports numba."""
+"""Finds the memory of tensors in one call, without entering Python for each; importing this imports numba."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .addresses import copy_row, fence, intrinsic, ints_at
 
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(32)
-# How DLPack describes a tensor, in words of 8 bytes: data, device, dimensions and type, shape, strides, offset.
+# DLPack's description of a tensor, in words of 8 bytes: data, device, dimensions and type, shape, strides, offset.
 WORDS = 6
 _DIMENSIONS = (1 << 32) - 1
 WHOLE, APART, ODD = 0, 1, 2
@@ -22,7 +22,7 @@ WHOLE, APART, ODD = 0, 1, 2
 
 @intrinsic
 def _describe(typing_context: Any, function: Any, tensor: Any, found: Any) -> Any:
-    """Call the C function `int function(PyObject *tensor, DLTensor *found)`; returns 0 if it did what it should."""
+    """Call the C function `int function(PyObject *tensor, DLTensor *found)`, which returns 0 on success."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_INT, [_BYTES, _BYTES]).as_pointer()
@@ -45,9 +45,9 @@ def _call(typing_context: Any, function: Any) -> Any:
 
 @numba.njit("boolean(int64[::1], int64, int64[::1])", cache=True)
 def describe(head: NDArray[np.int64], tensor: int, found: NDArray[np.int64]) -> bool:
-    """Describe a tensor in `WORDS` words as DLPack does; False for one that cannot be.
+    """Describe a tensor in `WORDS` words as DLPack does; False if that is impossible.
 
-    `head` begins with the addresses of the function that does so, and of the one that clears Python's error.
+    `head` begins with the addresses of the function that does it, and of the one that clears Python's error.
     """
     if _describe(head[0], tensor, found.ctypes.data) != 0:
         _call(head[1])
@@ -59,10 +59,10 @@ def describe(head: NDArray[np.int64], tensor: int, found: NDArray[np.int64]) -> 
 def _lie_of(
     found: NDArray[np.int64], leaf: NDArray[np.int64], others: NDArray[np.int64], count: int, steps: NDArray[np.int64]
 ) -> int:
-    """Return how a tensor of `count` rows is in memory, -1 for one row without their dimension.
+    """Return how a tensor of `count` rows is laid out in memory (-1: one row without its dimension).
 
-    `WHOLE` without gaps, `APART` if its elements are, with no gaps in each, and `ODD` for others, and for another
-    shape. `steps` get the bytes from one to the next along each dimension that counts elements, 0 for what is missing.
+    `WHOLE`: without gaps; `APART`: elements have no gaps within, but between them; `ODD`: anything else, and another
+    shape. `steps` gets the distance in bytes along each dimension that counts elements, 0 for missing ones.
     """
     dimensions, lead = found[2] & _DIMENSIONS, others.size + (count >= 0)
     if dimensions != lead + leaf[3]:
@@ -71,7 +71,7 @@ def _lie_of(
     step, whole = leaf[4], True
     steps[0] = 0
     for place in range(dimensions - 1, -1, -1):
-        counts = place - lead + others.size  # which of the dimensions of a row that count elements
+        counts = place - lead + others.size  # the number of the dimension, among those of a row that count elements
         size = leaf[5 + place - lead] if place >= lead else others[counts] if counts >= 0 else count
         if shape[place] != size:
             return ODD
@@ -94,13 +94,19 @@ def find_sources(
     steps: NDArray[np.int64],
     count: int,
 ) -> int:
-    """Replace the addresses of Python's tensors by those of their bytes; see `_lie_of` for what it returns of them all.
+    """Replace addresses of Python tensors by the addresses of their bytes; return the worst layout of all, see
+    `_lie_of`.
 
-    `head` is as for `describe`, followed by the dimensions of a row that count elements. Each of `leaves` has the
-    word of the device, that of the type, the bytes of a row, the number of other dimensions, the bytes of a number,
-    and the sizes of those dimensions. Tensors hold `count` rows, or one without its dimension for -1. None of them may
-    be in `memory`, pairs of the first address and the one behind the last in ascending order. Needs the lock of the
-    interpreter.
+    Needs the interpreter lock.
+
+    Args:
+        tensors: the addresses.
+        head: as for `describe`, followed by the dimensions of a row that count elements.
+        leaves: for each tensor the word of its device and of its type, the bytes of a row, the number of other
+            dimensions, the bytes of a number, and the sizes of these dimensions.
+        memory: ranges of addresses, in ascending order, in which no tensor may be.
+        steps: gets the distances between elements.
+        count: the number of rows; -1 for one row without its dimension.
     """
     found, others, rows, lie = np.empty(WORDS, np.int64), head[2:], max(count, 1), WHOLE
     for number in range(tensors.size):
@@ -138,7 +144,7 @@ def copy_apart(
 ) -> None:
     """Copy `count` rows of every column, whose elements are `steps` apart, to the rows from `start` on.
 
-    `others` are the dimensions of a row that count elements. The rest is as for `copy_runs`.
+    `others` are the dimensions of a row that count elements. Everything else is as for `copy_runs`.
     """
     lanes = 1
     for size in others:

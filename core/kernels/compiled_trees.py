@@ -1,10 +1,13 @@
-"""The priority tree in loops that numba compiles; importing this imports numba.
+"""The sum tree of `trees` in loops compiled by numba; importing this imports numba.
 
-The machine code is kept in files, as described in `compiled`.
+The machine code is cached in files, as described in `compiled`.
 
-A node has 16 children, which lie together and fill two lines of the cache: half as deep as a tree of four, and what
-is read at one level is there at once. Batches go down and up level by level, not leaf by leaf, so that the reads of
-one level, which do not depend on each other, overlap.
+A node has 16 children, which are adjacent and fill two cache lines: the tree is half as deep as with four, and
+everything read at one level arrives at once. Batches go up and down level by level, not leaf by leaf, so that the reads
+of one level, which are independent, overlap.
+
+All levels are in one array, leaves first, each level aligned to a multiple of 16; the children of node n are
+`level_below[16 n : 16 n + 16]`.
 """
 
 from __future__ import annotations
@@ -25,23 +28,25 @@ Values = NDArray[np.float64]
 
 _BITS = 4
 _WIDTH = 1 << _BITS
-_LINE = 8  # values in a line of the cache
-_BYTES, _QUARTER = 8 * _WIDTH, 2 * _WIDTH  # of the children of a node, and of a quarter of them
-_AHEAD, _SOON = 16, 8  # so far ahead memory is asked for, in work of little and of more time
-_FOUND = -1.0  # no node has this sum: it marks those to recompute
+_LINE = 8  # values in a cache line
+_BYTES, _QUARTER = 8 * _WIDTH, 2 * _WIDTH  # bytes of a node's children, and of a quarter of them
+_AHEAD, _SOON = 16, 8  # how far ahead to prefetch, in cheap and in expensive iterations
+_FOUND = -1.0  # marks nodes to be recomputed, as no sum is negative
 _NODES = "float64[::1], float64[::1], float64[::1], int64[::1]"  # sums, lows, highs, and where each level starts
 
 
 @numba.njit(inline="always")
 def _four(place: int) -> float:
-    """Add four weights from an address on: always in this order, so that all sums of them are the same number."""
+    """Add four weights from an address on; always in the same order, so that equal sums are equal numbers."""
     total: float = ((float_at(place) + float_at(place + 8)) + float_at(place + 16)) + float_at(place + 24)
     return total
 
 
 @numba.njit(inline="always")
 def _sum_of(place: int) -> float:
-    """Add the weights of the children at an address, in the order in which `_chosen` does: its last sum is this one."""
+    """Add the weights of the children at an address, in the order of `_chosen`, whose last running sum is the same
+    number.
+    """
     total = 0.0
     for quarter in range(place, place + _BYTES, _QUARTER):
         total += _four(quarter)
@@ -50,16 +55,16 @@ def _sum_of(place: int) -> float:
 
 @numba.njit(inline="always")
 def _ask_for_children(place: int) -> None:
-    """Have the children at an address brought near."""
+    """Prefetch the children at an address."""
     prefetch(place)
     prefetch(place + 8 * _LINE)
 
 
 @numba.njit(f"void(int64[::1], {_NODES})", nogil=True, cache=True)
 def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Numbers) -> None:
-    """Recompute nodes just above the leaves from their children, then all above them.
+    """Recompute nodes just above the leaves from their children, then all nodes above them.
 
-    `nodes` are different ones; they are overwritten.
+    `nodes` has no repetitions, and is overwritten.
     """
     leaves, found = starts[1], nodes.size
     at_sums, at_lows, at_highs = sums.ctypes.data, lows.ctypes.data, highs.ctypes.data
@@ -95,7 +100,9 @@ def renew(nodes: Numbers, sums: Values, lows: Values, highs: Values, starts: Num
 def set_leaves(
     index: Numbers, weights: Values, sums: Values, lows: Values, highs: Values, starts: Numbers, capacity: int
 ) -> int:
-    """Give leaves their weights, or all the one in `weights`; return -1, or where `index` names a leaf not there."""
+    """Set the weights of leaves, or a single weight for all; return -1, or the position of an invalid leaf in
+    `index`.
+    """
     count = index.size
     for number in range(count):
         if index[number] < 0 or index[number] >= capacity:
@@ -135,10 +142,10 @@ def update_leaves(
     known: int,
     found: Values,
 ) -> int:
-    """Give leaves below `known` the weights, up to `heaviest`, of priorities that are finite and at least 0.
+    """Set the weights, up to `heaviest`, of leaves below `known`, whose priorities are finite and at least 0.
 
-    `found` gets the largest priority, and where among them it is first. Returns -1, or with nothing changed where
-    there is another leaf, priority or weight.
+    `found` gets the largest priority, and the position of its first occurrence. Returns -1; or another number, with
+    nothing changed, if a leaf, priority or weight is invalid.
     """
     largest, place = -1.0, 0
     for number in range(priorities.size):
@@ -154,10 +161,10 @@ def update_leaves(
 
 @numba.njit(inline="always")
 def _chosen(place: int, mass: float) -> tuple[int, float]:
-    """Find which of the children at an address `mass` falls into, and how far; their sum is above 0.
+    """Find the child at an address into which `mass` falls, and how far; the sum of the children is positive.
 
-    First which four of them, then which of these. There is no branch: the processor could not foresee where it leads,
-    and would start each draw only after the one before.
+    First find the four children, then the one among them. There are no branches: the processor could not predict them,
+    and each draw would start only after the one before.
     """
     first = _four(place)
     second = first + _four(place + _QUARTER)
@@ -180,7 +187,7 @@ def _chosen(place: int, mass: float) -> tuple[int, float]:
     begin = third if third <= mass else begin
     if count < _WIDTH:
         return count, mass - begin
-    # Roundings added up to more than there is: the last child that can be drawn, at its very end.
+    # Because of rounding the mass is beyond all children: take the very end of the last child with a weight.
     count = _WIDTH - 1
     while float_at(place + 8 * count) <= 0:
         count -= 1
@@ -189,9 +196,9 @@ def _chosen(place: int, mass: float) -> tuple[int, float]:
 
 @numba.njit("void(float64[::1], float64[::1], int64[::1], int64[::1], float64[::1])", nogil=True, cache=True)
 def draw_leaves(fractions: Values, sums: Values, starts: Numbers, index: Numbers, weights: Values) -> None:
-    """Find the leaves where fractions of the total fall, and their weights."""
+    """Find the leaves at fractions of the total, and their weights."""
     count, place, root = fractions.size, sums.ctypes.data, starts.size - 2
-    masses = weights  # as long as there are no weights yet
+    masses = weights  # the memory is free until the weights are known
     for number in range(count):
         index[number] = 0
         masses[number] = fractions[number] * sums[starts[root]]
@@ -226,10 +233,10 @@ def draw_parts(
     index: Numbers,
     weights: Values,
 ) -> bool:
-    """Draw from several trees, with the fractions before `stops[0]` from the one at `places[numbers[0]]`, and so on.
+    """Draw from several trees: fractions before `stops[0]` from the tree at `places[numbers[0]]`, and so on.
 
-    A place is `CompiledTree.place`. The weights are divided by the least one of their tree, or of their part.
-    Returns False for a tree with a total that is 0 or not finite.
+    A place is `CompiledTree.place`. Weights are divided by the least one of their tree, or with `by_batch` of their
+    part. Returns False if the total of a tree is 0 or not finite.
     """
     begin = 0
     for part in range(stops.size):
@@ -247,18 +254,18 @@ def draw_parts(
 
 
 class CompiledTree(PriorityTree):
-    """A `PriorityTree` on the CPU; its functions let other threads run while they work."""
+    """A `PriorityTree` on the CPU; its functions release the interpreter lock."""
 
     def __init__(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
         super().__init__(capacity, dtype, device)
-        # All levels in one array, leaves first, each from a multiple of 16 on; `starts` ends with the end of the last.
+        # All levels in one array, leaves first, each aligned to 16; `starts` ends with the end of the last level.
         sizes = [-(-size // _WIDTH) * _WIDTH for size in level_sizes(self.capacity, _WIDTH)]
         self._starts = np.cumsum([0, *sizes])
         self._type = np.float32 if dtype == torch.float32 else np.float64
         nodes = sum(sizes[1:])
-        self._levels = torch.zeros(sum(sizes), dtype=torch.float64)  # torch's memory begins with a line of the cache
+        self._levels = torch.zeros(sum(sizes), dtype=torch.float64)  # torch aligns memory to cache lines
         self._leaves = self._levels[: self.capacity]
         self._sums = self._levels.numpy()
         self._lows = torch.full((nodes,), math.inf, dtype=torch.float64).numpy()
@@ -269,14 +276,14 @@ class CompiledTree(PriorityTree):
         least = self._lows[self._top :].ctypes.data
         place = [self._sums.ctypes.data, self._sums.size, self._starts.ctypes.data, self._starts.size, least]
         self.place: Numbers = np.array(place)
-        """Address and size of the sums and of where the levels start, and the address of the least weight: `PLACE`."""
+        """Addresses and sizes of the sums and of the starts of levels, and the address of the least weight: `PLACE`."""
 
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
         numbers = np.ascontiguousarray(index.numpy(force=True), np.int64)
         given = weights.numpy(force=True) if isinstance(weights, torch.Tensor) else np.array([weights])
         values = np.ascontiguousarray(given.astype(self._type, copy=False), np.float64)
         if values.size not in (1, numbers.size):
-            raise SchemaError(f"there are {values.size} weights, expected {numbers.size}: one for each leaf")
+            raise SchemaError(f"found {values.size} weights, expected {numbers.size}: one for each leaf")
         if set_leaves(numbers, values, *self._nodes, self.capacity) >= 0:
             self._check_index(index)
 

@@ -1,4 +1,4 @@
-"""Hashes of rows of bytes, and tables that number such rows: compiled where numba can be imported, else plain."""
+"""Hashes of rows of bytes, and tables that number such rows: compiled if numba can be imported, otherwise plain."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LEAST = 1024
 def siphash(rows: Bytes, key: bytes) -> Numbers:
     """Hash each row of uint8 `[n, width]` with SipHash-2-4 (Aumasson and Bernstein, 2012); int64 `[n]`.
 
-    `key` is 16 bytes. The hash is the same in every process and on every machine; it is unsigned in the paper, and
-    its bits are those of the int64 here.
+    `key` is 16 bytes. The hash is the same in every process and on every machine. The paper's hash is unsigned; the
+    int64 has the same bits.
     """
     words = np.frombuffer(key, "<u8").astype(np.uint64)
     rows = np.ascontiguousarray(rows)
@@ -33,7 +33,7 @@ def siphash(rows: Bytes, key: bytes) -> Numbers:
 
 
 def _plain_siphash(rows: Bytes, key: NDArray[np.uint64]) -> Numbers:
-    """The same by numpy, one word of all rows after the other."""
+    """The same with NumPy, one word of all rows at a time."""
     count, width = rows.shape
     padded = np.zeros((count, (width // 8 + 1) * 8), np.uint8)
     padded[:, :width] = rows
@@ -70,9 +70,9 @@ def _mix(state: list[NDArray[np.uint64]], rounds: int) -> None:
 
 
 def project(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Multiply float64 `[n, features]` with `[features, components]`, adding in the order of the features.
+    """Multiply float64 `[n, features]` by `[features, components]`, adding in the order of the features.
 
-    A matrix product of BLAS adds in an order that depends on the machine and on the number of rows.
+    The order in a BLAS matrix product would depend on the machine and the number of rows.
     """
     projected = np.zeros((len(rows), matrix.shape[1]))
     compiled = compiled_module("compiled_hashes")
@@ -85,10 +85,10 @@ def project(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[n
 
 
 class KeyTable:
-    """Numbers keys, rows of `width` bytes, from 0 on in the order in which they came.
+    """Numbers keys, rows of `width` bytes, from 0 in the order of arrival.
 
-    Keys are compared byte by byte: two keys with the same hash have different numbers. With a width of 0 the hash is
-    the key. Memory grows by doubling.
+    Keys are compared byte by byte, so that two keys with the same hash get different numbers. With width 0 the hash
+    itself is the key. Memory grows by doubling.
     """
 
     def __init__(self, width: int) -> None:
@@ -111,11 +111,11 @@ class KeyTable:
         return self._keys[: self._count]
 
     def find(self, hashes: Numbers, keys: Bytes) -> Numbers:
-        """Return the numbers of keys, int64 `[n]`, -1 for those that are not there; `keys` is uint8 `[n, width]`."""
+        """Return the numbers of keys, int64 `[n]`, -1 if they are missing; `keys` is uint8 `[n, width]`."""
         return self._search(hashes, keys, extend=False)
 
     def add(self, hashes: Numbers, keys: Bytes) -> Numbers:
-        """Return the numbers of keys, int64 `[n]`; those that are not there come in."""
+        """Return the numbers of keys, int64 `[n]`; missing keys are added."""
         self._make_room(self._count + len(hashes))
         before = self._count
         found = self._search(hashes, keys, extend=True)
@@ -125,7 +125,7 @@ class KeyTable:
         return found
 
     def truncate(self, count: int) -> None:
-        """Forget the entries from number `count` on."""
+        """Remove the entries from number `count` on."""
         if count < self._count:
             hashes, keys = self.hashes[:count].copy(), self.keys[:count].copy()
             self._count = 0
@@ -179,7 +179,7 @@ class PlainTable(KeyTable):
 
 
 class CompiledTable(KeyTable):
-    """A `KeyTable` by open addressing, whose functions let other threads run while they work."""
+    """A `KeyTable` with open addressing; its functions release the interpreter lock."""
 
     def __init__(self, width: int, compiled: ModuleType) -> None:
         super().__init__(width)
@@ -209,7 +209,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def key_table(width: int) -> KeyTable:
-    """Make the compiled kind where numba can be imported, else the plain one."""
+    """Make a compiled table if numba can be imported, otherwise a plain one."""
     compiled = compiled_module("compiled_hashes")
     return PlainTable(width) if compiled is None else CompiledTable(width, compiled)
 

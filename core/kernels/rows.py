@@ -1,15 +1,15 @@
-"""Moves rows between several columns, or packed records, and fresh memory, all columns in one go.
+"""Copies rows between several columns, or packed records, and fresh memory, all columns in one go.
 
-Measured with 11 columns of a million rows (758 bytes a row): the compiled loop takes two thirds to three quarters of
-numpy's time for 256 rows and more, because it asks for rows ahead, and releases the GIL throughout. For a few rows
-both take the same time; writing them in one call instead of one a column saves a half.
+With 11 columns of a million rows (758 bytes a row), the compiled loop takes two thirds to three quarters of NumPy's
+time for 256 rows and more, because it prefetches rows, and it releases the GIL throughout. For a few rows both take the
+same time. Writing them in one call instead of one for each column halves the time.
 
-Batches are gathered by the caller's thread alone. To wake another one, and to be woken by it, takes 40 to 100 µs, and
-700 kB are gathered in 70: on two idle cores two threads take 1.2 to 0.8 of the time for 1 to 7 MB, 0.9 to 0.7 for more,
-and where no core is idle twice as long or far longer. The threads of torch, which spin, need no waking, but a process
-that is forked after their first use hangs in torch. `prefetch` of a buffer has other cores gather whole batches.
+Only the caller's thread gathers a batch. Waking another thread and being woken by it takes 40 to 100 µs, while 700 kB
+are gathered in 70 µs: on two idle cores, two threads take 1.2 to 0.8 of the time for 1 to 7 MB and 0.9 to 0.7 for more;
+if no core is idle, twice as long or much longer. torch's threads spin and need no waking, but a process that is forked
+after their first use hangs in torch. To use other cores, let the buffer `prefetch` whole batches.
 
-The memory of a batch is reused once the batch is freed: allocating it takes longer than filling it.
+The memory of a batch is reused once the batch is freed: allocating is slower than filling.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from ..format.threads import run_together, threads_for_memory
 Array = NDArray[Any]
 Addresses = NDArray[np.int64]
 Memory = Callable[[], Array]
-"""Makes arrays of one shape and type, with anything in them."""
+"""Makes uninitialised arrays of one shape and type."""
 
-# Bytes of one column of a batch. Less comes from memory that the process holds anyway; more is not held on to.
+# Sizes of a batch's column that are worth reusing: smaller ones come from the allocator's own memory, larger ones are
+# not kept.
 _LARGE, _TOO_LARGE = 1 << 18, 1 << 26
 _KEPT = 2
 
@@ -53,7 +54,7 @@ def memory_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
 class ArrayPool:
     """Makes uninitialised arrays of one shape and type; keeps up to two for reuse.
 
-    Tensors and arrays that are views of an array keep a reference to it: it is reused once the last of them is freed.
+    Tensors and arrays that are views of an array hold a reference to it; it is reused once the last of them is freed.
     Thread-safe: an array taken off the list belongs to one thread.
     """
 
@@ -85,18 +86,19 @@ def _first_of(kept: list[Thing]) -> tuple[Thing, int]:
     return first, sys.getrefcount(first)
 
 
-# The reference count of an otherwise unreferenced object depends on the version of Python.
+# The reference count of an object without other references depends on the version of Python.
 _UNUSED = _first_of([object()])[1]
 
 
 class BatchPool:
-    """Makes uninitialised tensors for the columns of a batch, in one go; keeps the arrays of up to two for reuse.
+    """Makes uninitialised tensors for the columns of a batch in one go; keeps the arrays of up to two batches for
+    reuse.
 
-    With `first`, there are also tensors of so many first rows of each column, behind the others: from Python a view of
-    an array is made a tensor in a third of the time of a view of a tensor.
+    With `first`, tensors of that many first rows of each column follow: making a tensor from a view of an array takes a
+    third of the time of making a view of a tensor.
 
-    An array is reused once no tensor and no array is a view of it, as those of an `ArrayPool`, and whether or not
-    others of its batch are. Thread-safe: a batch taken off the list belongs to one thread.
+    An array is reused once no tensor and no array is a view of it, as in an `ArrayPool`, independently of the other
+    arrays of its batch. Thread-safe: a batch taken off the list belongs to one thread.
     """
 
     def __init__(
@@ -105,14 +107,14 @@ class BatchPool:
         self._makers = [functools.partial(np.empty, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         self._first = first
         self._unused = [_UNUSED_IN_LIST] * len(self._makers)
-        if first is not None:  # their arrays are views of the others
+        if first is not None:  # these arrays are views of the others
             self._unused = [_UNUSED_IN_LIST + 1] * len(self._makers) + self._unused
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         self._keeps = max(sizes, default=0) <= _TOO_LARGE
         self._kept: list[tuple[list[Array], Addresses]] = []
 
     def __call__(self) -> tuple[list[torch.Tensor], Addresses]:
-        """Return a tensor for each column, and their addresses, which nobody may change."""
+        """Return a tensor for each column, and their addresses, which must not be changed."""
         kept = self._kept
         for _ in range(len(kept)):
             try:
@@ -120,7 +122,7 @@ class BatchPool:
             except IndexError:  # another thread took it
                 break
             if list(map(sys.getrefcount, batch[0])) == self._unused:
-                # Back on the list only once there are tensors, whose references other threads see.
+                # Return it to the list only once tensors exist, whose references other threads can see.
                 found = list(map(from_numpy, batch[0]))
                 kept.insert(0, batch)
                 return found, batch[1]
@@ -136,14 +138,14 @@ class BatchPool:
         return found, addresses
 
     def _some_again(self) -> list[Array]:
-        """Return the arrays of the oldest batch that are unused, and new ones in place of the others."""
+        """Return the unused arrays of the oldest batch, and new ones in place of the others."""
         try:
             arrays, _ = self._kept.pop(0)
         except IndexError:
             return [make() for make in self._makers]
         counts, columns = list(map(sys.getrefcount, arrays)), len(self._makers)
         unused = [counts[number::columns] == self._unused[number::columns] for number in range(columns)]
-        # `zip` stops at the shorter one: behind the columns there may be views of them.
+        # `zip` stops at the columns; behind them there may be views of them.
         return [make() if not free else array for make, free, array in zip(self._makers, unused, arrays, strict=False)]
 
 
@@ -151,14 +153,14 @@ _UNUSED_IN_LIST = next(map(sys.getrefcount, [object()]))
 
 
 _PART = 8 << 20
-"""Bytes of rows that one of several threads copies at a time."""
+"""How many bytes of rows a thread copies at a time."""
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which takes half of the time of the first use of numba.
+    """Pause the garbage collector, which takes half of the time of numba's first use.
 
-    It finds nothing there: numba makes many long-lived objects, and each collection visits them and those of torch.
+    It finds nothing there: numba makes many long-lived objects, which each collection visits together with torch's.
     """
     if not gc.isenabled():
         yield
@@ -173,14 +175,14 @@ def collector_paused() -> Iterator[None]:
 _ADDRESS = torch.Tensor.data_ptr
 
 Numbers = NDArray[np.int64]
-# As ctypes.memmove, without the result, which costs as much as the copy of a small row.
+# ctypes.memmove without its result, which costs as much as copying a small row.
 _memmove = ctypes.CDLL(None).memmove
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memmove.restype = None
 
 
 class PlainRows:
-    """The rows of arrays that are contiguous and equally long, moved by numpy."""
+    """The rows of contiguous arrays of equal length, copied by NumPy."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = list(arrays)
@@ -206,7 +208,7 @@ class PlainRows:
             self._arrays[number][:rows].take(numbers, 0, out=target.numpy(), mode="wrap")
 
     def gather_to(self, numbers: Numbers, rows: int, addresses: Sequence[int] | Numbers) -> bool:
-        """Copy the rows `numbers` of all arrays to memory; False, with nothing done, where addresses do not help."""
+        """Copy the rows `numbers` of all arrays to these addresses; False, with nothing done, if this kind cannot."""
         return False
 
     @staticmethod
@@ -215,15 +217,18 @@ class PlainRows:
             raise IndexError(f"rows are {int(numbers.min())} to {int(numbers.max())}, expected within {rows} rows")
 
     def write(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
-        """Copy `count` rows into each array from row `start` on; they lie at the addresses `sources`, outside of all.
+        """Copy `count` rows into each array from row `start` on, from the addresses `sources`, which are outside of all
+        arrays.
 
-        Nothing is checked: neither the addresses, nor that there are so many rows.
+        Neither the addresses nor the number of rows are checked.
         """
         for place, source, width in zip(self._places, sources, self._widths, strict=True):
             _memmove(place + start * width, source, count * width)
 
     def write_together(self, start: int, count: int, sources: Sequence[int] | Numbers) -> None:
-        """Write as `write` does, parts of the rows by several threads: the system clears new memory meanwhile."""
+        """Like `write`, with several threads for parts of the rows, so that the system clears new memory in
+        parallel.
+        """
         addresses, widths = np.array(sources, np.int64), np.array(self._widths, np.int64)
         part = max(_PART // max(1, int(widths.sum())), 1)
         calls = [
@@ -236,7 +241,7 @@ class PlainRows:
 
 
 class CompiledRows(PlainRows):
-    """The same, moved by the loops that `compiled` holds."""
+    """The same, copied by the loops of `compiled`."""
 
     def __init__(self, arrays: Sequence[Array], compiled: ModuleType) -> None:
         super().__init__(arrays)
@@ -264,7 +269,7 @@ class CompiledRows(PlainRows):
             places, widths = places[order], widths[order]
         ends = np.array(list(map(_ADDRESS, targets)), np.int64)
         if self._gather(places, widths, ends, np.ascontiguousarray(numbers), rows) >= 0:
-            super().gather_into(numbers, rows, targets, chosen)  # which raises the error for the missing row
+            super().gather_into(numbers, rows, targets, chosen)  # raises the error for the missing row
 
     def gather_to(self, numbers: Numbers, rows: int, addresses: Sequence[int] | Numbers) -> bool:
         ends = np.asarray(addresses, np.int64)
@@ -277,7 +282,9 @@ class CompiledRows(PlainRows):
 
 
 def fastest_rows(arrays: Sequence[Array]) -> PlainRows:
-    """Make the compiled kind where numba can be imported, which takes half a second the first time, else the plain."""
+    """Make the compiled kind if numba can be imported, which takes half a second the first time, otherwise the plain
+    one.
+    """
     compiled = compiled_loops()
     return PlainRows(arrays) if compiled is None else CompiledRows(arrays, compiled)
 
@@ -289,7 +296,7 @@ def compiled_loops() -> ModuleType | None:
 
 @functools.cache
 def compiled_module(name: str) -> ModuleType | None:
-    """Import one of the compiled modules of this package, which takes half a second at first; None without numba."""
+    """Import a compiled module of this package, which takes half a second the first time; None without numba."""
     try:
         with collector_paused():
             return importlib.import_module(f".{name}", __package__)
@@ -303,7 +310,9 @@ _loops: ModuleType | None = None
 
 
 def warm(*, importing: bool = True) -> bool:
-    """Import the compiled loops, or use only those that are already imported; return whether there are any."""
+    """Import the compiled loops, or with `importing=False` only look whether they are; return whether they can
+    be used.
+    """
     global _loops
     if _loops is None and (importing or f"{__package__}.compiled" in sys.modules):
         _loops = compiled_loops()
@@ -311,12 +320,12 @@ def warm(*, importing: bool = True) -> bool:
 
 
 def is_warm() -> bool:
-    """Whether the compiled loops are imported, and used."""
+    """Whether the compiled loops are imported and used."""
     return _loops is not None
 
 
 def scaled_parts(chances: NDArray[np.float64], stops: Numbers, sizes: Numbers) -> Numbers:
-    """Scale fractions in [0, 1) to integers below `sizes[0]`, those before `stops[0]`, and so on; int64 `[n]`."""
+    """Scale fractions in [0, 1) to integers: those before `stops[0]` below `sizes[0]`, and so on; int64 `[n]`."""
     if _loops is None:
         return (chances * np.repeat(sizes, np.diff(stops, prepend=0))).astype(np.int64)
     numbers = np.empty(len(chances), np.int64)
@@ -333,10 +342,13 @@ def gather_parts(
     stops: Numbers,
     rows: Numbers,
 ) -> bool:
-    """Copy rows of several tables to the addresses `targets`, one column each; False where that cannot be done.
+    """Copy rows of several tables to the addresses `targets`, one for each column.
 
-    The numbers before `stops[0]` are of the table `members[0]`, with `rows[0]` rows of `widths` bytes at the addresses
-    `places[members[0]]`, and so on. False without compiled loops, and if a row is missing.
+    Numbers before `stops[0]` belong to the table `members[0]`, with `rows[0]` rows of `widths` bytes at the addresses
+    `places[members[0]]`, and so on.
+
+    Returns:
+        False without compiled loops, and if a row does not exist.
     """
     if _loops is None:
         return False
@@ -350,7 +362,9 @@ _LINE = 64
 
 
 class RecordColumn(NamedTuple):
-    """A field of `shape` and `dtype` at `offset` in the record of a step, or in the one `after` it."""
+    """A field of `shape` and `dtype` at `offset` in the record of a step, or with `after` in the record that follows
+    it.
+    """
 
     offset: int
     dtype: np.dtype[Any]
@@ -364,10 +378,10 @@ class RecordColumn(NamedTuple):
 
 
 class RecordPlaces(NamedTuple):
-    """Records, uint8 `[n, bytes]`, and those of the next rows that are stored in full.
+    """Records, uint8 `[n, bytes]`, and the records of next rows that are stored explicitly.
 
-    `starts` are the first steps of the episodes, then the number of steps; `explicit_starts` is where the next rows
-    of an episode are among the latter, -1 where they follow.
+    `starts` are the first steps of the episodes, followed by the number of steps; `explicit_starts` says where an
+    episode's next rows are among the latter, or -1 if the next row of a step is simply the following record.
     """
 
     records: Array
@@ -376,7 +390,9 @@ class RecordPlaces(NamedTuple):
     explicit_starts: Numbers
 
     def find(self, numbers: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the steps that `numbers` name, and of each its episode and record; IndexError for ones beyond."""
+        """Return the steps given by `numbers`, and the episode and record of each; IndexError for steps that do not
+        exist.
+        """
         steps = int(self.starts[-1])
         outside = (numbers < -steps) | (numbers >= steps)
         if outside.any():
@@ -386,14 +402,14 @@ class RecordPlaces(NamedTuple):
         return numbers, episodes, numbers + episodes
 
     def explicit_of(self, steps: Numbers, episodes: Numbers) -> tuple[Numbers, Numbers]:
-        """Which of the steps, by position, have explicit next rows, and which those are."""
+        """Return which of the steps, by position, have explicit next rows, and the numbers of these rows."""
         chosen = np.flatnonzero(self.explicit_starts[episodes] >= 0)
         which = episodes[chosen]
         return chosen, self.explicit_starts[which] + steps[chosen] - self.starts[which]
 
 
 class PlainRecords:
-    """Fields of packed records, gathered by numpy."""
+    """Fields of packed records, gathered by NumPy."""
 
     def __init__(self, places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int) -> None:
         self.places = places
@@ -405,7 +421,7 @@ class PlainRecords:
     def gather(self, numbers: Numbers) -> list[torch.Tensor]:
         """Return each column at the steps `numbers`, int64 `[n]`: `[n, *shape]` in fresh memory.
 
-        Negative numbers count from the end; IndexError for steps that are not there.
+        Negative numbers count from the end; IndexError for steps that do not exist.
         """
         here, after = self._records(numbers)
         found = []
@@ -417,14 +433,14 @@ class PlainRecords:
         return found
 
     def spans(self, numbers: Numbers) -> torch.Tensor:
-        """Return each record, and behind it the beginning of the one after: uint8 `[n, bytes]` in fresh memory."""
+        """Return each record, followed by the beginning of the record after it: uint8 `[n, bytes]` in fresh memory."""
         here, after = self._records(numbers)
         found = torch.empty((len(numbers), self.size + self.after_bytes), dtype=torch.uint8)
         np.concatenate([here, after[:, : self.after_bytes]], axis=1, out=found.numpy())
         return found
 
     def _records(self, numbers: Numbers) -> tuple[Array, Array]:
-        """Whole records of some steps, and those after them."""
+        """Return the whole records of some steps, and the records after them."""
         places = self.places
         steps, episodes, records = places.find(numbers)
         here, after = self._take(places.records, records), self._take(places.records, records + 1)
@@ -441,7 +457,7 @@ class PlainRecords:
 
 
 class _Batch:
-    """How the leaves of a batch of `count` rows lie in one piece of memory: to ask for it once is what takes time."""
+    """How the leaves of a batch of `count` rows are placed in one piece of memory, which is allocated once."""
 
     def __init__(self, count: int, columns: Sequence[RecordColumn], order: Sequence[int]) -> None:
         self.count = count
@@ -457,7 +473,7 @@ class _Batch:
 
 
 class CompiledRecords(PlainRecords):
-    """The same, gathered by the loops that `compiled` holds."""
+    """The same, gathered by the loops of `compiled`."""
 
     def __init__(
         self, places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int, compiled: ModuleType
@@ -492,7 +508,7 @@ class CompiledRecords(PlainRecords):
 
 
 def _coarse_episodes(starts: Numbers) -> tuple[int, Numbers]:
-    """The episode of every 2^shift-th step, about one for each episode, so that few are left to search."""
+    """Return a shift, and the episode of every 2^shift-th step, about one for each episode, to shorten the search."""
     steps, episodes = int(starts[-1]), len(starts) - 1
     shift = max(0, (steps // max(1, episodes)).bit_length() - 1)
     marks = np.arange((steps >> shift) + 2, dtype=np.int64) << shift
@@ -500,7 +516,7 @@ def _coarse_episodes(starts: Numbers) -> tuple[int, Numbers]:
 
 
 def fastest_records(places: RecordPlaces, columns: Sequence[RecordColumn], after_bytes: int) -> PlainRecords:
-    """Make the compiled kind where numba can be imported, as `fastest_rows` does."""
+    """Make the compiled kind if numba can be imported, as `fastest_rows` does."""
     compiled = compiled_loops()
     if compiled is None:
         return PlainRecords(places, columns, after_bytes)

@@ -1,6 +1,6 @@
-"""The rule which starts of a slice are legal, and drawing slices from the trajectories of rings by it.
+"""The rule which starts of a slice are legal, and drawing slices from the trajectories of rings.
 
-A slice of three steps in a trajectory of seven (`x` lies outside of the trajectory, and is cut off):
+A slice of three steps in a trajectory of seven (`x` lies outside of the trajectory and is cut off):
 
     steps                      0 1 2 3 4 5 6
     first start               [. . .]
@@ -8,9 +8,17 @@ A slice of three steps in a trajectory of seven (`x` lies outside of the traject
     first start, left=1     [x . .]
     last start, right=2                   [. x x]
 
-`SliceRule` states the rule in numpy, for trajectories of any length and slices of all kinds. `draw_slices` states it
-once more for numba, for whole slices of one lane, which are the most frequent ones: it reads no array of starts, which
-would have to be made anew with each write. What draws slices asks one of these two.
+A trajectory of n steps thus has `n - length + 1` starts for whole slices. It is described by the absolute numbers of
+its first and last step, which never wrap; only the rows do. In a ring of 8 rows, a trajectory with steps 6 to 10 and
+the slice of three steps that starts at step 7:
+
+    step        8   9   10  …           6   7           trajectory: first 6, last 10; starts 6, 7, 8
+    row         0   1   2   3   4   5   6   7           row = step % 8
+    slice      [.   .]                     [.           rows 7, 0, 1
+
+`SliceRule` defines the rule in NumPy, for trajectories of any length and all kinds of slices. `draw_slices` repeats it
+for numba, for whole slices of one lane, the most frequent kind, without an array of starts that every write would
+invalidate. All code that draws slices uses one of these two; tests compare them.
 """
 
 from __future__ import annotations
@@ -29,11 +37,14 @@ ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 
 
 class SliceRule(NamedTuple):
-    """Where in a trajectory a slice of `length` steps may start.
+    """Where in a trajectory a slice may start.
 
-    It may extend beyond the start of the trajectory by `left` steps and beyond the end by `right`, and is cut there;
-    at least one step is inside. With `strict` the trajectory has at least the length of the slice; else a shorter one
-    is taken whole. With an `anchor` only the first or the last of these starts is legal.
+    Attributes:
+        length: the steps of a slice.
+        strict: whether trajectories must be at least as long as a slice; otherwise shorter ones are taken whole.
+        left, right: by how many steps a slice may extend beyond the start and the end of the trajectory, where it is
+            cut; at least one step is inside.
+        anchor: whether all of these starts are legal (`"any"`), or only the first (`"start"`) or last (`"end"`) one.
     """
 
     length: int = 1
@@ -44,23 +55,23 @@ class SliceRule(NamedTuple):
 
     @property
     def minimum(self) -> int:
-        """The fewest steps of a trajectory."""
+        """The fewest steps a trajectory needs."""
         return self.length if self.strict else 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether every slice has its whole length."""
+        """Whether every slice is whole."""
         return self.strict and not self.left and not self.right
 
     @property
     def looks_ahead_only(self) -> bool:
-        """Whether only the number of steps to the end of the trajectory matters, not the number before."""
+        """Whether only the number of steps to the end of the trajectory matters, not the number of steps before."""
         return self.is_plain and self.anchor == "any"
 
     def ends(self, size: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the first and the last start in trajectories of `size` steps, counted from their first steps.
+        """Return the first and last legal start in trajectories of `size` steps, counted from their first steps.
 
-        `size` is int64 `[n]`, at least `minimum`, here and below.
+        Here and below, `size` is int64 `[n]`, at least `minimum`.
         """
         inside = np.minimum(size, self.length)
         early = -np.minimum(inside - 1, self.left)
@@ -77,15 +88,15 @@ class SliceRule(NamedTuple):
         return late - early + 1
 
     def allows(self, size: Numbers, place: Numbers) -> NDArray[np.bool_]:
-        """Return whether slices may start at the `place`-th step, from 0, of trajectories of any `size`."""
+        """Return whether slices may start at step `place`, counted from 0, of trajectories of any `size`."""
         early, late = self.ends(size)
         legal: NDArray[np.bool_] = (early <= place) & (place <= late) & (size >= self.minimum)
         return legal
 
     def slices(self, first: Numbers, size: Numbers, number: Numbers) -> tuple[Numbers, Numbers | None]:
-        """Return the first steps, and the numbers of steps, of the slices at the `number`-th legal starts, from 0.
+        """Return first steps and lengths of the slices at the `number`-th legal starts, counted from 0.
 
-        The trajectories have `size` steps, from `first` on. None, for the numbers of steps, if all slices are whole.
+        The trajectories have `size` steps, beginning with `first`. The lengths are None if all slices are whole.
         """
         if self.is_plain:
             return first + (size - self.length if self.anchor == "end" else number), None
@@ -97,16 +108,16 @@ class SliceRule(NamedTuple):
 
 def scaled(chances: Chances, sizes: Numbers | int) -> Numbers:
     """Scale fractions in [0, 1) to integers from 0 to `sizes - 1`."""
-    # The largest fraction below 1 is 1 - 2^-53: the product with a size of up to 2^53 is never rounded up to that.
+    # The largest fraction is 1 - 2^-53, so the product with a size of up to 2^53 is never rounded up to the size.
     return (chances * sizes).astype(np.int64)
 
 
 class SliceTable:
-    """The trajectories of a ring that whole slices are drawn from, each long enough for one.
+    """The trajectories of a ring from which whole slices are drawn, each at least as long as a slice.
 
-    `first` and `last` are the absolute numbers of their steps, int64 `[trajectories]`; the row of a step is its
-    number modulo `rows`. Where slices are drawn by their starts, of which there are `starts`, `sums` are the starts up
-    to and with each trajectory, plus `before`. All arrays are contiguous, and kept.
+    `first` and `last` are the absolute numbers of their first and last steps, int64 `[trajectories]`; the row of a step
+    is its number modulo `rows`. If slices are drawn by their starts, of which there are `starts`, `sums` counts the
+    starts up to and including each trajectory, plus `before`. All arrays are contiguous and kept alive.
     """
 
     __slots__ = ("before", "first", "last", "place", "rows", "starts", "sums")
@@ -118,10 +129,10 @@ class SliceTable:
         self.sums, self.starts, self.before = sums, starts, before
         addresses = [0 if array is None else array.ctypes.data for array in (first, last, sums)]
         self.place: Numbers = np.array([[len(first), rows, *addresses[:2], starts, addresses[2], before]], np.int64)
-        """What the compiled loop gets, `[1, 7]`."""
+        """The argument of the compiled loop, `[1, 7]`."""
 
     def draw(self, chances: Chances, rule: SliceRule) -> Numbers:
-        """Draw slices by a rule that `is_plain`, int64 `[n]`, with two of the chances for each: see `SliceTables`."""
+        """Draw slices by a rule that `is_plain`, int64 `[n]`, using two of the chances for each: see `SliceTables`."""
         if not row_kernels.warm(importing=False):
             return self.draw_plainly(chances, rule).reshape(-1)
         return _drawn(chances, _ALONE, np.array([len(chances) // 2], np.int64), self.place, rule)
@@ -146,30 +157,36 @@ _ALONE: Numbers = np.zeros(1, np.int64)
 
 
 class SliceTables:
-    """The trajectories of `count` rings, which slices are drawn from in one go."""
+    """The trajectories of `count` rings, from which slices are drawn in one go."""
 
     def __init__(self, count: int) -> None:
         self._tables: list[SliceTable | None] = [None] * count
         self._places = np.zeros((count, _PLACE), np.int64)
 
     def put(self, number: int, table: SliceTable) -> None:
-        """Take the trajectories of a ring as they are now."""
+        """Use the present trajectories of a ring."""
         if self._tables[number] is not table:
             self._places[number], self._tables[number] = table.place, table
 
     def draw(self, chances: Chances, members: Numbers, stops: Numbers, rule: SliceRule) -> Numbers:
-        """Draw whole slices, those before `stops[0]` of the ring `members[0]`, and so on: int64 `[n]`.
+        """Draw whole slices from several rings, int64 `[n]`.
 
-        A trajectory, or a start in all of them, is chosen uniformly, then a legal start in the trajectory. `rule` is
-        one that `is_plain`. `chances`, float64 `[2 * stops[-1]]` in [0, 1), are those for the trajectories, then those
-        for the starts, part by part.
+        A trajectory, or one of the starts in all trajectories, is chosen uniformly; then a legal start in the
+        trajectory.
+
+        Args:
+            chances: random numbers in [0, 1), float64 `[2 * stops[-1]]`: for each part, those for the trajectories,
+                then those for the starts.
+            members: the rings, by number.
+            stops: the ends of the parts: slices before `stops[0]` come from the ring `members[0]`, and so on.
+            rule: a rule that `is_plain`.
         """
         if row_kernels.is_warm():
             return _drawn(chances, members, stops, self._places, rule)
         found = []
         for member, part in zip(members.tolist(), np.split(chances, 2 * stops[:-1]), strict=True):
             table = self._tables[member]
-            assert table is not None  # it is drawn from
+            assert table is not None  # `put` comes before a draw
             found.append(table.draw_plainly(part, rule))
         return np.concatenate(found).reshape(-1)
 
@@ -177,20 +194,19 @@ class SliceTables:
 # With numba ----------------------------------------------------------------------------------------
 
 ints_at: Any = None
-"""`addresses.ints_at`, once numba is imported: numba looks here for what `draw_slices` calls."""
+"""`addresses.ints_at`, once numba is imported; a global, as numba looks up here what `draw_slices` calls."""
 _compiled: Any = None
 
 
 def draw_slices(
     chances: Chances, members: Numbers, stops: Numbers, tables: Numbers, length: int, anchor: int, numbers: Numbers
 ) -> None:
-    """Draw slices of `length` rows of several rings, those before `stops[0]` of `tables[members[0]]`, and so on.
+    """Draw slices of `length` rows from several rings: those before `stops[0]` from `tables[members[0]]`, and so on.
 
-    Numba compiles it. A table has the number of trajectories, the rows of the ring, the addresses of the first and last
-    steps of the trajectories, and for slices that are drawn by their starts the number of these, the address of the
-    sums of starts up to each trajectory, and what these begin with. `anchor` is 0 for any start, 1 for the first, 2 for
-    the last. There are two chances for each slice: those for the trajectories of a part come before those for the
-    starts.
+    Compiled by numba. A table consists of: the number of trajectories, the rows of the ring, the addresses of the first
+    and of the last steps of the trajectories; and for draws by start their number, the address of the cumulative starts
+    of trajectories, and the number from which these count. `anchor` is 0 for any start, 1 for the first, 2 for the
+    last. Each slice takes two chances; in each part, those for the trajectories come before those for the starts.
     """
     begin, target = 0, 0
     for part in range(stops.size):
@@ -206,7 +222,7 @@ def draw_slices(
             else:
                 chosen = int(chances[draw] * trajectories)
                 number = -1
-            late = lasts[chosen] - firsts[chosen] + 1 - length  # the last start, as `SliceRule.ends` has it
+            late = lasts[chosen] - firsts[chosen] + 1 - length  # the last start, as in `SliceRule.ends`
             if anchor:
                 number = 0 if anchor == 1 else late
             elif number < 0:
@@ -220,7 +236,9 @@ def draw_slices(
 
 
 def compiled_draw() -> Any:
-    """Return `draw_slices` as compiled by numba, which this imports; the machine code is kept as for `compiled`."""
+    """Return `draw_slices` compiled by numba, which this imports; the machine code is cached as described in
+    `compiled`.
+    """
     global ints_at, _compiled
     if _compiled is None:
         import numba

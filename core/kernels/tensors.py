@@ -1,6 +1,6 @@
-"""Where the bytes of tensors are: asked for all leaves of a write in one compiled call.
+"""Where the bytes of tensors are: determined for all leaves of a write in one compiled call.
 
-To ask a tensor for its type, shape, device, strides and address takes 0.4 µs from Python, 4.5 µs for 11 leaves. The
+Asking a tensor for its type, shape, device, strides and address takes 0.4 µs in Python, 4.5 µs for 11 leaves. The
 exchange interface of DLPack 1.3, which torch offers to C, describes a tensor in 20 ns; compiled loops call it.
 """
 
@@ -17,7 +17,7 @@ import torch
 from .rows import Numbers, compiled_module
 
 _CAPSULE = "__dlpack_c_exchange_api__"
-# Types that differ in DLPack if and only if they differ in torch.
+# Types for which DLPack's description is unambiguous.
 _KINDS = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -40,7 +40,9 @@ class _Exchange(ctypes.Structure):
 
 
 def _functions() -> list[int] | None:
-    """Return the addresses of the functions that describe a tensor and clear Python's error; None without them."""
+    """Return the addresses of the functions that describe a tensor, and that clear Python's error; None
+    without them.
+    """
     capsule = getattr(torch.Tensor, _CAPSULE, None)
     if capsule is None:
         return None
@@ -48,7 +50,7 @@ def _functions() -> list[int] | None:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     try:
         exchange = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
-    except (TypeError, ValueError):  # no capsule, or one of another name
+    except (TypeError, ValueError):  # not a capsule, or one with another name
         return None
     if exchange.major != 1 or not exchange.describe:
         return None
@@ -56,9 +58,9 @@ def _functions() -> list[int] | None:
 
 
 class Sources(NamedTuple):
-    """Where the bytes of rows are: the address of each leaf, and the bytes from one element to the next.
+    """Where the bytes of rows are: the address of each leaf, and the distances between elements in bytes.
 
-    `steps` is int64 `[columns, ndim]`, None for rows that have no gaps.
+    `steps` is int64 `[columns, ndim]`; None for rows without gaps.
     """
 
     addresses: Sequence[int] | Numbers
@@ -66,7 +68,7 @@ class Sources(NamedTuple):
 
 
 class TensorFinder:
-    """Finds the bytes of tensors that are rows of columns, `ndim` of whose dimensions count elements."""
+    """Finds the bytes of tensors that are rows of columns, of which `ndim` dimensions count elements."""
 
     def __init__(
         self, compiled: ModuleType, functions: Sequence[int], columns: Sequence[torch.Tensor], ndim: int,
@@ -92,8 +94,8 @@ class TensorFinder:
     def find(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> Sources | None:
         """Return where the bytes of values are.
 
-        None unless all have the type and shape of the columns with `lead` in front, elements without gaps, and are on
-        the same device and in other memory.
+        None unless all have the type and shape of the columns, with `lead` in front, consist of elements without gaps,
+        and are on the same device and in other memory.
         """
         found = np.fromiter(map(id, values), np.int64, len(self._leaves))
         count = lead[0] if len(lead) == self._ndim else -1
@@ -107,9 +109,9 @@ class TensorFinder:
 
 
 def tensor_finder(columns: Sequence[torch.Tensor], ndim: int, memory: Sequence[tuple[int, int]]) -> TensorFinder | None:
-    """Make a finder for rows of these columns outside of some memory, ranges of addresses in ascending order.
+    """Make a finder for rows of these columns outside of `memory`, ranges of addresses in ascending order.
 
-    None without numba, for a torch without the interface, and for types that it does not describe.
+    None without numba, without torch's interface, and for types that it does not describe.
     """
     functions = _functions()
     compiled = None if functions is None else compiled_module("compiled_tensors")

@@ -1,4 +1,24 @@
-"""Draws leaves with a probability that is proportional to their weight."""
+"""Sum trees: draw leaves with probability in proportion to their weight, in time logarithmic in their number.
+
+Every node holds the sum, minimum and maximum of its children's weights. With 2 children a node (there are 32 in
+`TorchTree`, 16 in the compiled tree), the sums for the weights 3 1 0 4 2 are:
+
+    level 3                10                 the root: the total
+    level 2          8           2
+    level 1       4     4     2               each level is one array, the children of a node side by side
+    level 0      3 1   0 4   2                the leaves
+
+    the line    |---3---|-1-|----4----|--2--|          leaves side by side, each as long as its weight
+
+Draw: a uniform fraction of the total is a place on this line. From the root down, subtract the sums of the children to
+the left until the place falls into a child; that is the child to descend into. For the place 5.5: the root's left child
+ends at 8, so descend to the left; there the left child ends at 4, so descend to the right with 5.5 - 4 = 1.5; there
+leaf 2 has no length, so 1.5 falls into leaf 3.
+
+Update: set the leaves, then recompute the parents of changed nodes, level by level. Nodes are always recomputed from
+their children, never by adding a difference, so that rounding errors do not accumulate. A whole batch goes through each
+level together.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +38,16 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class PriorityTree(ABC):
-    """Weights of leaves, 0 to `capacity - 1`, with their sum, their minimum and their maximum always at hand.
+    """The weights of leaves 0 to `capacity - 1`, with their sum, minimum and maximum always up to date.
 
-    Leaves and nodes are float64, and every node is recomputed from its children whenever one of them changes: errors do
-    not accumulate. Weights are rounded to `dtype` on their way in, and that is
-    the type they come out with. Tensors are on `device`. A tree is not safe to be used by several threads at once.
+    Weights must be finite and at least 0, which the caller ensures. They are rounded to `dtype` when they are set, and
+    returned in it; nodes are float64. IndexError, with nothing changed, for leaves that do not exist. A pickle only
+    holds the leaves. A tree must not be used by several threads at once.
 
-    Weights are finite and at least 0: that is for the caller to see to. IndexError, with nothing changed, for leaves
-    that are not there. A pickle holds the leaves alone.
+    Args:
+        capacity: the number of leaves.
+        dtype: float32 or float64.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -41,33 +63,48 @@ class PriorityTree(ABC):
 
     @abstractmethod
     def set(self, index: torch.Tensor, weights: torch.Tensor | float) -> None:
-        """Give the leaves `index`, int64 `[n]`, their weights, `[n]`, or all of them one weight.
+        """Set the weights, `[n]` or a single one, of the leaves `index`, int64 `[n]`.
 
-        Of several weights for one leaf the last one counts.
+        If a leaf occurs several times, its last weight counts.
         """
 
     def update(
         self, index: torch.Tensor, priorities: torch.Tensor, weights: torch.Tensor, heaviest: float, known: int
     ) -> tuple[float, int] | None:
-        """Set the weights of priorities, both `[n]` or `[1]` and of this type, and check all in the same call.
+        """Set the weights of priorities, and check everything in the same call.
 
-        Returns the largest priority, and where it is first. None, with nothing changed, where leaves are not all among
-        the first `known`, priorities are negative or not finite, or weights are above `heaviest`; and for trees that
-        do not do this.
+        Args:
+            index: the leaves, int64 `[n]`.
+            priorities: their priorities, `[n]` or `[1]`.
+            weights: the weights that belong to them, in the same shape and type.
+            heaviest: the largest weight allowed.
+            known: only the first `known` leaves are allowed.
+
+        Returns:
+            The largest priority, and the position of its first occurrence. None, with nothing changed, if a leaf or
+            weight is not allowed, a priority is negative or not finite, or this kind of tree does not implement it.
         """
         return None
 
     @abstractmethod
     def fill(self, start: int, stop: int, weight: float) -> None:
-        """Give the leaves from `start` up to but not including `stop` one weight."""
+        """Set one weight for the leaves from `start` up to but not including `stop`."""
 
     @abstractmethod
     def draw(self, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find where these fractions of the total, float64 `[n]` in [0, 1), fall; return leaves and their weights.
+        """Find the leaves at fractions of the total.
 
-        Leaves are laid out one after the other, each as long as its weight. So for fractions that are uniform each
-        leaf is found with a probability of its weight by the total, and one of weight 0 never, in spite of rounding.
-        SchemaError (a RuntimeError) if all weights are 0.
+        With leaves side by side, each as long as its weight, each fraction is a place in one of them. Uniform fractions
+        thus find each leaf with probability weight / total, and never one of weight 0, whatever the rounding.
+
+        Args:
+            fractions: float64 `[n]` in [0, 1).
+
+        Returns:
+            The leaves and their weights, `[n]`.
+
+        Raises:
+            SchemaError: (a RuntimeError) all weights are 0.
         """
 
     @abstractmethod
@@ -80,7 +117,7 @@ class PriorityTree(ABC):
 
     @abstractmethod
     def load(self, weights: torch.Tensor) -> None:
-        """Replace all weights; leaves beyond those given, `[k]`, get 0. SchemaError for more than the capacity."""
+        """Replace all weights; leaves beyond the given ones, `[k]`, get 0. SchemaError for more than the capacity."""
 
     @property
     @abstractmethod
@@ -90,7 +127,7 @@ class PriorityTree(ABC):
     @property
     @abstractmethod
     def minimum(self) -> float:
-        """The smallest weight above 0; infinity if there is none."""
+        """The smallest positive weight; infinity if there is none."""
 
     @property
     @abstractmethod
@@ -102,13 +139,13 @@ class PriorityTree(ABC):
         self.load(torch.empty(0, dtype=self.dtype))
 
     def grown(self, capacity: int) -> PriorityTree:
-        """Make a tree of more leaves with these weights; those that are new have weight 0."""
+        """Make a tree with more leaves and the same weights; new leaves have weight 0."""
         larger = type(self)(capacity, self.dtype, self.device)
         larger.load(self.weights())
         return larger
 
     def _rounded(self, weight: float) -> float:
-        """Return the value next to `weight` that `dtype` can hold."""
+        """Return the nearest value to `weight` that `dtype` can represent."""
         return weight if self.dtype == torch.float64 else float(np.float32(weight))
 
     def _check_index(self, index: torch.Tensor) -> None:
@@ -116,11 +153,11 @@ class PriorityTree(ABC):
             return
         low, high = bounds(index)
         if not 0 <= low <= high < self.capacity:
-            raise IndexError(f"leaves {low} to {high} were named, there are {self.capacity}")
+            raise IndexError(f"leaves {low} to {high} do not all exist: there are {self.capacity}")
 
     def _check_run(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.capacity:
-            raise IndexError(f"leaves {start} to {stop} were named, there are {self.capacity}")
+            raise IndexError(f"leaves {start} to {stop} do not all exist: there are {self.capacity}")
 
     def _check_size(self, weights: torch.Tensor) -> None:
         if weights.dim() != 1 or len(weights) > self.capacity:
@@ -146,13 +183,13 @@ def _rebuilt(
 
 
 def bounds(values: torch.Tensor) -> tuple[Any, Any]:
-    """Return the least and the largest value as numbers, for which an accelerator is waited for once."""
+    """Return the least and the largest value as numbers, waiting only once for an accelerator."""
     low, high = values.aminmax()
     return tuple(torch.stack((low, high)).tolist()) if values.is_cuda else (low.item(), high.item())
 
 
 def level_sizes(capacity: int, width: int) -> list[int]:
-    """Count the nodes of each level, the leaves first, the root last; every node has up to `width` children."""
+    """Return the number of nodes of each level, from the leaves to the root; every node has up to `width` children."""
     sizes = [capacity]
     while len(sizes) == 1 or sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // width))
@@ -162,9 +199,10 @@ def level_sizes(capacity: int, width: int) -> list[int]:
 def priority_tree(
     capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> PriorityTree:
-    """Make the compiled kind on the CPU where numba can be imported, else the one made of torch's functions.
+    """Make a compiled tree on the CPU if numba can be imported, otherwise one of torch functions.
 
-    UsageError (a ValueError) for a capacity below 1 and for a `dtype` other than float32 and float64.
+    Raises:
+        UsageError: (a ValueError) the capacity is below 1, or `dtype` is neither float32 nor float64.
     """
     place = torch.device("cpu" if device is None else device)
     compiled = compiled_module("compiled_trees") if place.type == "cpu" else None
@@ -174,7 +212,7 @@ def priority_tree(
 
 
 class Forest:
-    """Up to `count` trees of the compiled kind that are drawn from in one go."""
+    """Up to `count` compiled trees, from which leaves are drawn in one go."""
 
     def __init__(self, count: int) -> None:
         self._trees: list[PriorityTree | None] = [None] * count
@@ -182,7 +220,7 @@ class Forest:
         self._places = np.zeros((count, 0 if self._loops is None else self._loops.PLACE), np.int64)
 
     def plant(self, number: int, tree: PriorityTree) -> bool:
-        """Take a tree under a number; False if it is of another kind."""
+        """Add a tree under a number; False if it is of another kind."""
         if self._trees[number] is not tree:
             if self._loops is None or not isinstance(tree, self._loops.CompiledTree):
                 return False
@@ -192,32 +230,38 @@ class Forest:
     def draw(
         self, fractions: NDArray[np.float64], numbers: NDArray[np.int64], stops: NDArray[np.int64], *, by_batch: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-        """Draw with the fractions before `stops[0]` from the tree `numbers[0]`, and so on; see `PriorityTree.draw`.
+        """Draw from several trees; see `PriorityTree.draw`.
 
-        Returns the leaves, int64 `[n]`, and their weights, float64 `[n]`, as multiples of the least one above 0 of
-        their tree, or with `by_batch` of those that were drawn together. No part is empty. None for a tree with a total
-        that is 0 or not finite.
+        Args:
+            fractions: the fractions; those before `stops[0]` are for the tree `numbers[0]`, and so on.
+            numbers: the trees, by number.
+            stops: the ends of the parts; no part is empty.
+            by_batch: whether weights are relative to the least positive weight of the part, instead of the tree.
+
+        Returns:
+            The leaves, int64 `[n]`, and their relative weights, float64 `[n]`; None if the total of a tree is 0 or not
+            finite.
         """
-        assert self._loops is not None  # no tree was taken without
+        assert self._loops is not None  # otherwise no tree could be planted
         index, weights = np.empty(len(fractions), np.int64), np.empty(len(fractions))
         done = self._loops.draw_parts(fractions, numbers, stops, self._places, by_batch, index, weights)
         return (index, weights) if done else None
 
 
-# Children of a node. Every level costs a fixed number of calls, on an accelerator as many launches: few and wide ones
-# are better than many and narrow ones, until what is read per draw begins to count.
+# Children of a node. Every level costs a fixed number of calls, or kernel launches on an accelerator, so a few wide
+# levels are better than many narrow ones, until the bytes read for each draw begin to matter.
 _WIDTH = 32
 
 
 class TorchTree(PriorityTree):
-    """A `PriorityTree` that handles a whole batch level by level; nothing but the checks waits for an accelerator."""
+    """A `PriorityTree` that handles a whole batch level by level; only its checks wait for an accelerator."""
 
     def __init__(
         self, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
         super().__init__(capacity, dtype, device)
-        # Level by level, leaves first, which are at once their own sum, minimum and maximum. A row holds the children
-        # of one node.
+        # One array for each level, leaves first. The leaves are their own sum, minimum and maximum. A row holds the
+        # children of one node.
         shapes = [(-(-size // _WIDTH), _WIDTH) for size in level_sizes(self.capacity, _WIDTH)]
         self._sums = [torch.zeros(shape, dtype=torch.float64, device=self.device) for shape in shapes]
         self._lows = [torch.full_like(sums, math.inf) for sums in self._sums[1:]]
@@ -230,9 +274,9 @@ class TorchTree(PriorityTree):
         self._check_index(index)
         if isinstance(weights, torch.Tensor):
             if weights.numel() not in (1, len(index)):
-                raise SchemaError(f"there are {weights.numel()} weights, expected {len(index)}: one for each leaf")
+                raise SchemaError(f"found {weights.numel()} weights, expected {len(index)}: one for each leaf")
             weights = weights.to(self.device, self.dtype).expand(index.shape)
-            # All mentions of a leaf get the weight that counts: then the order of the writes does not matter.
+            # All occurrences of a leaf get its last weight, so that the order of the writes does not matter.
             ordered, order = index.sort(stable=True)
             last = torch.searchsorted(ordered, ordered, right=True) - 1
             index, values = ordered, weights[order[last]].double()
@@ -241,7 +285,7 @@ class TorchTree(PriorityTree):
         self._leaves[index] = values
         for level in range(1, len(self._sums)):
             index = index // _WIDTH
-            # Where most nodes are concerned, all of them together take less time than some by number.
+            # If most nodes are affected, recomputing all of them is faster than selecting some by number.
             self._renew(level, index if len(index) < len(self._sums[level - 1]) else self._all(level))
 
     def fill(self, start: int, stop: int, weight: float) -> None:
@@ -260,7 +304,9 @@ class TorchTree(PriorityTree):
         zero = mass.new_zeros(())
         for sums in reversed(self._sums[:-1]):
             children = sums[node]
-            # Rounded sums may grow at a child of weight 0, or end before the mass: neither may lead to one.
+            # Because of rounding, the running sum may increase at a child of weight 0, or end before the
+            # mass. Neither may
+            # select a child of weight 0.
             stops = _running_sums(children).masked_fill_(children <= 0, -math.inf)
             mass = torch.minimum(mass, torch.nextafter(stops.amax(-1), zero))
             child = (stops > mass[:, None]).to(torch.uint8).argmax(-1, keepdim=True)
@@ -297,7 +343,7 @@ class TorchTree(PriorityTree):
 
     @property
     def _root(self) -> tuple[float, float, float]:
-        """Total, minimum and maximum, for which an accelerator is waited for once after each change."""
+        """Total, minimum and maximum; an accelerator is waited for once after each change."""
         if self._known is None:
             roots = [level[-1][0, 0] for level in (self._sums, self._lows, self._highs)]
             total, low, high = torch.stack(roots).tolist()
@@ -321,7 +367,7 @@ class TorchTree(PriorityTree):
 
 
 def _running_sums(children: torch.Tensor) -> torch.Tensor:
-    """Sum up float64 `[n, k]` along the rows; torch has no deterministic sums of floats for CUDA."""
+    """Compute running sums of float64 `[n, k]` along the rows; torch's own are not deterministic for floats on CUDA."""
     if not torch.are_deterministic_algorithms_enabled():
         return children.cumsum(-1)
     sums, step = children.clone(), 1

@@ -18,11 +18,12 @@ _TENSORS = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
 
 
 def fingerprint_of(function: Any) -> str:
-    """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without a call.
+    """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without calling
+    it.
 
-    Of classes, and those of objects, there are the methods, the attributes and the base classes, but for classes of
-    installed packages, which are known by their names. Equal in every process for the same code and data. Changes in C
-    code, in modules that it uses, and in objects whose data is not in their attributes are not noticed.
+    For classes, also those of objects, it covers methods, attributes and base classes; classes of installed packages
+    are identified by name. Equal code and data give equal fingerprints in every process. Changes in C code, in modules
+    that it uses, and in objects whose data is not in their attributes are not noticed.
     """
     return _Digests().of(function).hex()
 

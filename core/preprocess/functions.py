@@ -382,13 +382,13 @@ def _resolve(name: str, folder: Path, looked_up: dict[str, ModuleSpec | None]) -
         specs = [spec for one in names if (spec := _find(f"{full}.{one}".lstrip("."), places, looked_up)) is not None]
         yield from specs
         if len(specs) != 1 or specs[0].submodule_search_locations is None:
-            return  # a module that is no package has no submodules
+            return  # only packages have submodules
         full, places = specs[0].name, list(specs[0].submodule_search_locations)
 
 
 def _find(name: str, places: list[str], looked_up: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
     if name not in looked_up:
-        # New finders: those of the import system may have an outdated cache of the folder.
+        # Use new finders: the import system's may have an outdated cache of the folder.
         found = (FileFinder(place, *_LOADERS).find_spec(name) for place in places)
         looked_up[name] = next((spec for spec in found if spec is not None), None)
     return looked_up[name]

@@ -1,4 +1,20 @@
-"""Apply a processor to a dataset, task by task, and publish the new dataset whole or not at all."""
+"""Apply a processor to a dataset, task by task, and publish the new dataset completely or not at all.
+
+A run goes through these passes:
+
+    probe     first rows        the processor looks at them (can the function be vmapped?)
+    measure   all rows          constants of the program (normalisation), on tasks of a fixed size
+    schema    first tasks       the fields of the result, from the first task that returns rows
+    run       all tasks         each worker writes rows; the journal gets a line for each finished task
+    assemble  from the front    episode numbers, table, digests; files are only copied if row numbers changed
+
+The journal (see `core/engine/workspace.py`) makes a run resumable. Its first line is the run's `identity`: everything
+that decides the result, such as the content digest of the source, the selected steps, the processor with its measured
+constants, and the boundaries of tasks. An interrupted run leaves its folder next to the destination. `resume` continues
+it if the identities are equal: finished tasks whose rows still match their digests are kept, all others run again.
+Because random numbers are seeded by the place in the dataset, the result is the same for any number of workers and any
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +74,8 @@ _NOT_RESUMABLE = (SchemaError, CorruptDataError, UsageError)
 class Settings:
     """How a run is executed; nothing here changes the result.
 
-    `engine` is `local` or `ray`. `resume` keeps the chunks that an earlier run of the same work has finished;
-    `keep_going` finishes all other tasks when one fails.
+    `engine` is `local` or `ray`. `resume` keeps the chunks finished by an earlier run of the same work; `keep_going`
+    finishes all other tasks if one fails.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -78,10 +94,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The steps of a dataset that are taken, a processor and a plan.
+    """The selected steps of a dataset, a processor and a plan.
 
-    Any worker may run any task: random numbers are seeded by the place in the dataset. `source_files` is the state of
-    the source's files at the start; all that is read has to be of these.
+    Any worker may run any task, as random numbers are seeded by the place in the dataset. `source_files` is the state
+    of the source's files at the start; everything must be read from these.
     """
 
     selection: StepSelection
@@ -101,10 +117,18 @@ class Preprocessing:
             return self.fields(executor)
 
     def publish(self, staging: Staging, asked: str, step: Provenance, progress: Progress) -> tuple[Manifest, int]:
-        """Run all tasks and publish the result at the destination of `staging`; return also the bytes it shares.
+        """Run all tasks and publish the result at the destination of `staging`.
 
-        `asked` is the source as the user named it, `step` the provenance of this run. After an error nothing is
-        published; finished tasks are kept next to the destination for a run that resumes.
+        After an error nothing is published; finished tasks are kept next to the destination for a run that resumes.
+
+        Args:
+            staging: where the result is built.
+            asked: the source as the user named it.
+            step: the provenance of this run.
+            progress: reports progress.
+
+        Returns:
+            The manifest, and the number of bytes that the result shares with its source.
         """
         with self.reporter.reported(), self._executor() as executor, staging, contextlib.closing(executor):
             staging.kept = staging.taken_up
@@ -173,7 +197,7 @@ class Preprocessing:
         return fields
 
     def _measured(self, executor: Executor, progress: Progress) -> list[Any]:
-        # The tasks do not depend on the chunk size asked for: sums would, in the last bits.
+        # These tasks do not depend on the requested chunk size, which would change the last bits of sums.
         tasks = Plan.of(self.selection, None, 0, whole_episodes=True).tasks()
         found: dict[int, Any] = {}
         progress.start("measuring", self.selection.steps, "steps")
@@ -203,14 +227,14 @@ class Preprocessing:
         }
 
     def keys_read(self, processor: Processor) -> frozenset[Key]:
-        """The leaves of the source that a run may read: those of blocks, and for the table ends and rewards."""
+        """Return the leaves of the source that a run may read: for blocks, and for the table also ends and rewards."""
         reader = self.selection.reader
         reward = return_field_of(reader.manifest)
         table = [NEXT_TERMINATED] if reward is None else [NEXT_TERMINATED, reward.key]
         return processor.reads(reader.fields).union(self.processor.reads(reader.fields), table)
 
     def same_run(self, folder: Path) -> bool:
-        """Whether a folder holds an unfinished run of the same tasks; UsageError if it is of others."""
+        """Whether a folder holds an unfinished run of the same tasks; UsageError if it belongs to another run."""
         found = UnfinishedRun.of(folder)
         if found is not None:
             require_same_run(found.run, self.identity(), folder)
@@ -236,14 +260,14 @@ class Preprocessing:
         return write_manifest(folder, fields, found.data, found.ranges, found.table, origin, found.text)
 
     def refuse_changed_source(self) -> None:
-        """Raise CorruptDataError if files of the source changed, also those that were verified before the change."""
+        """Raise CorruptDataError if files of the source have changed, even if they were verified before the change."""
         reader = self.selection.reader
         if reader.files_state() != self.source_files:
             raise CorruptDataError(f"{reader.path} was changed while it was read", hint="run it again")
 
 
 class _Run:
-    """One run of the tasks of a preprocessing: from the start, or from a resume state."""
+    """One run of the tasks, from the start or from a resume state."""
 
     def __init__(self, processor: Preprocessing, executor: Executor, staging: Staging, progress: Progress) -> None:
         self._of = processor
@@ -256,15 +280,15 @@ class _Run:
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether a task is finished, by this run or by the one that it continues, that a later run can keep."""
+        """Whether a finished task, of this run or the one that it continues, could be kept by a later run."""
         return self._finished > 0 and journal_path(self._folder).exists()
 
     def note_kept(self, error: BaseException) -> None:
-        """State how to resume."""
+        """Add to the error how to resume."""
         note_kept(error, self._finished, len(self._tasks), self._progress)
 
     def rows(self) -> tuple[Assembled, tuple[Field, ...], Processor]:
-        """Run what is not finished yet and put the rows together."""
+        """Run what is not finished yet, and assemble the rows."""
         of, executor = self._of, self._executor
         processor = of.prepared(executor, self._progress)
         verified = BackgroundCall(partial(of.selection.reader.verify_leaves, of.keys_read(processor)))
@@ -295,7 +319,7 @@ class _Run:
             return assembly.finish(), fields, processor
 
     def _require_sound(self, verified: BackgroundCall[None]) -> None:
-        """Raise where the source is damaged or has changed: its result must not get a valid manifest."""
+        """Raise if the source is damaged or has changed: the result must then not get a valid manifest."""
         self._of.refuse_changed_source()
         verified.result()
 
@@ -373,10 +397,10 @@ def result_origin(
     rescaled: frozenset[Key],
     videos: VideoContents,
 ) -> Origin:
-    """Carry over from the source's manifest all that the new fields do not contradict.
+    """Carry over from the source's manifest everything that the new fields do not contradict.
 
-    A space is kept if its leaves keep their keys, element types, shapes and scale; `env_metadata.json`, which
-    describes both spaces, is kept only with both.
+    A space is kept if its leaves keep their keys, element types, shapes and scale; `env_metadata.json`, which describes
+    both spaces, is only kept with both.
     """
     manifest = reader.manifest
     spaces, documents, dropped = dict(manifest.spaces), dict(reader.documents()), []
@@ -470,7 +494,9 @@ class ErrorReporter:
         return cause
 
     def _fields(self, cause: FunctionFailed) -> Iterable[str]:
-        """Name the keys that existed where one is missing; groups of the dataset, such as `next`, by their full key."""
+        """Return the keys that existed when one was missing; groups of the dataset, such as `next`, by their
+        full key.
+        """
         keys = [field.key for field in self._selection.reader.fields]
         if not cause.there:
             return dict.fromkeys(key[0] for key in keys)

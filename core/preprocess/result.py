@@ -1,4 +1,4 @@
-"""The result of a run: its finished tasks, in files and in the journal, its episodes, and how they are put together."""
+"""The result of a run: finished tasks, in files and in the journal, its episodes, and how everything is assembled."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ from .selection import StepSelection
 class Finished(NamedTuple):
     """A task whose rows are written.
 
-    `placed`: the rows are in the task's own place of the result's files, as is possible if there are as many as steps;
-    else they are in a separate file. `digest` is over the bytes of all leaves in order. For each run of `pieces`:
-    `ids` is the episode number, `returns` the sum of rewards, `terminated` and `truncated` the flags of the last row,
-    `broken` whether the next observation of some step differs from the observation of the step after it.
+    Attributes:
+        placed: whether the rows are at the task's own place in the result's files, which is possible if there are as
+            many as steps; otherwise they are in a separate file.
+        digest: over the bytes of all leaves in order.
+        ids, returns: for each run of `pieces`, the episode number and the sum of rewards.
+        terminated, truncated: for each run, the flags of its last row.
+        broken: for each run, whether a step's next observation differs from the observation of the step after it.
     """
 
     rows: int
@@ -67,7 +70,7 @@ class RowAccess(Protocol):
 
 
 class Changes(NamedTuple):
-    """Rows that change when a task is known in its place.
+    """Rows that change once the preceding tasks are known.
 
     `numbers`: start and count of ranges of rows, and the new number of their episode. `unmarked`: the last row before
     the task now ends an episode and needs `truncated`.
@@ -101,8 +104,8 @@ def result_return_field(selection: StepSelection, processor: Processor, fields: 
 class ResultEpisodes:
     """The episode table of the result, built from the finished tasks in order.
 
-    `reward` is the leaf whose sum is the return of an episode, None where there is none. `renumbered` counts the
-    episodes whose number was taken, `emptied` those without rows.
+    `reward` is the leaf whose sum is the return of an episode; None if there is none. `renumbered` counts episodes
+    whose number was taken, `emptied` episodes without rows.
     """
 
     def __init__(self, selection: StepSelection, fields: Sequence[Field], reward: Field | None) -> None:
@@ -117,7 +120,7 @@ class ResultEpisodes:
         self.emptied = 0
 
     def take(self, finished: Finished, rows: RowAccess) -> Changes:
-        """Add the next task; return the changes of rows that follow from the tasks before it."""
+        """Add the next task; return the changes of rows that follow from the preceding tasks."""
         pieces = finished.pieces
         if not len(pieces):
             return Changes([], False)
@@ -147,7 +150,7 @@ class ResultEpisodes:
         return Changes(renumbered, unmarked)
 
     def _end_is_missing(self, was: _OpenEpisode) -> bool:
-        """Whether the source's episode has an end flag and none of its rows in the result has one."""
+        """Whether the source's episode has an end flag, but none of its rows in the result does."""
         table = self._selection.table
         marked = bool(table.terminated[was.source] or table.truncated[was.source])
         return marked and not (was.terminated or was.truncated)
@@ -370,8 +373,8 @@ class _PlacedRows:
 class Assembly(Closing):
     """Takes finished tasks in any order and processes them from the front.
 
-    While every task has returned as many rows as it took, the result's files are digested as far as they are complete
-    from the front. After a task with another number of rows, all rows are copied into new files at the end.
+    As long as every task returned as many rows as it took, the result's files are digested up to the first gap. After a
+    task with another number of rows, all rows are copied to new files at the end.
     """
 
     def __init__(

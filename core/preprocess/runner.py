@@ -38,11 +38,11 @@ from .selection import StepSelection
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A dataset, the steps of it that are taken, and their processor.
+    """A dataset, its selected steps, and their processor.
 
     Each worker opens the dataset with `reader.again()` and compares the `content_digest`. `chosen` are the rows of the
-    episode table that take part, int64 ascending; None means all. Of their steps the first `steps` are taken; `cut` is
-    whether the last one is not the last of its episode in the dataset.
+    episode table that take part, int64 ascending; None means all. Of their steps, the first `steps` are used; `cut`
+    says whether the last one is not the last of its episode in the dataset.
     """
 
     imports: ClassVar[tuple[str, ...]] = ("torch", f"{__package__}.runner", f"{__package__}.units")
@@ -64,9 +64,9 @@ class Job:
 
 
 class TaskRunner:
-    """Runs tasks of one dataset in this process, on one torch thread. The first defines the result's fields.
+    """Runs tasks of one dataset in this process, on one torch thread.
 
-    All others must fit them.
+    The first task defines the result's fields; all others must fit them.
     """
 
     def __init__(self, job: Job) -> None:
@@ -209,7 +209,7 @@ class TaskRunner:
         return ids
 
     def _flags(self, block: Block, key: Key) -> Array:
-        """The flag of the last row of each run; that of the source where the result has no such field."""
+        """Return the flag of the last row of each run; the source's if the result has no such field."""
         pieces, table = block.pieces, self._selection.table
         if any(field.key == key for field in self._fields):
             flags = np.zeros(len(pieces), bool)

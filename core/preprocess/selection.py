@@ -1,4 +1,4 @@
-"""The episodes and steps of a dataset that a job takes, and their division into tasks."""
+"""The selected episodes and steps of a dataset, and their division into tasks."""
 
 from __future__ import annotations
 

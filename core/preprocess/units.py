@@ -192,7 +192,7 @@ def row_of(result: Any) -> dict[Key, BlockColumn]:
 
 
 def require_layout(found: Layout, expected: Layout, others: str) -> None:
-    """Raise ResultRefused unless keys, element types and shapes of a row are those of `others`."""
+    """Raise ResultRefused unless keys, element types and shapes of a row match `others`."""
     for text, keys in (("lacks", expected.keys() - found.keys()), ("has besides", found.keys() - expected.keys())):
         if keys:
             names = ", ".join(sorted(map(key_name, keys)))
@@ -275,7 +275,7 @@ class ColumnBuffer:
         self._empty = self._empty or columns
 
     def add(self, columns: Mapping[Key, BlockColumn], rows: int) -> None:
-        """Copy rows; ResultRefused unless their layout is that of the first."""
+        """Copy rows; ResultRefused unless their layout matches the first rows."""
         layout = {key: (dtype, values.shape[1:]) for key, (dtype, values) in columns.items()}
         if not self._layout:
             self._layout = layout
@@ -444,7 +444,9 @@ class EpisodeUnit(LoadedProcessor):
 
 
 def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The rows, except the last, that end an episode; `kept` are those whose flag is none if the next row follows."""
+    """Return the rows, except the last, that end an episode; a flag in `kept` does not count if the next row
+    follows.
+    """
     ends = np.zeros(rows - 1, np.bool_)
     if numbers_episodes(columns):
         numbers = columns[EPISODE].values.reshape(rows)
@@ -590,8 +592,8 @@ class RowUnit(LoadedProcessor):
     """Unit `row`: one row of batch size `[]` in, one out.
 
     Row by row, generators are seeded by the number of the row, so that random numbers do not depend on blocks; under
-    vmap, which draws for all rows at once, by that of the first. Seeding takes time that a function without random
-    numbers need not spend: a stretch of rows runs without it, and again with it if that has changed a generator.
+    vmap, which draws for all rows at once, by the number of the first row. To save the time for functions without
+    random numbers, a stretch of rows first runs without seeding, and again with it if that has changed a generator.
     """
 
     def __init__(self, function: UserFunction, seed: int, vmap: bool | None) -> None:
@@ -612,7 +614,7 @@ class RowUnit(LoadedProcessor):
             return False
         try:
             with self._function.running():
-                # Another seed than that of the loop: the results of a function with random numbers must differ.
+                # Use another seed than the loop, so that a function with random numbers gives other results.
                 at_once = self._at_once(_sample(block), ~block.first)
                 return _alike(at_once, self._one_by_one(_sample(block)))
         except (FunctionFailed, ResultRefused):

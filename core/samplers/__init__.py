@@ -1,1 +1,1 @@
-"""Which rows are chosen."""
+"""Samplers: which rows of a storage a batch consists of."""

@@ -1,4 +1,4 @@
-"""The contract of samplers: which elements are drawn."""
+"""The contract of samplers, which choose the elements of a batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ..state_folder import read_values, write_values
 from ..storages.base import Storage
 
 Index: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""Drawn elements: int64 `[B]`, or one such tensor a dimension for a storage of several dimensions."""
+"""Drawn elements: int64 `[B]`, or a tuple with one such tensor for each dimension of the storage."""
 
 _FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
-    """Metaclass: `replacement=False` in a call makes a sampler with the class's `without_replacement`."""
+    """Metaclass: a call with `replacement=False` makes the sampler that the class names as `without_replacement`."""
 
     replacement: bool
     without_replacement: Callable[..., Sampler]
@@ -47,38 +47,46 @@ class _Samplers(ABCMeta):
             if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
                 require_keywords(cls.__name__, options, [*keywords_of(maker), "replacement"])
             return super().__call__(*arguments, **options)
-        if replacement or "without_replacement" not in cls.__dict__:  # a subclass need not be what its base is
-            raise TypeError(f"there is no {cls.__name__} with replacement={replacement}")
+        if (
+            replacement or "without_replacement" not in cls.__dict__
+        ):  # not inherited: a subclass may differ from its base
+            raise TypeError(f"a {cls.__name__} cannot be made with replacement={replacement}")
         return cls.without_replacement(*arguments, **options)
 
 
 class Sampler(metaclass=_Samplers):
     """Draws elements of a storage, with the generator of its buffer.
 
-    A sampler implements `draw(storage, batch_size)`. One with a state of its own also implements `save_state`,
-    `load_state` and `reset`; one that draws in epochs declares `has_epochs = True` and sets `self.ran_out = True` with
-    the last batch of an epoch. All other methods of the contract have a default:
+    A subclass implements `draw(storage, batch_size)`. If it has state, it also implements `save_state`, `load_state`
+    and `reset`. If it draws in epochs, it declares `has_epochs = True` and sets `self.ran_out = True` with the last
+    batch of an epoch. All other methods have defaults:
 
-    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: called for present, new, changed elements;
+    - `on_attach(storage)`, `on_write(index)`, `on_update(index, storage)`: there are elements, new ones, changed ones;
     - `set_priorities(index, priority, storage)`: for samplers that draw by priority;
-    - `on_rotate(row, storage)`: the rows were rotated, so that `row` is row 0;
+    - `on_rotate(row, storage)`: rows were rotated, so that `row` is now row 0;
     - `begin_epoch()`: another process draws the rest of the epoch;
-    - `check_storage(storage)`, `capacity_for(storage)`: storages that are refused, or drawn from in part;
-    - `check_batch_size(batch_size)`: batch sizes that are refused, whatever the storage has;
+    - `check_storage(storage)`, `capacity_for(storage)`: which storages are refused, or only used in part;
+    - `check_batch_size(batch_size)`: which batch sizes are refused for every storage;
     - `draw_rows(storage, batch_size)`: for samplers that read the rows they draw;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
-    `generator` is the source of random numbers, None for torch's own. The methods that buffers call (`sample`, `add`,
-    `extend`, `update_priority`, `mark_update`, `state_dict`, `load_state_dict`, `dumps`, `loads`, `empty`) do the
-    book-keeping: they check the batch size and the storage, reset `ran_out`, and read and write files.
+    Buffers call `sample`, `add`, `extend`, `update_priority`, `mark_update`, `state_dict`, `load_state_dict`, `dumps`,
+    `loads` and `empty`. These check the batch size and the storage, reset `ran_out`, read and write files, and then
+    call the methods above.
 
-    Samplers for TorchRL override those methods, which is supported: buffers call the override, `sample` with the same
-    checks before it, and the declarations of its base (`reads_rows`, `writes_are_updates`, `draw_rows`) return to the
-    safe default. Methods that TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names the
-    method to implement.
+    Samplers written for TorchRL override the latter kind. This works: buffers call the override (after the same checks,
+    in the case of `sample`), and declarations of the base class (`reads_rows`, `writes_are_updates`, `draw_rows`)
+    return to safe defaults. Methods that TorchRL does not have must not be overridden: FinalMethodError (a TypeError)
+    says which method to implement instead.
 
-    `replacement=False` makes a sampler of the kind that draws no element twice; TypeError if there is none. Ideas and
-    names are those of TorchRL's samplers.
+    Args:
+        replacement: a call with `replacement=False` makes the corresponding sampler without replacement; TypeError if
+            there is none.
+
+    Attributes:
+        generator: the source of random numbers, set by the buffer; None for torch's own.
+
+    Names and behaviour follow TorchRL's samplers.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -90,35 +98,37 @@ class Sampler(metaclass=_Samplers):
     """
 
     reads_rows: ClassVar[bool] = True
-    """Whether drawing reads rows. If not, rows may be written meanwhile; an override of `draw` resets it to True."""
+    """Whether drawing reads rows. If not, rows may be written during a draw. An override of `draw` resets it to
+    True.
+    """
 
     writes_are_updates: ClassVar[bool] = False
-    """Whether buffers report a write by `mark_update` alone, and call neither `add` nor `extend`; an override of
-    `on_write` resets it to False."""
+    """Whether `mark_update` alone reports writes, without `add` and `extend`. An override of `on_write` resets it to
+    False."""
 
     rows_come_once: ClassVar[bool] = False
-    """Whether the rows of a draw cannot be looked up in the storage."""
+    """Whether only the draw itself can return rows, as they cannot be looked up in the storage later."""
 
     needs_order: ClassVar[bool] = False
-    """Whether it takes adjacent rows for consecutive steps."""
+    """Whether it relies on adjacent rows being consecutive steps."""
 
     has_epochs: ClassVar[bool] = False
     """Whether it draws in epochs, and sets `ran_out` at the end of one."""
 
     replacement: ClassVar[bool] = True
-    """Whether an element may be drawn again before all others are."""
+    """Whether an element may be drawn again before all others have been."""
 
     without_replacement: ClassVar[Callable[..., Sampler]]
-    """The class, or function, that makes the sampler for `replacement=False`; optional."""
+    """The class or function that makes the sampler for `replacement=False`; optional."""
 
     follows_writes: ClassVar[bool] = False
-    """Whether it uses `add` and `extend`; derived from the methods that a class implements."""
+    """Whether it uses `add` and `extend`; derived from the methods that the class implements."""
 
     follows_updates: ClassVar[bool] = False
-    """Whether it uses `mark_update`; derived from the methods that a class implements."""
+    """Whether it uses `mark_update`; derived from the methods that the class implements."""
 
     takes_priorities: ClassVar[bool] = False
-    """Whether it draws by priority; derived from the methods that a class implements."""
+    """Whether it draws by priority; derived from the methods that the class implements."""
 
     generator: torch.Generator | None = None
     """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
@@ -133,7 +143,7 @@ class Sampler(metaclass=_Samplers):
             setattr(cls, "sample", _with_checks(own["sample"]))  # noqa: B010 - mypy: sample is final
             if "draw" not in own:
                 delegate(cls, "draw")
-        # The declarations of a base need not hold for methods that replace its own.
+        # What a base class declares need not hold for methods that replace its own.
         if "sample" in own or "draw" in own:
             cls.reads_rows = own.get("reads_rows", True)
             setattr(cls, "draw_rows", own.get("draw_rows", Sampler.draw_rows))  # noqa: B010
@@ -149,67 +159,79 @@ class Sampler(metaclass=_Samplers):
 
     @abstractmethod
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements of a storage that is not empty; return their index and their info.
+        """Draw `batch_size` elements of a storage that is not empty. All random numbers come from `self.generator`.
 
-        The index is int64 `[batch_size]`, or a tuple of one such tensor a dimension if `storage.ndim` is above 1, of
-        valid elements: coordinates below `storage.shape`. It may be shorter at the end of an epoch. Entries of the
-        info are `[batch_size, ...]`. All random numbers come from `self.generator`.
+        Returns:
+            The index and the info. The index is int64 `[batch_size]`, shorter at the end of an epoch, or a tuple with
+            one such tensor for each dimension of the storage; all elements exist. Entries of the info are `[batch_size,
+            ...]`.
         """
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw as `draw` does, and return the rows too: for samplers that read them anyway. None has them read."""
+        """Draw like `draw`, and also return the rows, for samplers that read them anyway; None lets the caller read
+        them.
+        """
         return *self.sample(storage, batch_size), None
 
     def on_attach(self, storage: Storage) -> Any:
-        """Called with the storage to draw from, before the first draw."""
+        """Called with the storage before the first draw from it."""
 
     def on_write(self, index: Any) -> None:
-        """Called after a write of `index`, an int, int64 `[n]` or `[n, ndim]`; negative ones were not kept."""
+        """Called after a write.
+
+        Args:
+            index: an int, int64 `[n]` or `[n, ndim]`; elements that were not kept are negative.
+        """
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Called after a change of the elements at `index`, any index that a storage can be written at."""
+        """Called after elements were changed.
+
+        Args:
+            index: any index at which a storage can be written.
+            storage: the storage, if it is known.
+        """
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Set priorities of elements; the default warns that this sampler does not use them."""
-        warn_caller(f"{type(self).__name__} does not look at priorities: the update has no effect")
+        """Set priorities of elements. The default warns that this sampler does not use priorities."""
+        warn_caller(f"{type(self).__name__} does not use priorities: the update has no effect")
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Called after the rows of a storage were rotated, so that `row` is row 0."""
 
     def begin_epoch(self) -> None:
-        """Start a new epoch, if there are epochs: another process draws the rest of this one."""
+        """Start a new epoch, if the sampler has epochs, because another process draws the rest of this one."""
         if self.has_epochs:
             self.reset()
 
     def reset(self) -> None:
-        """Forget all elements: the storage is empty, or another one."""
+        """Forget all elements, because the storage was emptied or replaced."""
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise SchemaError (a RuntimeError), with nothing changed, for a storage that this cannot draw from."""
+        """Raise SchemaError (a RuntimeError), with nothing changed, for a storage that the sampler cannot draw from."""
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise SchemaError or UsageError for a batch size that this cannot draw of any storage."""
+        """Raise SchemaError or UsageError for a batch size that the sampler cannot draw from any storage."""
 
     def capacity_for(self, storage: Storage) -> int | None:
-        """Return how many elements of this storage it can draw from; None for any number."""
+        """Return how many elements of this storage the sampler can draw from; None if unlimited."""
         return None
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers, bools and None by name."""
+        """Return the state: tensors, numbers, bools and None, by name."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `save_state` returned; SchemaError, with nothing changed, for another sampler's state."""
+        """Load what `save_state` returned; SchemaError, with nothing changed, for the state of another sampler."""
         if state:
             raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state))}")
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write a state into a folder, which is made if it is missing; writes nothing for an empty state."""
+        """Write a state to a folder, which is created if necessary; nothing is written for an empty state."""
         if state:
             write_values(folder, state)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state` wrote; DatasetNotFoundError and FormatError for a folder without a state."""
+        """Read what `write_state` wrote; DatasetNotFoundError or FormatError if the folder has no valid state."""
         return read_values(folder) if self.state_dict() else {}
 
     def elements(self, storage: Storage) -> int:
@@ -218,12 +240,12 @@ class Sampler(metaclass=_Samplers):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no element will be drawn until others are written; False if elements are not consumed."""
+        """Whether nothing can be drawn until elements are written; always False unless elements are consumed."""
         return False
 
     @property
     def default_priority(self) -> float:
-        """Priority of an element whose priority was never set."""
+        """The priority of elements whose priority was never set."""
         return 1.0
 
     @property
@@ -238,7 +260,7 @@ class Sampler(metaclass=_Samplers):
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of the last batch size are left of the epoch."""
+        """How many batches of the last batch size are left in the epoch."""
         return sys.maxsize
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int | None:
@@ -249,9 +271,18 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def sample(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw `batch_size` elements; return their index and info, each `[batch_size, ...]`.
+        """Draw elements.
 
-        UsageError (a ValueError) for a batch size below 1, SchemaError (a RuntimeError) for an empty storage.
+        Args:
+            storage: the storage to draw from.
+            batch_size: how many elements to draw.
+
+        Returns:
+            Index and info of the elements, see `draw`.
+
+        Raises:
+            UsageError: (a ValueError) the batch size is below 1.
+            SchemaError: (a RuntimeError) the storage is empty.
         """
         if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
@@ -261,7 +292,7 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def sample_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw elements as `sample` does, and return their rows too; None if the caller has to read them."""
+        """Draw like `sample`, and also return the rows; None if the caller has to read them."""
         if batch_size < 1 or not storage.has_rows:
             _refuse(storage, batch_size)
         if self.has_epochs:
@@ -300,19 +331,21 @@ class Sampler(metaclass=_Samplers):
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state; SchemaError (a RuntimeError), with nothing changed, for another sampler's state."""
+        """Load a state; SchemaError (a RuntimeError), with nothing changed, for the state of another sampler."""
         self.load_state(state_dict)
 
     @final
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`; writes nothing for a sampler without state."""
+        """Write the state to the folder `path`; nothing is written if there is no state."""
         self.write_state(Path(path), self.state_dict())
 
     @final
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Load what `dumps`, here or in TorchRL, wrote.
+        """Load what `dumps` wrote, here or in TorchRL.
 
-        DatasetNotFoundError, with nothing changed, if there is no state, CorruptDataError for an invalid one.
+        Raises:
+            DatasetNotFoundError: there is no state.
+            CorruptDataError: the state is invalid. Nothing is changed by either.
         """
         state = self.read_state(Path(path))
         try:
@@ -339,7 +372,7 @@ class Sampler(metaclass=_Samplers):
         return self.remaining_batches
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which torch cannot pickle."""
+        """Leave out the generator, which cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
     def __repr__(self) -> str:
@@ -353,7 +386,7 @@ def _refuse(storage: Storage, batch_size: int) -> None:
 
 
 def _with_checks(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the checks of `Sampler.sample` to an override of it."""
+    """Add the checks of `Sampler.sample` to an override."""
 
     @functools.wraps(method)
     def sample(self: Sampler, storage: Storage, batch_size: int, *more: Any, **options: Any) -> Any:

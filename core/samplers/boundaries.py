@@ -1,4 +1,4 @@
-"""Sources of trajectory boundaries: ids, end flags, an episode table, or fixed tensors."""
+"""Where trajectories end: sources of boundaries by ids, end flags, an episode table, or fixed tensors."""
 
 from __future__ import annotations
 
@@ -26,33 +26,36 @@ _IDS = TRAJECTORY_KEYS["slices"]
 
 
 class ConflictingArgumentsError(UsageError, TypeError):
-    """None or several of some arguments were given, of which exactly one is expected."""
+    """Of several alternative arguments, none or more than one was given."""
 
 
 class BoundarySource(ABC):
-    """Finds the rows that end a trajectory. Equal sources find the same rows."""
+    """Finds the rows that end a trajectory. Sources that compare equal find the same rows."""
 
     keys: tuple[Key, ...] = ()
     """The entries that it reads."""
 
     looks_ahead = False
-    """Whether it compares a row with the following one."""
+    """Whether it compares each row with the next one."""
 
     uses_table = False
     """Whether it uses the episode table of a dataset."""
 
     @abstractmethod
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
-        """Return whether each of the rows, in the order of time, ends a trajectory; bool `[rows, lanes]`.
+        """Return whether each row, in the order of time, ends a trajectory; bool `[rows, lanes]`.
 
-        If it `looks_ahead`, the last one is False. SchemaError (a RuntimeError) for an entry whose shape is not that
-        of the storage, MissingKeyError (a KeyError) for a missing one.
+        If the source `looks_ahead`, the value of the last row is False, as its successor is unknown.
+
+        Raises:
+            SchemaError: (a RuntimeError) an entry does not have the storage's shape.
+            MissingKeyError: (a KeyError) an entry does not exist.
         """
 
 
 @dataclass(frozen=True)
 class FlagBoundaries(BoundarySource):
-    """A row is an end if any of several flags is set, each with any number of further dimensions."""
+    """A row ends a trajectory if any of several flags is set; flags may have further dimensions."""
 
     keys: tuple[Key, ...]
 
@@ -65,13 +68,15 @@ class FlagBoundaries(BoundarySource):
             part: Ends = np.any(flags.astype(bool, copy=False), axis=2)
             found = part if found is None else np.logical_or(found, part)
         if found is None:
-            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: the ends of trajectories are unknown")
+            raise MissingKeyError(
+                f"{_listed(self.keys)} is not in the storage, so the ends of trajectories are unknown"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class IdBoundaries(BoundarySource):
-    """A row is an end if the id of the following row differs."""
+    """A row ends a trajectory if the next row has another id."""
 
     key: Key
     looks_ahead = True
@@ -84,10 +89,10 @@ class IdBoundaries(BoundarySource):
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         found = by_lane(storage, self.key, rows)
         if found is None:
-            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage: trajectories cannot be separated")
+            raise MissingKeyError(f"{_listed(self.keys)} is not in the storage, so trajectories cannot be separated")
         if found.shape[2] != 1:
             raise SchemaError(
-                f"{_listed(self.keys)} is {[*storage.shape, found.shape[2]]}, expected one id for each of "
+                f"{_listed(self.keys)} has the shape {[*storage.shape, found.shape[2]]}, expected one id for each of "
                 f"{list(storage.shape)} elements"
             )
         return changes_of(found)
@@ -95,7 +100,7 @@ class IdBoundaries(BoundarySource):
 
 @dataclass(frozen=True)
 class JointBoundaries(BoundarySource):
-    """A row is an end if it is one for any of several sources."""
+    """A row ends a trajectory if it does for any of several sources."""
 
     sources: tuple[BoundarySource, ...]
 
@@ -106,7 +111,7 @@ class JointBoundaries(BoundarySource):
 
     @property
     def looks_ahead(self) -> bool:  # type: ignore[override]
-        """Whether one of them compares a row with the following one."""
+        """Whether one of them compares each row with the next one."""
         return any(source.looks_ahead for source in self.sources)
 
     @functools.cached_property
@@ -123,28 +128,30 @@ class JointBoundaries(BoundarySource):
 
 @dataclass(frozen=True, eq=False)
 class FixedBoundaries(BoundarySource):
-    """Fixed ends of the storage's `shape`; `name` is the argument they were given as: `ends` or `trajectories`."""
+    """Ends given as a tensor of the storage's `shape`; `name` is the argument that gave them: `ends` or
+    `trajectories`.
+    """
 
     given: Ends
     name: str = "ends"
 
     @classmethod
     def of_ids(cls, ids: np.ndarray[Any, Any]) -> FixedBoundaries:
-        """Make a source from ids: a row is an end if the id of the next one, round the ring, differs."""
+        """Make a source from ids: a row ends a trajectory if the next row, around the ring, has another id."""
         return cls(ids != np.roll(ids, -1, axis=0), "trajectories")
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         given, expected = self.given.shape, tuple(storage.shape)
         if given != expected:
             raise SchemaError(
-                f"the {self.name} are {list(given)}, expected {list(expected)}: one for each element of the storage",
-                hint="give them for all elements, or name the entry that holds them: end_key or traj_key",
+                f"{self.name} has the shape {list(given)}, expected {list(expected)}: one value for each element",
+                hint="pass values for all elements, or name the entry that holds them: end_key or traj_key",
             )
         return self.given[rows].reshape(-1, int(np.prod(expected[1:], dtype=np.int64)))
 
 
 def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
-    """Return whether each of the ids `[rows, lanes, further]` differs from the next; False for the last."""
+    """Return where ids `[rows, lanes, further]` differ from the next row's; False for the last row."""
     found = np.zeros(ids.shape[:2], bool)
     np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
     return found
@@ -152,28 +159,28 @@ def changes_of(ids: np.ndarray[Any, Any]) -> Ends:
 
 @dataclass(frozen=True)
 class EpisodeBoundaries(BoundarySource):
-    """The episode table of a dataset; its rows are not read."""
+    """Takes ends from the episode table of a dataset, without reading rows."""
 
     uses_table = True
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         lengths = storage.episode_lengths()
         if lengths is None or int(lengths.sum()) > storage.shape[0]:
-            raise SchemaError("the storage lists no episodes, or others than it holds")
+            raise SchemaError("the storage has no episode table that matches its rows")
         found = np.zeros((storage.shape[0], 1), bool)
         found[np.cumsum(lengths[lengths > 0]) - 1] = True
         return found[rows]
 
 
 def has_entry(storage: Storage, key: Key) -> bool:
-    """Whether a storage has an entry; for a storage of single elements, whether the first one has."""
+    """Whether a storage has an entry; if it stores single elements, whether the first element has it."""
     if isinstance(storage, TensorStorage):
         return stored_entry(storage, key) is not None
     return storage.entry(key, slice(0, 1)) is not None
 
 
 def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
-    """Return the tensor of an entry, of all rows of the capacity; None for a missing entry."""
+    """Return the tensor of an entry for all rows of the capacity; None if there is none."""
     if not storage.initialized:
         return None
     place = storage.structure.places.get(key)
@@ -181,7 +188,7 @@ def stored_entry(storage: TensorStorage, key: Key) -> torch.Tensor | None:
 
 
 def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.ndarray[Any, Any] | None:
-    """Read rows of an entry as `[rows, lanes, further]`; None for a missing entry."""
+    """Read rows of an entry as `[rows, lanes, further]`; None if the entry does not exist."""
     chosen = rows if isinstance(rows, slice) else torch.from_numpy(rows)
     if isinstance(storage, TensorStorage):
         leaf = stored_entry(storage, key)
@@ -194,8 +201,8 @@ def by_lane(storage: Storage, key: Key, rows: NDArray[np.int64] | slice) -> np.n
     count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
     if tuple(found.shape[: 1 + len(lead)]) != (count, *lead):
         raise SchemaError(
-            f"{_listed((key,))} is {list(found.shape)} of {count:,} rows, expected a signal of the storage's "
-            f"{storage.ndim} dimensions {list(storage.shape)}"
+            f"{_listed((key,))} has the shape {list(found.shape)} for {count:,} rows, expected it to begin with the "
+            f"storage's {storage.ndim} dimensions {list(storage.shape)}"
         )
     return found.reshape(count, int(np.prod(lead, dtype=np.int64)), -1).numpy(force=True)
 
@@ -205,7 +212,7 @@ def _listed(keys: Sequence[Key]) -> str:
 
 
 class BoundaryChoice:
-    """Chooses the source of trajectory boundaries, by arguments that `SliceSampler` documents."""
+    """Chooses the source of trajectory boundaries from the arguments that `SliceSampler` documents."""
 
     def __init__(
         self,
@@ -217,7 +224,7 @@ class BoundaryChoice:
         cache_values: bool,
     ) -> None:
         if end_key is not None and end_keys is not None:
-            raise SchemaError(f"end_key is {end_key!r} and end_keys is {end_keys!r}, expected one of them")
+            raise SchemaError(f"end_key is {end_key!r} and end_keys is {end_keys!r}: give one of them")
         self._ids: Key | None = None if traj_key is None else boundary_key(traj_key)
         self._flags: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
@@ -257,11 +264,11 @@ class BoundaryChoice:
 
 @dataclass(frozen=True)
 class StrictBoundaries:
-    """Chooses all boundaries that a storage has, for what must not cross any of them.
+    """Chooses all boundaries that a storage has, for uses that must not cross any of them.
 
-    An episode table is taken alone. Otherwise an episode ends where the flag `done` is set (without it, or with
-    `any_flag`, `terminated` or `truncated` next to it) and where the ids `traj`, by default those that `SliceSampler`
-    looks for, change.
+    If there is an episode table, it decides alone. Otherwise an episode ends at the flag `done` (if it is missing, or
+    with `any_flag`, at `terminated` or `truncated` next to it), and where the ids `traj` change, by default the ids
+    that `SliceSampler` looks for.
     """
 
     done: Key = _DONE
@@ -269,8 +276,10 @@ class StrictBoundaries:
     any_flag: bool = False
 
     def source(self, storage: Storage) -> BoundarySource:
-        """Return the source for a storage; MissingKeyError (a KeyError) for a named entry that is missing, or if
-        nothing separates episodes.
+        """Return the source for a storage.
+
+        Raises:
+            MissingKeyError: (a KeyError) a named entry does not exist, or nothing separates episodes.
         """
         if self.traj is None and storage.episode_lengths() is not None:
             return EpisodeBoundaries()
@@ -282,9 +291,11 @@ class StrictBoundaries:
         named = [self.traj] if self.traj is not None and ids is None else []
         named += [self.done] if self.done != _DONE and self.done not in flags else []
         if named:
-            raise MissingKeyError(f"{_listed(named)} is not in the storage: episodes cannot be separated")
+            raise MissingKeyError(f"{_listed(named)} is not in the storage, so episodes cannot be separated")
         if ids is None and not known:
-            raise MissingKeyError(f"{_listed((*_IDS, self.done))} is not in the storage: episodes cannot be separated")
+            raise MissingKeyError(
+                f"{_listed((*_IDS, self.done))} is not in the storage, so episodes cannot be separated"
+            )
         found = [*([FlagBoundaries(flags)] if known else ()), *([IdBoundaries(ids)] if ids is not None else ())]
         return found[0] if len(found) == 1 else JointBoundaries(tuple(found))
 
@@ -298,9 +309,9 @@ def boundary_key(key: Any) -> Key:
 
 
 def _several(keys: Any) -> Sequence[Any]:
-    """Return a list of keys; UsageError for an empty one, and for a single key."""
+    """Return a list of keys; UsageError if it is empty, or a single key."""
     if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == _DONE[0]):
-        raise UsageError(f"end_keys is {keys!r}, expected a list of keys", hint="end_key takes a single one")
+        raise UsageError(f"end_keys is {keys!r}, expected a list of keys", hint="pass a single key as end_key")
     return keys
 
 
@@ -312,13 +323,13 @@ def _fixed_boundaries(
         return None
     name = "ends" if ends is not None else "trajectories"
     if ends is not None and trajectories is not None:
-        raise SchemaError("ends and trajectories are both set, expected one of them")
+        raise SchemaError("ends and trajectories are both set: give one of them")
     if any(key is not None for key in keys):
-        raise SchemaError(f"{name} and the key of an entry are both set, expected one of them")
+        raise SchemaError(f"{name} and the key of an entry are both set: give one of them")
     if not cache_values:
-        raise SchemaError(f"cache_values is False, expected True with {name}", hint="say cache_values=True")
+        raise SchemaError(f"{name} needs cache_values=True", hint="pass cache_values=True")
     if not given.dim() or not given.numel():
-        raise SchemaError(f"{name} is {list(given.shape)}, expected a tensor of the storage's shape")
+        raise SchemaError(f"{name} has the shape {list(given.shape)}, expected the storage's shape")
     values = given.numpy(force=True)
     return FixedBoundaries(values.astype(bool)) if ends is not None else FixedBoundaries.of_ids(values)
 
@@ -332,16 +343,26 @@ def find_start_stop_traj(
     cursor: Any = None,
     device: torch.device | str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the trajectories in a storage, by ids (`trajectory`) or flags (`end`) of shape `[rows, lanes, ...]`.
+    """Find the trajectories in a storage from ids or end flags.
 
-    Returns the first and last elements of all trajectories, int64 `[n, ndim]`, both included, and their lengths, int64
-    `[n]`; lane by lane, ordered by their last rows. They are on `device`, by default that of the signal.
+    The last row ends a trajectory, unless the storage is at capacity. Then rows form a ring: the first row follows the
+    last one, and only the newest row always is an end. A lane without any end also ends at its last row. Samplers use a
+    `TrajectoryTable` instead, which is updated with every write.
 
-    The last row ends a trajectory, unless the storage is at capacity: then the first row follows the last one, and
-    only the newest row, the last of `cursor` (a row or rows, as they were written), always is an end; so is the last
-    row of a lane without any end. ConflictingArgumentsError (a TypeError) unless one signal is given, SchemaError (a
-    RuntimeError) for one without elements and, at capacity, for an invalid cursor. Samplers use a `TrajectoryTable`,
-    which is updated with every write.
+    Args:
+        trajectory: ids of trajectories, `[rows, lanes, ...]`; a trajectory ends where the id changes.
+        end: end flags, `[rows, lanes, ...]`; give either this or `trajectory`.
+        at_capacity: whether the storage is a full ring.
+        cursor: the row, or rows, written last; the last of them is the newest row.
+        device: the device of the results; default the signal's.
+
+    Returns:
+        First and last elements of all trajectories, int64 `[n, ndim]`, both inclusive, and their lengths, int64 `[n]`;
+        lane by lane, ordered by last rows.
+
+    Raises:
+        ConflictingArgumentsError: (a TypeError) not exactly one signal is given.
+        SchemaError: (a RuntimeError) the signal is empty, or at capacity the cursor is invalid.
 
     >>> ids = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1, 1, 1])
     >>> start, stop, length = find_start_stop_traj(trajectory=ids, at_capacity=True, cursor=1)
@@ -349,11 +370,11 @@ def find_start_stop_traj(
     ([[4], [2]], [[1], [3]], [8, 2])
     """
     if (trajectory is None) == (end is None):
-        raise ConflictingArgumentsError("trajectory and end are the two signals, expected exactly one of them")
+        raise ConflictingArgumentsError("give either trajectory or end")
     given = trajectory if trajectory is not None else end
-    assert given is not None  # one of them is not
+    assert given is not None  # checked above
     if not given.dim() or not given.numel():
-        raise SchemaError(f"the signal is {list(given.shape)}, expected one of at least one row")
+        raise SchemaError(f"the signal has the shape {list(given.shape)}, expected at least one row")
     signal = given if device is None else given.to(device)
     rows, others = len(signal), tuple(signal.shape[1:])
     flat = signal.reshape(rows, -1)
@@ -369,7 +390,7 @@ def find_start_stop_traj(
     first_of_lane[1:] = lane[1:] != lane[:-1]
     counts = ends.sum(0)
     before = stop.roll(1)
-    before[first_of_lane] = stop[counts.cumsum(0)[counts > 0] - 1]  # round the ring, before the first comes the last
+    before[first_of_lane] = stop[counts.cumsum(0)[counts > 0] - 1]  # around the ring: the first one follows the last
     start = (before + 1) % rows
     length = (stop - start) % rows + 1
     lanes = torch.unravel_index(lane, others) if others else ()
@@ -377,14 +398,14 @@ def find_start_stop_traj(
 
 
 def _newest(cursor: Any, rows: int) -> int:
-    """Return the last row of a cursor; SchemaError for one without rows, beyond the rows, or of another type."""
+    """Return the last row of a cursor; SchemaError if it is empty, outside of the storage, or of another type."""
     try:
         row = last_row(cursor + rows if isinstance(cursor, int) and -rows <= cursor < 0 else cursor)
     except (TypeError, ValueError, RuntimeError):
         row = None
     if row is None or row >= rows:
         raise SchemaError(
-            f"the cursor is {cursor!r}, expected the row or rows of {rows} that were written last: an int, or a "
-            "tensor or a range of at least one"
+            f"the cursor is {cursor!r}, expected the row or rows written last, of {rows}: an int, or a tensor or "
+            "range that is not empty"
         )
     return row

@@ -1,4 +1,4 @@
-"""Sampling elements a limited number of times, after which their slots are written again."""
+"""A sampler that draws each element a limited number of times and then frees its slot."""
 
 from __future__ import annotations
 
@@ -29,11 +29,16 @@ _NEEDED = ("max_sample_count", "_sample_count", "_live_mask", "_free_indices")
 
 
 class ConsumedTypeError(UsageError, TypeError):
-    """A count of samples is no whole number, or a part of a buffer cannot be used when elements are consumed."""
+    """A sample count is not a whole number, or a part of a buffer cannot be used with elements that are consumed."""
 
 
 def checked_sample_count(name: str, count: Any) -> int:
-    """Return how often elements are sampled; ConsumedTypeError (a TypeError), UsageError for a number below 1."""
+    """Return a valid sample count.
+
+    Raises:
+        ConsumedTypeError: (a TypeError) it is not a whole number.
+        UsageError: (a ValueError) it is below 1.
+    """
     if isinstance(count, bool) or not isinstance(count, int):
         raise ConsumedTypeError(f"{name} is {count!r}, expected a whole number")
     if count < 1:
@@ -42,14 +47,22 @@ def checked_sample_count(name: str, count: Any) -> int:
 
 
 class ConsumingSampler(Sampler):
-    """Draws every element `max_sample_count` times, and then no more: its slot is the next one to be written.
+    """Draws every element `max_sample_count` times; then its slot is free, and is written next.
 
-    A batch has no element twice; all that can be drawn are equally likely, and there are fewer than asked for if fewer
-    are left. `ran_out` is True after a batch that leaves none. New elements, and those that are replaced in place or
-    passed to `mark_update`, can be drawn as often again. Buffers take one for `consume_after_n_samples`.
+    A batch has no element twice. All elements that can still be drawn are equally likely; if fewer are left than asked
+    for, the batch is smaller. `ran_out` is True after a batch that leaves none. New elements, and elements that are
+    replaced in place or passed to `mark_update`, can be drawn `max_sample_count` times again. Buffers use it for
+    `consume_after_n_samples`.
 
-    Indices are int64 `[batch_size]` or less. SchemaError (a RuntimeError) if none are left; ConsumedTypeError (a
-    TypeError) and UsageError (a ValueError) for an invalid count. The name is that of TorchRL's sampler.
+    Args:
+        max_sample_count: how often each element is drawn.
+
+    Raises:
+        ConsumedTypeError: (a TypeError) the count is not a whole number.
+        UsageError: (a ValueError) the count is below 1.
+        SchemaError: (a RuntimeError) from `sample`, if no element is left.
+
+    The name is TorchRL's.
 
     >>> from rbtool import LazyTensorStorage, ReplayBuffer
     >>> buffer = ReplayBuffer(storage=LazyTensorStorage(5), consume_after_n_samples=1, batch_size=2)
@@ -67,18 +80,22 @@ class ConsumingSampler(Sampler):
     def reset(self) -> None:
         """Forget all elements."""
         self._counts: Numbers = np.zeros(0, np.int64)
-        self._place: Numbers = np.zeros(0, np.int64)  # of each slot among those that can be drawn, or -1
-        self._slots: Numbers = np.zeros(0, np.int64)  # those that can be drawn come first
+        self._place: Numbers = np.zeros(0, np.int64)  # slot → its position in _slots, -1 if it cannot be drawn
+        self._slots: Numbers = np.zeros(
+            0, np.int64
+        )  # a permutation of the slots; the ones that can be drawn come first
         self._left = 0
         self._free: dict[int, None] = {}  # in the order in which they were consumed
         self._ran_out = False
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise UsageError for a storage of several dimensions, ConsumedTypeError for one that is no list or tensor."""
+        """Raise UsageError for a storage of several dimensions, ConsumedTypeError if it is not a list or tensor
+        storage.
+        """
         if not isinstance(storage, ListStorage | TensorStorage):
             raise ConsumedTypeError(f"elements of a {type(storage).__name__} cannot be consumed")
         if storage.ndim > 1:
-            raise UsageError(f"a storage of one dimension is consumed, this one has {storage.ndim}")
+            raise UsageError(f"only a storage of one dimension can be consumed, this one has {storage.ndim}")
 
     def elements(self, storage: Storage) -> int:
         """Return how many elements can be drawn."""
@@ -86,11 +103,11 @@ class ConsumingSampler(Sampler):
 
     @property
     def exhausted(self) -> bool:
-        """Whether there are elements, and none that can be drawn."""
+        """Whether there are elements, but none can be drawn."""
         return len(self._counts) > 0 and not self._left
 
     def freed(self, count: int) -> Numbers:
-        """Return up to `count` slots of consumed elements, the first to be consumed first."""
+        """Return up to `count` slots of consumed elements, in the order in which they were consumed."""
         return np.fromiter((slot for slot, _ in zip(self._free, range(count), strict=False)), np.int64)
 
     def begin_epoch(self) -> None:
@@ -99,7 +116,7 @@ class ConsumingSampler(Sampler):
     # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Draw different elements, and consume those that were drawn often enough."""
+        """Draw different elements, and free those that were drawn often enough."""
         if not self._left:
             raise SchemaError("Cannot sample from an empty storage: all of its elements were consumed")
         slots = self._slots[distinct(min(batch_size, self._left), self._left, self.generator)]
@@ -112,7 +129,7 @@ class ConsumingSampler(Sampler):
         return torch.from_numpy(slots), {}
 
     def _remove(self, slots: Numbers) -> None:
-        """Take slots out of those that can be drawn; the last ones take their places."""
+        """Remove slots from the ones that can be drawn; the last ones move to their positions."""
         left = self._left - len(slots)
         last = self._slots[left : self._left]
         staying = last[~np.isin(last, slots)]
@@ -129,11 +146,11 @@ class ConsumingSampler(Sampler):
         self.reset()
 
     def on_write(self, index: Any) -> None:
-        """Let new elements be drawn."""
+        """Make new elements available."""
         self._renew(np.atleast_1d(torch.as_tensor(index).numpy(force=True)))
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Let replaced elements be drawn as often again."""
+        """Make replaced elements available for as many draws as new ones."""
         rows = max(len(self._counts), 0 if storage is None else len(storage))
         named = rows_named(index, rows)
         self._renew(np.arange(rows)[named] if isinstance(named, slice) else named.numpy(force=True).reshape(-1))
@@ -171,7 +188,11 @@ class ConsumingSampler(Sampler):
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_sample_count`, int64 `[slots]`, `_live_mask`, bool `[slots]`, and the order of both kinds."""
+        """Return the state.
+
+        `_sample_count` is int64 `[slots]`, `_live_mask` bool `[slots]`; the orders of live and of free slots are saved,
+        too.
+        """
         return {
             "max_sample_count": self.max_sample_count,
             "_sample_count": torch.from_numpy(self._counts.copy()),
@@ -184,14 +205,14 @@ class ConsumingSampler(Sampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL; its count of samples is used. SchemaError for another sampler's."""
+        """Load a state of this class or TorchRL's, with its sample count; SchemaError for another sampler's state."""
         missing = [name for name in _NEEDED if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
         for name, dtype in _TENSORS.items():
             value = state[name]
             if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.dim() != 1:
-                raise SchemaError(f"{name} is no vector of {dtype} in the state of a {type(self).__name__}")
+                raise SchemaError(f"{name} is not a vector of {dtype} in the state of a {type(self).__name__}")
         rows = int(state.get("_known_storage_len", len(state["_live_mask"])))
         counts, live = (state[name].numpy(force=True)[:rows] for name in ("_sample_count", "_live_mask"))
         free = state["_free_indices"]
@@ -215,7 +236,7 @@ class ConsumingSampler(Sampler):
         replace_file(folder / _FILE, module_state_bytes(dict(state)))
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state`, here or in TorchRL, wrote, or a state in a memory-mapped tensordict."""
+        """Read `consuming_sampler.pt` of this class or TorchRL, or a state in a memory-mapped tensordict."""
         state = load_module_state(folder / _FILE)
         return read_values(folder) if state is None else state
 

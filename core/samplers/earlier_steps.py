@@ -1,4 +1,4 @@
-"""The steps before those of a batch, in their episodes: which there are, and their entries."""
+"""The steps before the steps of a batch, within their episodes, for transforms that look back."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 _EPISODE: Key = ("episode",)
 _FEW = 4096
-"""Up to so many rows are read by numpy, in one thread."""
+"""Up to this many rows are read by numpy, in one thread."""
 _ROOMS = 8
-"""Up to so many kinds of memory are kept."""
+"""How many different buffers of memory are kept for reuse."""
 
 
 class Rooms:
-    """Memory for entries of batches, used again once a batch is freed: to ask for it takes longer than to fill it."""
+    """Reuses memory for entries of batches once a batch is freed: allocating is slower than filling."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Memory] = {}
 
     def tensor(self, use: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor on the CPU; different uses in a batch do not share memory."""
+        """Return an uninitialised tensor on the CPU; tensors for different uses in a batch do not share memory."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(*shape, dtype=dtype)
@@ -52,9 +52,9 @@ class Rooms:
 def gathered(
     storage: Storage, key: Key, rows: torch.Tensor, lanes: Sequence[torch.Tensor] = (), rooms: Rooms | None = None
 ) -> torch.Tensor | None:
-    """Read an entry of elements that exist, `rows` and maybe `lanes` int64 `[n]`; None for one that is not stored.
+    """Read an entry of existing elements, `rows` and possibly `lanes` int64 `[n]`; None if it is not stored.
 
-    The tensor is fresh memory, of `rooms` if there are any.
+    The tensor is fresh memory, taken from `rooms` if given.
     """
     index: Any = (rows, *lanes)
     if isinstance(storage, StreamStorage):
@@ -69,14 +69,16 @@ def gathered(
     if lanes:
         return leaf[tuple(part.to(leaf.device) for part in index)]
     if rooms is None and len(numbers) <= _FEW and leaf.is_cpu and not (leaf.requires_grad or renames(leaf.dtype)):
-        return torch.from_numpy(leaf.numpy().take(numbers, 0))  # torch takes longer to start
+        return torch.from_numpy(leaf.numpy().take(numbers, 0))  # torch has a larger overhead
     if rooms is None or not leaf.is_cpu:
         return leaf.index_select(0, rows.to(leaf.device))
     return torch.index_select(leaf, 0, rows, out=rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
 
 
 def _of_shards(storage: StreamStorage, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
-    """Read an entry of elements of a stream; whole rows where it is made of others, such as frames of a video."""
+    """Read an entry of elements of a stream; if it is derived from others, such as frames of a video, read
+    whole rows.
+    """
     found: torch.Tensor | None = None
     for places, shard, numbers in storage.parts(rows.numpy()):
         if shard.decode is None and key != _EPISODE:
@@ -95,19 +97,19 @@ def _of_shards(storage: StreamStorage, key: Key, rows: torch.Tensor) -> torch.Te
 
 
 class Ages(Protocol):
-    """Where the steps of trajectories are, as a `TrajectoryTable` has it."""
+    """Where steps lie in their trajectories; `TrajectoryTable` implements it."""
 
     capacity: int
 
     def steps_at(self, rows: Numbers) -> Numbers:
-        """Return the steps at rows."""
+        """Return the absolute numbers of the steps in these rows."""
 
     def age(self, steps: Numbers, lanes: Numbers) -> Numbers:
-        """Count the steps of the same trajectory before each."""
+        """Return how many steps of the same trajectory come before each step."""
 
 
 class StreamAges:
-    """Where the steps of the episodes of a stream are: one behind the other."""
+    """Where steps lie in the episodes of a stream, which are stored one after another."""
 
     capacity = sys.maxsize
 
@@ -115,19 +117,25 @@ class StreamAges:
         self._storage = storage
 
     def steps_at(self, rows: Numbers) -> Numbers:
-        """Return the elements themselves."""
+        """Return the element numbers themselves."""
         return rows
 
     def age(self, steps: Numbers, lanes: Numbers) -> Numbers:
-        """Count the steps of its episode before each element."""
+        """Return how many steps of its episode come before each element."""
         return self._storage.steps_before(steps)
 
 
 class EarlierSteps:
-    """The `count` steps before each step at an index, as far as they are of its episode and still in the storage.
+    """The `count` steps before each step at an index, as far as they belong to its episode and are still stored.
 
-    `index` is int64 of any shape, or a tuple of such arrays for each dimension of the storage, of elements that exist.
-    They are the steps of the moment at which this is made: the caller excludes writers, or notices them.
+    They are the steps as of the moment at which this object is made: the caller excludes writers, or notices them.
+
+    Args:
+        storage: the storage.
+        table: where steps lie in their trajectories.
+        index: existing elements, as an int64 array of any shape for each dimension of the storage.
+        count: how many earlier steps.
+        rooms: memory to reuse.
     """
 
     def __init__(self, storage: Storage, table: Ages, index: tuple[Numbers, ...], count: int, rooms: Rooms) -> None:
@@ -144,26 +152,27 @@ class EarlierSteps:
         self._rows = (step[:, None] - back) % table.capacity
         self._lanes = [torch.from_numpy(np.repeat(part.reshape(-1), count + 1)) for part in lanes]
         self.age = torch.from_numpy(age.reshape(self._lead))
-        """How many of these steps there are for each, from 0 to `count`; int64 of the shape of the index."""
+        """How many earlier steps each step has, from 0 to `count`; int64 in the shape of the index."""
 
     def entry(self, key: Key) -> torch.Tensor | None:
-        """Return an entry of the `count` steps and of the step itself, `[*index.shape, count + 1, *entry.shape]`.
+        """Return an entry of the `count` earlier steps and of the step itself, `[*index.shape, count + 1,
+        *entry.shape]`.
 
-        Missing steps are replaced by the earliest one. The tensor is fresh memory. None for an
-        entry that is not stored.
+        Missing steps are replaced by the earliest existing one. The tensor is fresh memory; None if the entry is not
+        stored.
         """
         found = self._gathered(key)
         return None if found is None else found.reshape(*self._lead, self._rows.shape[1], *found.shape[1:])
 
     def _gathered(self, key: Key) -> torch.Tensor | None:
-        """Gather an entry of all steps, one behind the other."""
+        """Gather an entry of all steps into one tensor."""
         rows = torch.from_numpy(self._rows.reshape(-1))
         return gathered(self._storage, key, rows, self._lanes, self._rooms)
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: Key) -> torch.Tensor:
-        """Return what `entry` gave, without the first of the steps and with `newest` behind the last; fresh memory.
+        """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`.
 
-        Results of one batch differ in `use`.
+        The tensor is fresh memory; results for the same batch must differ in `use`.
         """
         lead = self.age.dim()
         found = self._rooms.tensor(use, stack.shape, stack.dtype) if stack.is_cpu else torch.empty_like(stack)

@@ -1,6 +1,6 @@
-"""Draws from several storages: which members a batch is of, the rows that their samplers draw, and their index.
+"""Draws from several storages: which members contribute to a batch, the rows that their samplers draw, and the index.
 
-`SamplerEnsemble` draws of the members one by one, or by a `JointDraw` in one go where their samplers are of one kind.
+`SamplerEnsemble` draws from the members one by one, or with a `JointDraw` in one go if their samplers are alike.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from .uniform import RandomSampler, fractions
 _INDEX = TensorDictNode({BUFFER_IDS: TensorNode(), INDEX: TensorNode(), SOURCE_ID: TensorNode()})
 
 BatchForm: TypeAlias = Literal["stack", "exact"]
-"""`stack`: `[k, batch // k]`, one row for each of k draws of a member; `exact`: `[batch]`."""
+"""`stack`: batches `[k, batch // k]`, one row for each chosen member; `exact`: batches `[batch]`."""
 
 
 Chances: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = list[tuple[int, int]]
-"""Members, each with the number of elements to draw of it."""
+"""Members, each with the number of elements to draw from it."""
 Info: TypeAlias = dict[Any, torch.Tensor]
 
 _KEPT = 1 << 16
-"""Parts of batches with so many rows in all are kept."""
+"""The division of a batch into parts is cached up to this many rows in total."""
 
 
 _SIZE = "size"
@@ -65,27 +65,34 @@ _STATE = "ensemble"
 class SamplerEnsemble(Sampler):
     """The samplers of an ensemble, and the weights of its members.
 
-    A batch of B elements is made of k draws of a member, with replacement, and B / k elements of each; k is
-    `num_buffer_sampled`, by default the number of members, and divides B. With `sample_from_all` each member is drawn
-    once. The index is a tensordict `[k]` with `"buffer_ids"`, int64 `[k]`, and `"index"`, int64 `[k, B / k]`, a nested
-    tensor if a sampler returned fewer elements. Rows of storages of several dimensions are coordinates; in an ensemble
-    with others, -1 is the coordinate of a dimension that a storage does not have.
+    A batch of B elements consists of k parts of B / k elements; the member of each part is drawn by weight, with
+    replacement. The index is a tensordict `[k]` with `"buffer_ids"`, int64 `[k]`, and `"index"`, int64 `[k, B / k]` (a
+    nested tensor if a sampler returned fewer elements). Rows of storages of several dimensions are coordinates; if
+    members differ in their number of dimensions, missing coordinates are -1.
 
-    - `p`: the weight of each member, which is normalised; `"size"` for the number of its elements at the time of the
-      draw; None for equal weights.
-    - `temperature`: weights are raised to `1 / temperature`: 1 leaves them, a high one makes them equal.
-    - `batch`: `"exact"` makes batches `[B]` of any size: of a member with the share w there are B * w elements,
-      rounded up or down at random so that the mean is exact. Members with a `SliceSampler` get whole slices, which
-      takes `strict_length=True` and no `span`, or `pad_output=True`.
+    The generator chooses members and rows. An ensemble has no epochs: samplers without replacement continue with their
+    next one.
 
-    `p` and `temperature` can be assigned during training. The generator decides on the members as well as on the rows.
-    An ensemble has no epochs: samplers without replacement continue with their next one.
+    Args:
+        *samplers: one for each member.
+        p: the weights of the members, which are normalised; `"size"` for their numbers of elements at each draw; None
+            for equal weights. Can be assigned during training.
+        temperature: weights are raised to `1 / temperature`: 1 keeps them, a high value makes them equal. Can be
+            assigned during training.
+        sample_from_all: whether each member contributes once to every batch.
+        num_buffer_sampled: the number of parts k, default the number of members; it must divide B.
+        batch: `"exact"` makes batches `[B]` of any size: a member with the share w contributes B * w elements, rounded
+            up or down at random so that the mean is exact. Members with a `SliceSampler` contribute whole slices, and
+            need `pad_output=True`, or `strict_length=True` and no `span`.
 
-    UsageError (a ValueError) for weights that are negative, not finite, all zero or not as many as the members, for a
-    temperature that is not positive, and for a batch size that k does not divide; SchemaError (a RuntimeError) for
-    `p` with `sample_from_all`, for a member that has a weight and no elements, and for one in exact batches that may
-    return fewer steps than asked for; EnsembleKindError (a TypeError) for
-    a storage that is no `StorageEnsemble`. Names are those of TorchRL.
+    Raises:
+        UsageError: (a ValueError) the weights are negative, not finite, all zero or not one for each member; the
+            temperature is not positive; or k does not divide the batch size.
+        SchemaError: (a RuntimeError) `p` is combined with `sample_from_all`; a member with a weight has no elements; or
+            a member of an exact batch may return fewer steps than asked for.
+        EnsembleKindError: (a TypeError) the storage is not a `StorageEnsemble`.
+
+    Names are TorchRL's.
 
     >>> from rbtool import RandomSampler, StorageEnsemble, TensorStorage
     >>> storage = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(5)))
@@ -107,7 +114,7 @@ class SamplerEnsemble(Sampler):
         self.members: tuple[Sampler, ...] = checked_members("SamplerEnsemble", samplers, Sampler)
         require_flags(sample_from_all=sample_from_all)
         if p is not None and sample_from_all:
-            raise SchemaError("p is set, expected None with sample_from_all=True: each member is drawn once")
+            raise SchemaError("p cannot be used with sample_from_all=True, which draws each member once")
         if batch not in get_args(BatchForm):
             raise UsageError(f"batch is {batch!r}, expected 'stack' or 'exact'")
         _check_draws(num_buffer_sampled, batch)
@@ -117,7 +124,7 @@ class SamplerEnsemble(Sampler):
         self.p = p
         self.temperature = temperature
         self._joint: tuple[Any, Any, JointDraw | None] | None = None
-        """Samplers and storages, and what draws of them."""
+        """The joint draw for these samplers and storages."""
         for number in range(len(self.members)):
             self.unit_of_member(number)
 
@@ -125,19 +132,19 @@ class SamplerEnsemble(Sampler):
 
     @property
     def p(self) -> Any:
-        """The weights: float64 `[members]` with the sum 1, a copy; `"size"`, or None for equal ones."""
+        """The weights of the members: a copy, float64 `[members]` with sum 1; `"size"`; or None for equal weights."""
         return self._p.clone() if isinstance(self._p, torch.Tensor) else self._p
 
     @p.setter
     def p(self, weights: Any) -> None:
         if weights is not None and self.sample_from_all:
-            raise SchemaError("weights were assigned, and sample_from_all=True draws each member once")
+            raise SchemaError("weights cannot be used with sample_from_all=True, which draws each member once")
         self._p = weights if weights is None or _is_size(weights) else normalised(weights, len(self.members))
         self._known: tuple[list[int], list[float]] = ([], [])
 
     @property
     def temperature(self) -> float:
-        """Weights are raised to `1 / temperature`."""
+        """The exponent of the weights is `1 / temperature`."""
         return self._temperature
 
     @temperature.setter
@@ -152,9 +159,10 @@ class SamplerEnsemble(Sampler):
         self._known = ([], [])
 
     def shares(self, sizes: Sequence[int]) -> NDArray[np.float64]:
-        """Return the probability of each member, float64 `[members]`, for members of so many elements.
+        """Return the probability of each member, float64 `[members]`, given their numbers of elements.
 
-        SchemaError (a RuntimeError) if a member without elements has a weight.
+        Raises:
+            SchemaError: (a RuntimeError) a member without elements has a weight.
         """
         if self._p is None:
             weights = np.ones(len(self.members))
@@ -169,7 +177,7 @@ class SamplerEnsemble(Sampler):
             which = f"member {named} has" if len(without) == 1 else f"members {named} have"
             raise SchemaError(
                 f"Cannot sample from an empty storage: {which} no elements",
-                hint="write to it first, or give it the weight 0",
+                hint="write to it first, or set its weight to 0",
             )
         if self._temperature != 1.0:
             positive = weights > 0
@@ -178,13 +186,15 @@ class SamplerEnsemble(Sampler):
         return np.asarray(weights / weights.sum())
 
     def counts(self, sizes: Sequence[int], batch_size: int) -> Counts:
-        """Draw which members a batch is of, and how many elements of each."""
+        """Draw which members contribute to a batch, and how many elements each."""
         unit = self.unit
         chances = fractions(self._check_size(batch_size, unit), self.generator)
         return self._counts(sizes, batch_size, unit, chances.tolist())
 
     def _check_size(self, batch_size: int, unit: int) -> int:
-        """Return how many random numbers the choice of members takes; UsageError for a size that does not fit."""
+        """Return how many random numbers are needed to choose members; UsageError for a batch size that does
+        not fit.
+        """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}, expected a number from 1")
         if self.batch == "exact":
@@ -209,7 +219,7 @@ class SamplerEnsemble(Sampler):
         return [(bisect.bisect_right(ends, chance), each) for chance in chances]
 
     def _cumulated(self, sizes: Sequence[int]) -> list[float]:
-        """Return the sums of the shares up to each member, which are 1.0 from the last one with a share on."""
+        """Return cumulative shares; exactly 1.0 from the last member with a share on."""
         known, ends = self._known
         if known != sizes:
             shares = self.shares(sizes)
@@ -220,7 +230,7 @@ class SamplerEnsemble(Sampler):
         return ends
 
     def joint(self, storage: StorageEnsemble) -> JointDraw | None:
-        """Return what draws of all members in one go; None where each has to draw by itself."""
+        """Return the object that draws from all members in one go; None if each has to draw by itself."""
         known = self._joint
         if known is None or known[0] is not self.members or known[1] is not storage.members:
             joint = joint_draw(self.members, storage.members)
@@ -230,10 +240,20 @@ class SamplerEnsemble(Sampler):
     def draw_jointly(
         self, joint: JointDraw, sizes: Sequence[int], batch_size: int, counts: Counts | None = None
     ) -> tuple[Counts, tuple[MemberRows, Info] | None]:
-        """Draw members, and rows of them in one go; return how many of each, and rows and info.
+        """Choose members, and draw from them in one go.
 
-        None for the rows where the samplers have to draw these counts one by one. Members with one generator take one
-        call; those with their own draw as by themselves. `counts` are those of members that were chosen already.
+        Members with a common generator take a single call; members with their own generators draw what they would draw
+        by themselves.
+
+        Args:
+            joint: the joint draw.
+            sizes: the members' numbers of elements.
+            batch_size: how many elements to draw.
+            counts: how many elements each member contributes, if that was chosen already.
+
+        Returns:
+            How many elements each member contributes, and rows and info; None for these if the samplers have to draw
+            one by one.
         """
         generator, unit = self.generator, joint.unit
         first = self._check_size(batch_size, unit) if counts is None else 0
@@ -245,28 +265,29 @@ class SamplerEnsemble(Sampler):
 
     @property
     def unit(self) -> int:
-        """The number that the count of each member is a multiple of in exact batches: whole slices."""
+        """Each member of an exact batch contributes a multiple of this: whole slices."""
         return math.lcm(*[self.unit_of_member(number) for number in range(len(self.members))])
 
     def unit_of_member(self, number: int) -> int:
-        """Return the number that the count of a member is a multiple of.
+        """Return the number of which a member contributes a multiple.
 
-        SchemaError (a RuntimeError) for a member of an exact batch that may return fewer steps than asked for: whether
-        it does depends on the trajectories that are drawn.
+        Raises:
+            SchemaError: (a RuntimeError) the member of an exact batch may return fewer steps than asked for, depending
+                on the trajectories it draws.
         """
         member = self.members[number]
         if self.batch == "exact" and _shortens(member):
             raise SchemaError(
-                f"member {number} has a {type(member).__name__} that may return fewer steps, and the parts of an exact "
+                f"member {number} has a {type(member).__name__} that may return fewer steps, but the parts of an exact "
                 "batch have exact lengths",
-                hint="give it a slice_len, and either strict_length=True and no span or pad_output=True",
+                hint="set its slice_len, and either pad_output=True, or strict_length=True and no span",
             )
         return unit_of(member)
 
     # Draws -----------------------------------------------------------------------------------------
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise EnsembleKindError (a TypeError) unless the storage is an ensemble of as many members."""
+        """Raise EnsembleKindError (a TypeError) unless the storage is an ensemble with as many members."""
         if not isinstance(storage, StorageEnsemble):
             raise EnsembleKindError(f"a SamplerEnsemble needs a StorageEnsemble, found a {type(storage).__name__}")
         if len(storage) != len(self.members):
@@ -275,11 +296,13 @@ class SamplerEnsemble(Sampler):
             sampler.check_storage(member)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise UsageError for a batch size that is no multiple of draws, or of slices in exact batches."""
+        """Raise UsageError if the batch size is not a multiple of the number of parts, or of slices in exact
+        batches.
+        """
         self._check_size(batch_size, self.unit)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draw members, and elements of them; return the index, see the class, and the info they have in common."""
+        """Choose members and draw from them; return the index (see the class) and the info that they have in common."""
         self.check_storage(storage)
         assert isinstance(storage, StorageEnsemble)
         joint, counts = self.joint(storage), None
@@ -303,7 +326,7 @@ class SamplerEnsemble(Sampler):
         return self if chosen == list(range(len(self))) else self.part(chosen)
 
     def part(self, chosen: Sequence[int]) -> SamplerEnsemble:
-        """Return the ensemble of some members, with their weights and as many draws as `num_buffer_sampled` names."""
+        """Return an ensemble of some members with their weights, and as many parts as `num_buffer_sampled` says."""
         some_weights = self._p if self._p is None or _is_size(self._p) else self._p[list(chosen)]
         found = type(self)(
             *(self.members[member] for member in chosen),
@@ -317,7 +340,7 @@ class SamplerEnsemble(Sampler):
         return found
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a member, or an ensemble of some with their weights."""
+        """Return a member, or an ensemble of some members with their weights."""
         return self._chosen(index)
 
     def __len__(self) -> int:
@@ -326,12 +349,12 @@ class SamplerEnsemble(Sampler):
     # State -----------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Have all members forget their elements."""
+        """Let all members forget their elements."""
         for member in self.members:
             member.empty()
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state of each member by its number, and the weights."""
+        """Return the state of each member by number, and the weights."""
         states = {str(number): member.state_dict() for number, member in enumerate(self.members)}
         return {**states, **self.weights_state()}
 
@@ -341,24 +364,24 @@ class SamplerEnsemble(Sampler):
         return {"p": None if by_size else self.p, "by_size": by_size, "temperature": self._temperature}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing is changed if a member refuses its own, or for that of another number of members."""
+        """Load a state. If a member refuses its part, or the number of members differs, nothing is changed."""
         load_members(self.members, state)
         self.load_weights(state)
 
     def load_weights(self, state: Mapping[str, Any]) -> None:
-        """Load what `weights_state` returned; a state without it, such as one of TorchRL, leaves the weights."""
+        """Load what `weights_state` returned; a state without weights, such as TorchRL's, leaves them as they are."""
         if "temperature" in state:
             self.temperature = state["temperature"]
             self.p = _SIZE if state["by_size"] else state["p"]
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write each member's state into a folder of its number, and the weights into `ensemble`."""
+        """Write each member's state to a folder with its number, and the weights to `ensemble`."""
         for number, member in enumerate(self.members):
             member.dumps(folder / str(number))
         write_values(folder / _STATE, {name: state[name] for name in ("p", "by_size", "temperature")})
 
     def read_weights(self, folder: Path) -> dict[str, Any]:
-        """Read the weights that `write_state` wrote; nothing where there are none."""
+        """Read the weights that `write_state` wrote; empty if there are none."""
         return read_values(folder / _STATE) if (folder / _STATE).is_dir() else {}
 
     def read_state(self, folder: Path) -> dict[str, Any]:
@@ -377,7 +400,14 @@ class SamplerEnsemble(Sampler):
 
 
 def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: float) -> Counts:
-    """Round shares up or down at random (systematic sampling): the sum is exact, and so are the means."""
+    """Round the members' shares up or down at random (systematic sampling), with exact sum and exact means.
+
+    The shares are intervals on a line from 0 to `batch_size`; grid points at distance 1 with a common random offset
+    fall into them, and each member contributes as many elements as there are points in its interval:
+
+        shares      |--- 2.4 ---|--- 2.4 ---|- 1.2 -|
+        points       ^    ^    ^    ^    ^    ^               offset 0.7: counts 3, 2, 1
+    """
     start, units, found = 0, batch_size // unit, []
     for member, end in enumerate(ends):
         stop = units if end == 1.0 else min(int(end * units + offset), units)
@@ -388,7 +418,7 @@ def _exact_counts(ends: Sequence[float], batch_size: int, unit: int, offset: flo
 
 
 def unit_of(sampler: Sampler) -> int:
-    """Return the number that a batch size of this sampler is a multiple of."""
+    """Return the number of which this sampler's batch sizes are multiples."""
     if type(sampler) is RandomSampler:
         return 1
     if isinstance(sampler, SamplerEnsemble):
@@ -401,11 +431,13 @@ def unit_of(sampler: Sampler) -> int:
 
 
 def _shortens(sampler: Sampler) -> bool:
-    """Whether a sampler may return fewer or shorter slices than were asked for, so that the rest is no whole slice."""
+    """Whether a sampler may return fewer or shorter slices than asked for, so that the remainder is not a
+    whole slice.
+    """
     if isinstance(sampler, SamplerEnsemble):
         return any(map(_shortens, sampler.members))
     if getattr(sampler, "num_slices", None) and sampler.has_epochs and not getattr(sampler, "drop_last", False):
-        return True  # the last batch of an epoch has fewer slices; the rest of them, one perhaps, is no multiple
+        return True  # the last batch of an epoch has fewer slices, and the rest need not be a multiple
     if getattr(sampler, "pad_output", False) or getattr(sampler, "batched", False):
         return False
     return not getattr(sampler, "strict_length", True) or any(getattr(sampler, "span", ()))
@@ -421,20 +453,23 @@ def _check_draws(draws: Any, form: BatchForm) -> None:
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise UsageError(f"num_buffer_sampled is {draws!r}, expected a number from 1")
     if form == "exact":
-        raise UsageError(f'num_buffer_sampled is {draws}, expected None with batch="exact", which draws of all members')
+        raise UsageError(
+            f'num_buffer_sampled cannot be used with batch="exact", which draws from all members; it is {draws}'
+        )
 
 
 def normalised(weights: Any, count: int) -> torch.Tensor:
-    """Return weights as float64 `[count]` with the sum 1.
+    """Return weights as float64 `[count]` with sum 1.
 
-    UsageError (a ValueError) for another number of them, and for weights that are negative, not finite or all zero.
+    Raises:
+        UsageError: (a ValueError) there are not `count` weights, or they are negative, not finite or all zero.
     """
     try:
         found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"p is {weights!r}, expected a weight for each member") from error
+        raise UsageError(f"p is {weights!r}, expected one weight for each member") from error
     if found.shape != (count,):
-        raise UsageError(f"p has the shape {list(found.shape)}, expected [{count}]: a weight for each member")
+        raise UsageError(f"p has the shape {list(found.shape)}, expected [{count}]: one weight for each member")
     if not bool(found.isfinite().all()) or bool((found < 0).any()):
         raise UsageError(f"p is {found.tolist()}, expected numbers from 0")
     total = float(found.sum())
@@ -444,16 +479,16 @@ def normalised(weights: Any, count: int) -> torch.Tensor:
 
 
 class JointDraw(ABC):
-    """Draws elements of the members of an ensemble in one go, with the probabilities of their samplers.
+    """Draws from the members of an ensemble in one go, with the probabilities of their samplers.
 
-    It belongs to certain samplers and storages; the arguments of these samplers may be assigned between draws.
+    It is made for certain samplers and storages; the samplers' arguments may still be assigned between draws.
     """
 
     reads_rows: ClassVar[bool] = False
-    """Whether the rows of a draw are those of its instant: the caller excludes writers until they are read."""
+    """Whether rows must be as of the instant of the draw, so that the caller excludes writers until they are read."""
 
     uses_state: ClassVar[bool] = False
-    """Whether samplers are not thread-safe: the caller excludes other draws and updates of them."""
+    """Whether the caller has to exclude other draws and updates, as the samplers are not thread-safe."""
 
     def __init__(self, samplers: Sequence[Sampler], storages: Sequence[Storage]) -> None:
         self._samplers: Sequence[Any] = samplers
@@ -463,16 +498,16 @@ class JointDraw(ABC):
 
     @property
     def possible(self) -> bool:
-        """Whether the arguments of the samplers, as they are now, allow it."""
+        """Whether the present arguments of the samplers allow a joint draw."""
         return True
 
     @property
     def unit(self) -> int:
-        """The number that the count of each member is a multiple of."""
+        """The number of which each member contributes a multiple."""
         return 1
 
     def chances_of(self, count: int) -> int:
-        """Return how many random numbers it takes to draw `count` elements."""
+        """Return how many random numbers are needed to draw `count` elements."""
         return count
 
     def shares(self, generator: torch.Generator | None) -> bool:
@@ -482,18 +517,25 @@ class JointDraw(ABC):
 
     @abstractmethod
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw so many elements of members with so many; return their rows, and the info of all, `[n, …]`.
+        """Draw elements from several members.
 
-        `chances` in [0, 1) are as many as `chances_of` returns for all counts together; None has each sampler draw
-        from its own generator. None is returned where the samplers have to draw one by one, or would refuse to.
+        Args:
+            counts: how many elements each member contributes.
+            sizes: the members' numbers of elements.
+            chances: random numbers in [0, 1), as many as `chances_of` returns for all counts together. None lets each
+                sampler draw from its own generator.
+
+        Returns:
+            Rows, and the info of all of them, `[n, …]`. None if the samplers have to draw one by one, or would refuse
+            to.
         """
 
     def info_of(self, rows: Any) -> Info:
-        """Return the info that follows from the rows of a draw, a tensordict; it has the shape of the rows."""
+        """Return the info that follows from the rows of a draw, a tensordict; it has the rows' shape."""
         return {}
 
     def _parts_of(self, counts: Counts) -> Parts:
-        """Return the parts of a batch, which are kept: there are few ways to round the shares of members."""
+        """Return the parts of a batch; they are cached, as there are few ways to round the shares."""
         key = tuple(counts)
         found = self._known.get(key)
         if found is None:
@@ -511,7 +553,9 @@ class JointDraw(ABC):
 
 
 def joint_draw(samplers: Sequence[Sampler], storages: Sequence[Storage]) -> JointDraw | None:
-    """Make the joint draw of these samplers; None unless they are of one known kind, for storages of one dimension."""
+    """Make the joint draw for these samplers; None unless all are of one supported kind, on storages of one
+    dimension.
+    """
     kinds = {type(sampler) for sampler in samplers}
     kind = _KINDS.get(kinds.pop()) if len(kinds) == 1 else None
     return None if kind is None or any(storage.ndim != 1 for storage in storages) else kind(samplers, storages)
@@ -526,7 +570,7 @@ class UniformDraw(JointDraw):
         self._on_cpu: list[torch.Generator | None] = []
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw elements; None for a member without any, and for generators of its own that are not on the CPU."""
+        """Draw elements; None if a member is empty, or has a generator of its own that is not on the CPU."""
         found = [sizes[member] for member, _ in counts]
         if 0 in found:
             return None
@@ -541,19 +585,19 @@ class UniformDraw(JointDraw):
         return MemberRows(parts, scaled_parts(chances, parts.stops, lengths)), {}
 
     def _own_rows(self, parts: Parts, lengths: Sequence[int]) -> NDArray[np.int64] | None:
-        """Draw rows of each member with its own generator, as its sampler does; None for generators off the CPU."""
+        """Draw rows of each member with its own generator, as its sampler would; None if one is not on the CPU."""
         generators = [self._samplers[member].generator for member in parts.listed]
         if generators != self._on_cpu:
             if any(generator is not None and generator.device.type != "cpu" for generator in generators):
                 return None
             self._on_cpu = generators
         for piece, generator, length in zip(parts.pieces, generators, lengths, strict=True):
-            piece.random_(length, generator=generator)  # in memory that already exists: half of the time
+            piece.random_(length, generator=generator)  # reusing the memory takes half the time
         return parts.memory.copy()
 
 
 class SlicesDraw(JointDraw):
-    """Draws as `SliceSampler` does, where all members have whole slices, drawn and marked alike."""
+    """Draws as `SliceSampler` does, if all members draw whole slices by the same rule with the same marks."""
 
     reads_rows = True
     uses_state = True
@@ -567,22 +611,24 @@ class SlicesDraw(JointDraw):
 
     @property
     def possible(self) -> bool:
-        """Whether slices are whole, and drawn and marked alike."""
+        """Whether slices are whole, with the same rule and the same marks in all members."""
         form = self._form = self._samplers[0].whole_slices
         return form is not None and all(sampler.whole_slices == form for sampler in self._samplers[1:])
 
     @property
     def unit(self) -> int:
         """The steps of a slice."""
-        assert self._form is not None  # it is asked for where draws are possible
+        assert self._form is not None  # callers check `possible` first
         return self._form.rule.length
 
     def chances_of(self, count: int) -> int:
-        """Return two for each slice: for the trajectory, and for the place in it."""
+        """Return two for each slice: one for the trajectory, one for the place in it."""
         return 2 * (count // self.unit)
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw slices; None for a part of one, and for a member without a trajectory that is long enough."""
+        """Draw slices; None if a count is not a whole number of slices, or a member has no trajectory that is long
+        enough.
+        """
         form, length = self._form, self.unit
         assert form is not None
         for member, count in counts:
@@ -594,7 +640,7 @@ class SlicesDraw(JointDraw):
         return MemberRows(parts, drawn), {}
 
     def _lists(self, member: int, form: WholeSlices) -> bool:
-        """List the trajectories of a member as they are now; return whether there are any."""
+        """List the present trajectories of a member; return whether there are any."""
         table = self._samplers[member].trajectories(self._storages[member])
         runs = table.eligible(form.rule)
         if not runs.count:
@@ -625,12 +671,12 @@ class PrioritiesDraw(JointDraw):
 
     @property
     def possible(self) -> bool:
-        """Whether weights are made alike."""
+        """Whether all members compute importance weights alike."""
         first, *others = self._samplers
         return all(sampler.beta == first.beta and sampler.normalize == first.normalize for sampler in others)
 
     def draw(self, counts: Counts, sizes: Sequence[int], chances: Chances | None) -> tuple[MemberRows, Info] | None:
-        """Draw elements, with `"priority_weight"`; None for a member whose priorities are 0, or not on the CPU."""
+        """Draw elements, with `"priority_weight"`; None if a member's priorities are all 0, or not on the CPU."""
         for member, _ in counts:
             size = sizes[member]
             if not size:
@@ -657,11 +703,13 @@ _KINDS: dict[type[Sampler], type[JointDraw]] = {
 
 
 def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callable[[int], Sequence[Any]]) -> list[Any]:
-    """Draw `count` elements of a member, in exact batches with as many draws as it takes.
+    """Draw `count` elements of a member; for exact batches with as many draws as necessary.
 
-    A sampler without replacement returns fewer at the end of an epoch. SchemaError (a RuntimeError) for one that
-    returns more than it was asked for, or nothing, and for one whose slices are shorter than asked for, if the rest is
-    no multiple of its `unit`: a part of a slice would end without a mark.
+    A sampler without replacement returns fewer elements at the end of an epoch.
+
+    Raises:
+        SchemaError: (a RuntimeError) the sampler returns nothing, or more than asked for; or its slices are shorter
+            than asked for and the rest is not a multiple of `unit`, so that part of a slice would end without a mark.
     """
     found, missing = [], count
     while missing:
@@ -673,9 +721,9 @@ def draw_fully(member: int, count: int, form: BatchForm, unit: int, draw: Callab
         missing -= got
         if missing % unit and got and missing > 0:
             raise SchemaError(
-                f"member {member} drew {got} of {missing + got} elements, and the other {missing} are no whole slice: "
-                "it has trajectories shorter than its slices",
-                hint="give it a sampler with strict_length=True, or shorter slices",
+                f"member {member} drew {got} of {missing + got} elements, and the other {missing} are not a whole "
+                "slice: it has trajectories shorter than its slices",
+                hint="use a sampler with strict_length=True, or shorter slices",
             )
         if missing < 0 or not got:
             raise SchemaError(f"the sampler of member {member} returned {got} elements, expected {missing + got}")
@@ -689,7 +737,7 @@ def count_of(index: Any) -> int:
 
 
 def rows_of(parts: Sequence[Any]) -> MemberRows | None:
-    """Return the rows of drawn parts, each `(member, index, …)`; None for other indices than row numbers."""
+    """Return the rows of drawn parts, each `(member, index, …)`; None if an index is not made of row numbers."""
     numbers = []
     for part in parts:
         index = part[1]
@@ -707,23 +755,23 @@ def labels_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the entries `"buffer_ids"`, `"index"` and `"source_id"` of a batch, in its form.
 
-    With `"stack"` the parts have one length.
+    With `"stack"` all parts have the same length.
     """
     ids, sources = rows.parts.labels(storage.sources)
     numbers = rows.numbers
-    if form == "stack":  # arrays take a fifth of the time of views of tensors
+    if form == "stack":  # views of arrays are five times as fast as views of tensors
         shape = len(rows.parts), -1
         ids, numbers, sources = ids.reshape(shape), numbers.reshape(shape), sources.reshape(shape)
     return from_numpy(ids), from_numpy(numbers), from_numpy(sources)
 
 
 def index_of(rows: MemberRows, storage: StorageEnsemble, form: BatchForm) -> TensorDict:
-    """Make the index of an ensemble of rows."""
+    """Make an ensemble's index from rows."""
     return index_with(rows, labels_of(rows, storage, form))
 
 
 def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
-    """Make the index of an ensemble of rows with these labels."""
+    """Make an ensemble's index from rows with these labels."""
     ids, numbers, sources = labels
     if ids.dim() > 1:
         ids = torch.from_numpy(rows.parts.members.copy())
@@ -732,7 +780,9 @@ def index_with(rows: MemberRows, labels: Sequence[torch.Tensor]) -> TensorDict:
 
 
 def compose(parts: Sequence[Any], storage: StorageEnsemble, form: BatchForm) -> tuple[TensorDict, dict[str, Any]]:
-    """Make the index of an ensemble of drawn parts, each `(member, index, info, …)`, and their common info."""
+    """Make an ensemble's index from drawn parts, each `(member, index, info, …)`, and return it with their
+    common info.
+    """
     rows, infos = rows_of(parts), [part[2] for part in parts]
     if rows is not None and (form == "exact" or rows.parts.equal):
         return index_of(rows, storage, form), _common(infos, torch.cat if form == "exact" else torch.stack)
@@ -757,7 +807,7 @@ def _nested(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def _numbers(index: Any) -> torch.Tensor:
     """Return row numbers int64 `[n]`, or coordinates `[n, ndim]`."""
-    if isinstance(index, TensorDict):  # of a nested ensemble
+    if isinstance(index, TensorDict):  # a nested ensemble's
         numbers: torch.Tensor = flattened(index).get(INDEX)
         return numbers
     if isinstance(index, tuple):

@@ -1,4 +1,4 @@
-"""Goals in hindsight: which steps of the same trajectories achieved one, and rows with these goals.
+"""Hindsight goals: which step of a trajectory provides the new goal, and rows with these goals.
 
 `AchievedRows` chooses the steps; `HindsightReader` chooses them and gathers the rows in one compiled call.
 """
@@ -24,15 +24,15 @@ from .trajectories import TableFinder, TrajectoryTable
 
 Numbers: TypeAlias = NDArray[np.int64]
 
-# Calls after which the import of compiled loops, half a second, pays.
+# After this many calls, importing the compiled loops, which takes half a second, pays off.
 _PATIENCE = 50
 
 
 class HindsightStrategy(enum.StrEnum):
-    """Which step of a trajectory the goal of a step is achieved at.
+    """Which step of a trajectory provides the new goal of a step.
 
-    `FUTURE`: the step itself or a later one; `FINAL`: the last one; `EPISODE`: any one of the same trajectory;
-    `RANDOM`: any step of all.
+    `FUTURE`: the step itself or a later one; `FINAL`: the last one; `EPISODE`: any one of the trajectory; `RANDOM`: any
+    step of all trajectories.
     """
 
     FUTURE = "future"
@@ -42,16 +42,19 @@ class HindsightStrategy(enum.StrEnum):
 
     @classmethod
     def of(cls, name: Any) -> HindsightStrategy:
-        """Return a strategy by its name; UsageError for another one."""
+        """Return a strategy by its name; UsageError if there is none."""
         try:
             return cls(name)
         except ValueError:
             raise UsageError(f"the strategy is {name!r}, expected one of {', '.join(cls)}") from None
 
     def steps(self, chances: NDArray[np.float64], age: Numbers, reach: Numbers) -> Numbers:
-        """Choose by chances in [0, 1) how many steps behind each step its goal is achieved; not for `RANDOM`.
+        """Choose how many steps after each step its goal is achieved; not for `RANDOM`.
 
-        There are `age` steps before it in its trajectory, and `reach` from it to the end, itself included.
+        Args:
+            chances: random numbers in [0, 1).
+            age: how many steps of the trajectory come before each step.
+            reach: how many steps there are from it to the end, both inclusive.
         """
         if self is HindsightStrategy.FINAL:
             return reach - 1
@@ -61,9 +64,9 @@ class HindsightStrategy(enum.StrEnum):
 
 
 class AchievedRows:
-    """Chooses the rows at which the goals of steps are achieved, by a strategy.
+    """Chooses by a strategy the rows that provide new goals.
 
-    One call of a compiled loop does it for the trajectories of one lane; numpy takes three times the time.
+    A compiled loop does this in one call for the trajectories of one lane; numpy takes three times as long.
     """
 
     def __init__(self, strategy: HindsightStrategy) -> None:
@@ -72,15 +75,15 @@ class AchievedRows:
         self._patience = _PATIENCE
 
     def anywhere(self, storage: Storage, chances: NDArray[np.float64]) -> tuple[Numbers, ...]:
-        """Choose any elements of a storage by chances in [0, 1): int64 `[n]` for each dimension."""
+        """Choose elements from a whole storage by random numbers in [0, 1): int64 `[n]` for each dimension."""
         return np.unravel_index((chances * len(storage)).astype(np.int64), tuple(storage.shape))
 
     def along(
         self, table: TrajectoryTable, rows: Numbers, lane: Numbers | None, chances: NDArray[np.float64]
     ) -> Numbers:
-        """Choose for steps, by chances in [0, 1), rows of their trajectories, in the same lanes; int64 `[n]`.
+        """Choose, for each step, a row of its trajectory in the same lane, by random numbers in [0, 1); int64 `[n]`.
 
-        `rows` and `lane` are int64 `[n]` too; None for the only lane.
+        `rows` and `lane` are int64 `[n]`; `lane` is None if there is only one.
         """
         runs = table.only_lane()
         if runs is not None and self._patience:
@@ -99,16 +102,16 @@ _NO_RUNS = np.zeros(0, np.int64)
 
 
 class HindsightRows(NamedTuple):
-    """A batch of rows, and its first rows, which have other goals, as views in the same memory."""
+    """A batch of rows, and its first rows, which have other goals, as views of the same memory."""
 
     batch: Any
     first: Any
 
 
 class _Plan:
-    """How batches of `size` rows, the first `count` with other goals, are gathered from the columns of a storage.
+    """How batches of `size` rows, of which the first `count` get other goals, are gathered from a storage's columns.
 
-    It is not changed, as several threads use it.
+    It is immutable, because several threads use it.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class _Plan:
         self.structure = storage.structure
         self.loops = compiled_loops()
         self.table: Numbers | None = None
-        """The table of `gather_in_hindsight`; None for columns of which it cannot gather."""
+        """The table for `gather_in_hindsight`; None if it cannot gather from these columns."""
         if self.loops is None or not _gathers(storage):
             return
         places, arrays = storage.structure.places, columns.arrays
@@ -138,14 +141,14 @@ class _Plan:
         self.memory = BatchPool(shapes, columns.numpy_types, None if count == size else count)
 
     def follows(self, storage: TensorStorage, size: int, count: int) -> bool:
-        """Whether it is for such batches, and the columns are where they were."""
+        """Whether it is for such batches, and the columns have not moved."""
         if storage.columns is not self._columns or self.size[0] != size or self.count[0] != count:
             return False
         return self._columns.addresses() is self._addresses
 
 
 def _gathers(storage: TensorStorage) -> bool:
-    """Whether rows of a storage are its columns, in memory, in types that numpy has, and make a plain tensordict."""
+    """Whether a storage's rows are a plain tensordict of columns in memory, with types that NumPy has."""
     structure, columns = storage.structure, storage.columns
     if type(storage).read_at is not TensorStorage.read_at or getattr(storage, "expects_rows", False):
         return False
@@ -155,9 +158,9 @@ def _gathers(storage: TensorStorage) -> bool:
 
 
 class HindsightReader:
-    """Reads steps of storages of tensors, the first of them with goals of other steps, chosen by a strategy.
+    """Reads steps of tensor storages; the first ones get goals of other steps, chosen by a strategy.
 
-    One compiled call chooses the goals and gathers the rows. A call for each takes 40 µs more for 256 steps of 790
+    One compiled call chooses the goals and gathers the rows; two separate calls take 40 µs more for 256 steps of 790
     bytes.
     """
 
@@ -171,11 +174,17 @@ class HindsightReader:
     def read(
         self, storage: Storage, index: Any, chances: NDArray[np.float64], tables: TableFinder
     ) -> HindsightRows | None:
-        """Read the rows `index`, int64 `[size]`; as many of the first as there are chances have other goals.
+        """Read rows, and replace the goals of the first ones.
 
-        `AchievedRows` documents how the chances, float64 `[n]` in [0, 1), choose them. Goals are under `goal_keys`, of
-        which all but the first may be missing. None for other storages and indices, for entries that do not fit, and
-        for the first calls.
+        Args:
+            storage: the storage.
+            index: the rows, int64 `[size]`.
+            chances: random numbers in [0, 1), float64 `[n]`, one for each of the first rows; see `AchievedRows`.
+            tables: finds the trajectory table.
+
+        Returns:
+            The rows. None for other kinds of storages and indices, for entries that do not fit, and for the first few
+            calls. All `goal_keys` but the first may be missing.
         """
         if type(index) is not torch.Tensor or index.dim() != 1 or not isinstance(storage, TensorStorage):
             return None
@@ -195,7 +204,7 @@ class HindsightReader:
             known = tables.table(storage)
             runs, oldest, capacity = known.only_lane() or runs, known.oldest, known.capacity
         leaves, targets = plan.memory()
-        # No row is read beyond the memory that the plan holds, even if the columns are exchanged meanwhile.
+        # The plan keeps its memory alive, so reading is safe even if the columns are replaced meanwhile.
         rows = min(storage.rows, plan.rows)
         if plan.loops.gather_in_hindsight(
             plan.table, targets, index.numpy(), rows, chances, *runs, oldest, capacity, self._number

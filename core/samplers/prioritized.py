@@ -1,4 +1,7 @@
-"""Sampling with probabilities in proportion to priorities: the weights of elements in a tree, and the sampler."""
+"""Sampling in proportion to priorities: the sampler, and the weights of elements, kept in sum trees.
+
+`core/kernels/trees.py` draws the tree. `Priorities` turns priorities into weights, and `PrioritizedSampler` draws.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, mark
 from .base import Index, Sampler
 
 SCHEMA_VERSION = 1
-"""Version of a state; in older states without one, `_max_priority` may hold a weight instead."""
+"""Version of a saved state; in older states, which have none, `_max_priority` may be a weight."""
 
 NEVER_WRITTEN = torch.finfo(torch.float32).max
-"""Leaf of the min tree for an element that was never written; that of the sum tree is 0."""
+"""Value in the min tree for an element that was never written; in the sum tree it is 0."""
 
 _STATE = ("_alpha", "_eps", "_max_priority", "_sum_tree", "_min_tree")
-_INITIAL = 1.0  # the priority of elements before any was given, which counts as given
-_SURELY = 1 - 1e-6  # of the heaviest weight: what is near it is compared in float64
-_ROUNDING = 1e-5  # of a weight that was made of the same priority elsewhere, in float32
+_INITIAL = 1.0  # default priority before any priority was given; it counts as given
+_SURELY = 1 - 1e-6  # weights above this fraction of the heaviest are compared with it in float64
+_ROUNDING = 1e-5  # relative difference allowed between weights of the same priority computed in float32
 
 
 _METADATA = "sampler_metadata.json"
@@ -40,7 +43,7 @@ _REDUCTIONS = ("max", "mean", "median", "min", "sum")
 _NORMALIZATIONS = ("batch", "buffer")
 _CPU = torch.device("cpu")
 _BOUNDLESS = 1 << 62
-"""A `max_size` of at least this means a storage without bounds."""
+"""A `max_size` of at least this means an unbounded storage."""
 
 
 class UnknownOptionError(UsageError, NotImplementedError):
@@ -48,26 +51,33 @@ class UnknownOptionError(UsageError, NotImplementedError):
 
 
 class PrioritizedSampler(Sampler):
-    """Draws elements with a probability in proportion to `(priority + eps) ** alpha`, with replacement.
+    """Draws elements with probability in proportion to `(priority + eps) ** alpha`, with replacement.
 
-    - `max_capacity`: the number of elements, over all dimensions of the storage. It grows for storages whose number of
-      elements is known later: those of several dimensions, and lists without bounds. A buffer warns of a sampler of a
-      smaller capacity than its storage, and raises SchemaError (a RuntimeError) for a write, or a storage, beyond it.
-    - `alpha`: 0 draws uniformly. An assignment transforms the present weights; from 0 it cannot, and warns.
-    - `beta`: how far `"priority_weight"`, float32 `[batch_size]`, corrects the unequal probabilities: it is
-      `(w / least w) ** -beta` of the weights w, in (0, 1]. The least one is that of all elements that can be drawn, or
-      with `normalize="batch"` of the batch, so that one tiny priority does not bring all others near 0.
-    - `dtype`: float32 or float64, for priorities; sums are float64.
-    - `reduction`: how a buffer reduces several priorities of an element: max, min, mean, median or sum.
-    - `max_priority_within_buffer`: whether new elements get the largest priority in the buffer instead of the largest
-      that was ever given. The first ones get 1.
-    - `device`: where the priorities are kept. None follows the storage, to CUDA or else the CPU.
+    The info has `"priority_weight"`, float32 `[batch_size]`, the importance weights that correct the unequal
+    probabilities: `(w / w_min) ** -beta` for weights w, in (0, 1]. Elements of priority 0 with `eps=0` are never drawn.
+    Elements whose priority was never set have the default priority.
 
-    Elements of priority 0 with `eps=0` are never drawn. Elements of the storage without a priority get the default one.
+    Args:
+        max_capacity: the number of elements, over all dimensions of the storage. It grows for storages whose number of
+            elements is known later: storages of several dimensions, and unbounded lists. A buffer warns if its storage
+            is larger, and raises SchemaError (a RuntimeError) for writes beyond it.
+        alpha: 0 draws uniformly. Assigning it transforms the present weights; from 0 it cannot, and warns.
+        beta: how far the importance weights correct the probabilities: 0 not at all, 1 completely.
+        eps: is added to every priority.
+        dtype: float32 or float64, for priorities; sums are float64.
+        reduction: how a buffer reduces several priorities of an element: `"max"`, `"min"`, `"mean"`, `"median"` or
+            `"sum"`.
+        max_priority_within_buffer: whether new elements get the largest priority of the elements now in the buffer,
+            instead of the largest ever given. Before any was given, it is 1.
+        normalize: w_min is the least weight of all elements, or with `"batch"` of the batch, so that a single tiny
+            priority does not bring all importance weights near 0.
+        device: where priorities are kept; default the storage's device if it is CUDA, else the CPU.
 
-    UsageError (a ValueError) for an alpha, beta or eps that is negative or not finite; UnknownOptionError (also a
-    NotImplementedError) for another dtype or reduction. The method is that of Schaul et al., Prioritized Experience
-    Replay (2016); names and the formula of the weights are those of TorchRL.
+    Raises:
+        UsageError: (a ValueError) alpha, beta or eps is negative or not finite.
+        UnknownOptionError: (also a NotImplementedError) dtype or reduction is not supported.
+
+    Schaul et al., "Prioritized experience replay", 2016; names and the formula of the weights are TorchRL's.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -117,7 +127,7 @@ class PrioritizedSampler(Sampler):
         return priority_tree(capacity, dtype, device)
 
     def _forget(self) -> None:
-        self._lanes: tuple[int, ...] | None = None  # dimensions of the storage after the first
+        self._lanes: tuple[int, ...] | None = None  # the storage's dimensions after the first
         self._unnumbered: list[torch.Tensor] = []
 
     # Arguments --------------------------------------------------------------------------------------
@@ -134,12 +144,12 @@ class PrioritizedSampler(Sampler):
 
     @property
     def device(self) -> torch.device:
-        """The device of the priorities; it may change with the first storage."""
+        """The device of the priorities; the first storage may change it."""
         return self._priorities.tree.device
 
     @property
     def max_priority_within_buffer(self) -> bool:
-        """Whether new elements get the largest priority in the buffer."""
+        """Whether new elements get the largest priority now in the buffer."""
         return self._priorities.within_buffer
 
     @property
@@ -158,7 +168,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights of a batch."""
+        """The exponent of the importance weights."""
         return self._beta
 
     @beta.setter
@@ -173,19 +183,21 @@ class PrioritizedSampler(Sampler):
         if not 0 < tree.total < math.inf:
             raise SchemaError(
                 f"non-positive p_sum: the weights of {self._priorities.known} elements add up to {tree.total:g}",
-                hint="give priorities above 0, or the sampler an eps above 0",
+                hint="set priorities above 0, or create the sampler with eps above 0",
             )
         device = tree.device if generator is None else generator.device
         numbers, weights = tree.draw(torch.rand(batch_size, dtype=torch.float64, generator=generator, device=device))
         least = tree.minimum if self.normalize == "buffer" else float(weights.min())
-        weights = weights.double().div_(least).pow_(-self._beta).float()  # the quotient may be beyond float32
+        weights = weights.double().div_(least).pow_(-self._beta).float()  # the quotient may exceed float32
         if tree.device != _CPU and getattr(storage, "device", _CPU) == _CPU:
             numbers, weights = numbers.cpu(), weights.cpu()
         index = numbers if storage.ndim == 1 else torch.unravel_index(numbers, storage.shape)
         return index, {"priority_weight": weights}
 
     def tree_of(self, storage: Storage, length: int = -1) -> PriorityTree:
-        """Return the weights of the elements of a storage; `length` is that of one which was asked for before."""
+        """Return the tree with the weights of a storage's elements; `length` is the storage's, if the caller
+        knows it.
+        """
         if length != self._priorities.known:
             self.on_attach(storage)
         return self._priorities.tree
@@ -196,7 +208,7 @@ class PrioritizedSampler(Sampler):
         self._make_room(storage)
 
     def _make_room(self, storage: Storage) -> None:
-        """Grow to the capacity of a storage, or in powers of two with its length if it is without bounds."""
+        """Grow to the capacity of a storage; if it is unbounded, in powers of two with its length."""
         boundless = storage.max_size >= _BOUNDLESS
         self._open = boundless or storage.ndim > 1
         if self._open or self._fits:
@@ -205,24 +217,26 @@ class PrioritizedSampler(Sampler):
                 self._priorities.grow(capacity)
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise SchemaError for a storage with more elements than `max_capacity`; warn of one with more capacity."""
+        """Raise SchemaError for a storage with more elements than `max_capacity`; warn if only its capacity is
+        larger.
+        """
         room = self.capacity_for(storage)
         if room is None:
             return
         found = f"the sampler's max_capacity is {room}, the storage has room for {storage.max_size}"
         if len(storage) > room:
             raise SchemaError(
-                f"{found} and {len(storage)} elements", hint="make the sampler with the max_size of the storage"
+                f"{found} and {len(storage)} elements", hint="create the sampler with the max_size of the storage"
             )
         warn_caller(f"{found}: the write that passes element {room - 1} will be refused")
 
     def capacity_for(self, storage: Storage) -> int | None:
-        """Return `max_capacity`, if it is below the capacity of the storage and does not grow with it."""
+        """Return `max_capacity`, if it is smaller than the storage and does not grow with it."""
         bounded = not self._fits and storage.ndim == 1 and self.max_capacity < storage.max_size < _BOUNDLESS
         return self.max_capacity if bounded else None
 
     def on_attach(self, storage: Storage) -> int:
-        """Follow device, capacity and length of a storage; return its length."""
+        """Adapt to the device, capacity and length of a storage; return its length."""
         self._make_room(storage)
         device, priorities = getattr(storage, "device", _CPU), self._priorities
         if self._device is None and device != priorities.tree.device:
@@ -241,15 +255,20 @@ class PrioritizedSampler(Sampler):
     # Priorities -------------------------------------------------------------------------------------
 
     def set_priorities(self, index: Any, priority: Any, storage: Storage | None) -> None:
-        """Set priorities of elements, or change nothing.
+        """Set priorities of elements. If this fails, nothing is changed.
 
-        `index` is an int, int64 `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension; several dimensions need the
-        storage. Negative numbers, of elements that were not kept, are skipped. `priority` is one number for all, or
-        one for each element; of several for one element the last counts.
+        Args:
+            index: an int, int64 `[n]` or `[n, ndim]`, or a tuple with one tensor for each dimension; several dimensions
+                need `storage`. Negative numbers, of elements that were not kept, are skipped.
+            priority: one number for all elements, or one for each; if an element occurs several times, the last one
+                counts.
+            storage: the storage, if it is known.
 
-        UsageError (a ValueError) for priorities that are negative or not finite, NoNumbersError (also a TypeError)
-        for an index or priorities that are no numbers, IndexError for elements beyond the capacity or, with the
-        storage, beyond its length, SchemaError (a RuntimeError) for another number of priorities.
+        Raises:
+            UsageError: (a ValueError) a priority is negative or not finite.
+            NoNumbersError: (also a TypeError) index or priorities are not numbers.
+            IndexError: an element is beyond the capacity or, with `storage`, beyond its length.
+            SchemaError: (a RuntimeError) the number of priorities does not match.
         """
         if storage is not None:
             self.on_attach(storage)
@@ -258,11 +277,11 @@ class PrioritizedSampler(Sampler):
 
     @property
     def default_priority(self) -> float:
-        """Priority of new elements."""
+        """The priority of new elements."""
         return self._priorities.default
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Give changed elements the default priority; without the storage, `index` holds their numbers."""
+        """Give changed elements the default priority; without `storage`, `index` consists of element numbers."""
         if storage is None:
             self._priorities.renew(element_numbers(index, self._lanes))
             return
@@ -273,12 +292,12 @@ class PrioritizedSampler(Sampler):
             self._priorities.renew(marked_numbers(index, storage.shape, storage.ndim))
 
     def on_write(self, index: Any) -> None:
-        """Give new elements the default priority; skips negative numbers. SchemaError beyond the capacity."""
+        """Give new elements the default priority, skipping negative numbers; SchemaError beyond the capacity."""
         if isinstance(index, int):
             self.extend_run(index, index + 1)
             return
         if self._lanes is None and isinstance(index, torch.Tensor) and index.dim() == 2 and index.shape[1] > 1:
-            # Their numbers depend on the storage; those that are new when it is attached are found then.
+            # The numbers of these elements depend on the storage; `on_attach` finds them.
             if self._priorities.known:
                 self._unnumbered.append(index.clone())
             return
@@ -303,26 +322,29 @@ class PrioritizedSampler(Sampler):
         """Return alpha, beta and eps, the largest priority and its element, and the weights.
 
         In `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and the
-        largest float32. `_max_priority` is float64 `[2]`: a priority and its element, -1 if none was given.
+        largest float32. `_max_priority` is float64 `[2]`: the largest priority and its element, -1 if none was given.
         """
         return self._priorities.state_dict() | {"_beta": self._beta}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL with compiled trees.
+        """Load a state of this class, or of TorchRL with its compiled trees.
 
-        SchemaError (a RuntimeError), with nothing changed, for an invalid one, and for one of another capacity unless
-        `max_capacity` grows with the storage.
+        Raises:
+            SchemaError: (a RuntimeError) the state is invalid, or has another capacity and `max_capacity` does not grow
+                with the storage. Nothing is changed.
         """
         try:
             beta = at_least_zero("beta", state.get("_beta", math.nan))
             self._priorities.load_state_dict(_plain_priorities(state), any_capacity=self._open)
         except UsageError as error:
-            raise SchemaError(f"this state cannot be taken over: {error}") from error
+            raise SchemaError(f"this state cannot be loaded: {error}") from error
         self._beta = beta
         self._forget()
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write the leaves of both trees, then a JSON file, in TorchRL's layout; each file is replaced atomically."""
+        """Write the leaves of both trees and then a JSON file, in TorchRL's layout; each file is replaced
+        atomically.
+        """
         fs.make_folder(folder)
         for name, file in _FILES.items():
             replace_file(folder / file, state[name].numpy().tobytes())
@@ -333,14 +355,14 @@ class PrioritizedSampler(Sampler):
         replace_file(folder / _METADATA, json.dumps(metadata).encode())
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read a state that `write_state`, or TorchRL, wrote; SchemaError for another capacity."""
+        """Read a state written by `write_state` or by TorchRL; SchemaError for another capacity."""
         return _read_priorities(folder, None if self._open else self.max_capacity)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             raise SchemaError(
                 f"a {type(self).__name__} cannot go to another process: priorities are not shared",
-                hint="make the buffer with sync=False: other processes write, and this one samples",
+                hint="create the buffer with sync=False: other processes write, and this one samples",
             )
         return super().__getstate__()
 
@@ -350,24 +372,24 @@ class PrioritizedSampler(Sampler):
 
 
 def _priority_values(priority: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return priorities, a number or nested lists, as `[n]` without gradients; NoNumbersError for anything else."""
+    """Return priorities (a number, a tensor or nested lists) as `[n]` without gradients; NoNumbersError otherwise."""
     if isinstance(priority, torch.Tensor) and priority.is_complex():
-        raise NoNumbersError(f"priorities are real numbers, found {priority.dtype}")
+        raise NoNumbersError(f"priorities must be real numbers, found {priority.dtype}")
     return as_numbers("priorities are numbers", priority, dtype).detach().reshape(-1)
 
 
 def checked_device(name: str, device: Any) -> torch.device | None:
-    """Return an available CPU or CUDA device, or None for None; UsageError for any other."""
+    """Return an available CPU or CUDA device, or None for None; UsageError otherwise."""
     if device is None:
         return None
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(f"{name} is {device!r}, which is the name of no device") from error
+        raise UsageError(f"{name} is {device!r}, which is not the name of a device") from error
     if found.type not in ("cpu", "cuda"):
-        raise UsageError(f"{name} is {str(device)!r}, priorities are kept on the CPU or on a CUDA device")
+        raise UsageError(f"{name} is {str(device)!r}, but priorities can only be kept on the CPU or a CUDA device")
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{name} is {str(device)!r}, this machine has no CUDA device")
+        raise UsageError(f"{name} is {str(device)!r}, but this machine has no CUDA device")
     return found
 
 
@@ -375,13 +397,20 @@ def checked_device(name: str, device: Any) -> torch.device | None:
 
 
 def _read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
-    """Read a state that `write_state`, or TorchRL, wrote, of `capacity` elements, or of any number for None.
+    """Read a state written by `write_state` or by TorchRL.
 
-    DatasetNotFoundError for a folder without a state, SchemaError (a RuntimeError) for another capacity, FormatError
-    for invalid JSON, CorruptDataError for invalid numbers and for a file that is missing or has another size.
+    Args:
+        folder: the folder.
+        capacity: the expected number of elements; None for any.
+
+    Raises:
+        DatasetNotFoundError: the folder holds no state.
+        SchemaError: (a RuntimeError) the capacity is another one.
+        FormatError: the JSON is invalid.
+        CorruptDataError: a number is invalid, or a file is missing or has the wrong size.
     """
     if not (folder / _METADATA).is_file():
-        raise DatasetNotFoundError(f"{folder} holds no priorities: it has no {_METADATA}")
+        raise DatasetNotFoundError(f"{folder} holds no priorities: {_METADATA} is missing")
     metadata = load_json(folder / _METADATA)
     try:
         state: dict[str, Any] = {name: float(metadata[name]) for name in _NUMBERS}
@@ -402,7 +431,7 @@ def _read_priorities(folder: Path, capacity: int | None) -> dict[str, Any]:
 
 
 def _plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with tensors in place of the compiled trees that a sampler of TorchRL has in its state."""
+    """Return a state with tensors in place of the compiled trees that TorchRL's samplers keep in it."""
     found = dict(state)
     try:
         for name in _FILES:
@@ -417,7 +446,7 @@ def _plain_priorities(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _largest(given: Any) -> torch.Tensor:
-    """Return the largest priority and its element, float64 `[2]`, with -1 where none was given."""
+    """Return the largest priority and its element, float64 `[2]`; the element is -1 if none was given."""
     value, number = (None, None) if given is None else given
     found = [0.0, -1.0] if value is None else [float(value), -1.0 if number is None else float(number)]
     return torch.tensor(found, dtype=torch.float64)
@@ -432,11 +461,11 @@ def _leaves(path: Path, capacity: int) -> torch.Tensor:
 
 
 class Priorities:
-    """The weights `(priority + eps) ** alpha` of up to `capacity` elements in a tree, and what new elements get.
+    """The weights `(priority + eps) ** alpha` of up to `capacity` elements in a tree, and the priority of new elements.
 
-    The elements 0 to `known - 1` have a weight, all others weight 0. An update of element n makes all elements before
-    n known, with the default priority: with `within_buffer` the largest of the known elements, else the largest that
-    was ever given, and 1 before any was. What is refused changes nothing.
+    Elements 0 to `known - 1` have a weight; all others weigh 0. Updating element n makes all elements before it known,
+    with the default priority: with `within_buffer` the largest of the known elements, otherwise the largest ever given;
+    1 before any was given. An update that is refused changes nothing.
     """
 
     def __init__(
@@ -460,15 +489,15 @@ class Priorities:
 
     def _forget(self) -> None:
         self.known = 0
-        self._largest: float | None = None  # of the priorities that were given
+        self._largest: float | None = None  # the largest priority given so far
         self._largest_number = -1
         self._forget_weights()
 
     def _forget_weights(self) -> None:
-        # A number of torch's, where the priorities are, is added in half the time.
+        # Adding a tensor on the priorities' device takes half the time of adding a Python number.
         self._offset = torch.tensor(self.eps, dtype=self.tree.dtype, device=self.tree.device)
-        self._weighed: tuple[float, float] | None = None  # a priority and its weight
-        self._heaviest: float | None = None  # the weight that the largest priority was last compared with
+        self._weighed: tuple[float, float] | None = None  # the last priority converted, and its weight
+        self._heaviest: float | None = None  # the weight last compared with the largest priority
 
     def clear(self) -> None:
         """Forget all elements."""
@@ -477,11 +506,11 @@ class Priorities:
 
     @property
     def heaviest(self) -> float:
-        """The largest weight that may be: so that the sum of all is finite."""
+        """The largest weight allowed, so that the sum of all weights is finite."""
         return self._largest_sum / self.tree.capacity
 
     def grow(self, capacity: int) -> None:
-        """Make room for more elements; SchemaError (a RuntimeError) if the weights would be too large then."""
+        """Make room for more elements; SchemaError (a RuntimeError) if a present weight would be too large then."""
         heaviest, weight = self._largest_sum / capacity, max(self.tree.maximum, self._weight(self.default))
         if weight > heaviest:
             raise SchemaError(f"a weight is {weight:g}, {capacity} elements can have up to {heaviest:g}")
@@ -497,11 +526,17 @@ class Priorities:
     # Priorities that are given ------------------------------------------------------------------------
 
     def update(self, numbers: torch.Tensor, priorities: torch.Tensor, *, only_known: bool = False) -> None:
-        """Set the priorities, `[n]` or `[1]`, of the elements `numbers`, int64 `[n]`; the last one of each counts.
+        """Set priorities of elements. If this fails, nothing is changed.
 
-        Skips negative numbers. UsageError (a ValueError) for priorities that are negative or not finite, IndexError
-        for elements beyond the capacity, and with `only_known` for unknown ones, SchemaError (a RuntimeError) for
-        another number of priorities.
+        Args:
+            numbers: the elements, int64 `[n]`; negative numbers are skipped.
+            priorities: `[n]` or `[1]`; if an element occurs several times, the last one counts.
+            only_known: whether unknown elements are refused.
+
+        Raises:
+            UsageError: (a ValueError) a priority is negative or not finite.
+            IndexError: an element is beyond the capacity, or with `only_known` unknown.
+            SchemaError: (a RuntimeError) the number of priorities does not match.
         """
         values = priorities.to(self.tree.device, self.tree.dtype)
         if len(values) not in (1, len(numbers)):
@@ -520,14 +555,14 @@ class Priorities:
             self.update(numbers[kept], values, only_known=only_known)
             return
         least, largest = bounds(values)
-        if not 0 <= least <= largest < math.inf:  # nor is NaN
-            raise UsageError(f"priorities are {least:g} to {largest:g}, expected finite ones of at least 0")
+        if not 0 <= least <= largest < math.inf:  # also refuses NaN
+            raise UsageError(f"priorities range from {least:g} to {largest:g}, expected finite numbers of at least 0")
         self._check_weight(largest)
         if high >= self.tree.capacity:
-            raise IndexError(f"element {high} was named, the sampler's max_capacity is {self.tree.capacity}")
+            raise IndexError(f"there is no element {high}: the sampler's max_capacity is {self.tree.capacity}")
         if high >= self.known:
             if only_known:
-                raise IndexError(f"element {high} was named, the storage has {self.known}")
+                raise IndexError(f"there is no element {high}: the storage has {self.known}")
             self.renew_run(self.known, high + 1)
         self.tree.set(numbers, weights)
         self._note_largest(largest, numbers, int(values.argmax()))
@@ -540,7 +575,9 @@ class Priorities:
     def _check_weight(
         self, priority: float, alpha: float | None = None, eps: float | None = None, capacity: int | None = None
     ) -> None:
-        """Refuse a priority whose weight, by these numbers or those that hold now, is too large."""
+        """Refuse a priority whose weight is too large, with these values of alpha, eps and capacity or the present
+        ones.
+        """
         alpha, eps = self.alpha if alpha is None else alpha, self.eps if eps is None else eps
         capacity = self.tree.capacity if capacity is None else capacity
         try:
@@ -550,13 +587,13 @@ class Priorities:
         if weight > self._largest_sum / capacity:
             raise UsageError(
                 f"a priority is {priority:g}: with alpha={alpha:g} and eps={eps:g} its weight is beyond "
-                f"{self._largest_sum / capacity:g}, what {capacity} elements of {self.tree.dtype} can have"
+                f"{self._largest_sum / capacity:g}, the limit for {capacity} elements of {self.tree.dtype}"
             )
 
     def change_alpha(self, value: float) -> None:
-        """Transform the weights to another alpha; warns where it was 0, from which priorities cannot be restored."""
+        """Transform the weights to another alpha. From alpha 0 priorities cannot be recovered, which is a warning."""
         alpha = at_least_zero("alpha", value)
-        self._check_weight(self.default, alpha)  # new elements get it, even if none has it now
+        self._check_weight(self.default, alpha)  # new elements will get it, even if no element has it now
         if self.alpha and alpha != self.alpha:
             weights = self.tree.weights()
             weights[: self.known] = weights[: self.known].pow(alpha / self.alpha)
@@ -564,7 +601,7 @@ class Priorities:
                 raise UsageError(f"alpha is {value}: the largest weight would be beyond {self.heaviest:g}")
             self.tree.load(weights)
         elif alpha and self.known and not self.alpha:
-            warn_caller("alpha was 0: what the priorities were is not known, all are alike until they are updated")
+            warn_caller("alpha was 0, so priorities cannot be recovered: all are equal until they are updated")
         self.alpha = alpha
         self._forget_weights()
 
@@ -572,7 +609,7 @@ class Priorities:
 
     @property
     def default(self) -> float:
-        """Priority of new elements: the largest that was ever given, and at least 1, or the largest in the buffer."""
+        """The priority of new elements: the largest ever given (at least 1), or the largest in the buffer."""
         if not (self.within_buffer and self.alpha):
             return max(_INITIAL, self._largest or 0.0)
         heaviest = self.tree.maximum
@@ -580,7 +617,9 @@ class Priorities:
             return _INITIAL
         if self._heaviest != heaviest:
             self._heaviest = heaviest
-            if self._largest is None or not self._is_weight_of(self._largest, heaviest):  # its element was overwritten
+            if self._largest is None or not self._is_weight_of(
+                self._largest, heaviest
+            ):  # the element with the largest priority was overwritten
                 initial = self._is_weight_of(_INITIAL, heaviest)
                 left = max(heaviest ** (1 / self.alpha) - self.eps, 0.0)
                 self._largest, self._largest_number = _INITIAL if initial else left, -1
@@ -590,7 +629,7 @@ class Priorities:
         return abs(self._weight(priority) - weight) <= _ROUNDING * weight
 
     def _weight(self, priority: float) -> float:
-        """Return the weight of a priority, as the tree holds it."""
+        """Return the weight of a priority, rounded as the tree stores it."""
         if self._weighed is None or self._weighed[0] != priority:
             self._weighed = (
                 priority,
@@ -602,7 +641,9 @@ class Priorities:
         return priorities.to(self.tree.dtype).add(self._offset).pow_(self.alpha)
 
     def renew(self, numbers: torch.Tensor) -> None:
-        """Give elements the default priority; skips negative numbers. SchemaError for elements beyond the capacity."""
+        """Give elements the default priority, skipping negative numbers; SchemaError for elements beyond the
+        capacity.
+        """
         if not len(numbers):
             return
         low, high = bounds(numbers)
@@ -612,7 +653,7 @@ class Priorities:
         self._check_written(high)
         replaces = self.within_buffer and low < self.known
         if replaces and float(self.tree.get(numbers).max()) >= self.tree.maximum:
-            self.tree.set(numbers, 0.0)  # what is replaced is no longer the largest
+            self.tree.set(numbers, 0.0)  # replaced elements must not count as the largest
         weight = self._weight(self.default)
         if low < self.known:
             self.tree.set(numbers, weight)
@@ -632,7 +673,7 @@ class Priorities:
         self.known = max(self.known, stop)
 
     def meet(self, count: int) -> None:
-        """Set the known elements to 0 to `count - 1`."""
+        """Set the number of known elements to `count`."""
         if count >= self.known:
             self.renew_run(self.known, count)
         else:
@@ -650,8 +691,8 @@ class Priorities:
     def _check_written(self, number: int) -> None:
         if number >= self.tree.capacity:
             raise SchemaError(
-                f"element {number} was written, the sampler's max_capacity is {self.tree.capacity}",
-                hint="make the sampler with the max_size of the storage",
+                f"element {number} was written, but the sampler's max_capacity is {self.tree.capacity}",
+                hint="create the sampler with the max_size of the storage",
             )
 
     # State --------------------------------------------------------------------------------------------
@@ -675,22 +716,22 @@ class Priorities:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, any_capacity: bool = False) -> None:
-        """Load a state; with `any_capacity`, grow to its capacity. SchemaError (a RuntimeError) for an invalid one."""
+        """Load a state; with `any_capacity`, grow to its capacity. SchemaError (a RuntimeError) if it is invalid."""
         missing = [name for name in _STATE if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of priorities")
         version = int(state.get("_schema_version", 0))
         if version > SCHEMA_VERSION:
-            raise SchemaError(f"the state has version {version}, those up to {SCHEMA_VERSION} are known")
+            raise SchemaError(f"the state has version {version}, but only versions up to {SCHEMA_VERSION} can be read")
         sums, lows = _checked_leaves(state, None if any_capacity else self.tree.capacity)
         capacity = max(len(sums), self.tree.capacity)
         heaviest = self._largest_sum / capacity
         if not bool(((sums >= 0) & (sums <= heaviest)).all()):
-            raise SchemaError(f"the state holds weights that are not from 0 to {heaviest:g}")
+            raise SchemaError(f"the state holds weights outside of 0 to {heaviest:g}")
         alpha, eps = (at_least_zero(name, state[f"_{name}"]) for name in ("alpha", "eps"))
         largest, number = _checked_largest(state, capacity)
         if number >= 0:
-            # States without a version hold the weight instead, where the largest is one in the buffer: pytorch/rl#3925.
+            # States without a version hold a weight here if the largest priority is in the buffer: pytorch/rl#3925.
             if alpha and self.within_buffer and not version:
                 largest = max(largest ** (1 / alpha) - eps, 0.0)
         else:
@@ -738,10 +779,10 @@ def at_least_zero(name: str, value: float) -> float:
 
 
 class StartTree(PriorityTree):
-    """Two trees on the CPU: `whole` has the weights of all elements, `starts` those of legal starts.
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only those of legal starts of slices.
 
-    Draws and the total are those of legal starts, everything else is of all elements. Initially no start is legal;
-    `allow` and `allow_only` change that.
+    Draws and the total use the legal starts, everything else all elements. Initially no start is legal; `allow` and
+    `allow_only` change that.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -749,15 +790,15 @@ class StartTree(PriorityTree):
         self.whole = priority_tree(capacity, dtype)
         self.starts = priority_tree(capacity, dtype)
         self._legal = torch.zeros(self.capacity, dtype=torch.bool)
-        self._flags = self._legal.numpy()  # the same memory: numpy looks up few numbers in a third of the time
+        self._flags = self._legal.numpy()  # the same memory; numpy is three times as fast for few numbers
 
     def allow(self, index: torch.Tensor, legal: torch.Tensor) -> None:
-        """Set whether the leaves `index`, int64 `[n]` without repetitions, are legal starts, bool `[n]`."""
+        """Set which of the leaves `index`, int64 `[n]` without repetitions, are legal starts: bool `[n]`."""
         self._legal[index] = legal
         self.starts.set(index, self.whole.get(index).where(legal, 0))
 
     def allow_only(self, legal: torch.Tensor) -> None:
-        """Set whether each leaf is a legal start, bool `[capacity]`."""
+        """Set which leaves are legal starts: bool `[capacity]`."""
         self._legal.copy_(legal)
         self.starts.load(self.whole.weights().where(self._legal, 0))
 
@@ -797,12 +838,12 @@ class StartTree(PriorityTree):
 
     @property
     def any_legal(self) -> bool:
-        """Whether there is a legal start, also of weight 0; reads all leaves."""
+        """Whether there is a legal start, even with weight 0; reads all leaves."""
         return bool(self._legal.any())
 
     @property
     def total(self) -> float:
-        """The sum of the weights of legal starts."""
+        """The sum of the weights of the legal starts."""
         return self.starts.total
 
     @property

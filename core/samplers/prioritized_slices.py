@@ -1,4 +1,4 @@
-"""Slices that are drawn by the priority of their first step."""
+"""Slices drawn by the priority of their first step."""
 
 from __future__ import annotations
 
@@ -26,21 +26,24 @@ _CHUNK = 1 << 18
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
-    """Draws slices by their first steps, among all legal ones, in proportion to the weights of these.
+    """Draws slices in proportion to the priority of their first step, among all legal first steps.
 
-    The weight of a step is `(priority + eps) ** alpha`; `max_capacity`, `alpha`, `beta`, `eps`, `dtype`, `reduction`,
-    `max_priority_within_buffer` and `normalize` are those of `PrioritizedSampler`, all other arguments and the output
-    those of `SliceSampler`. A slice may start where a whole one fits into the trajectory; with `strict_length=False` a
-    shorter trajectory is taken from its first step. The info also has `"priority_weight"`, float32, for each step that
-    of the first one of its slice, relative to the least weight of all steps.
+    A slice may start wherever a whole one fits into the trajectory; with `strict_length=False` a shorter trajectory is
+    taken from its first step. The info has `"priority_weight"`, float32: for each step the importance weight of the
+    first step of its slice, relative to the least weight of all steps.
 
-    Slices may extend beyond the ends of trajectories, but not beyond their starts, where no step has a priority: a
-    left `span` is ignored, with a warning.
+    Two trees on the CPU hold the weights of all steps and of legal starts, and are updated with each write. The time of
+    a batch does not depend on the number of steps, except for the first batch and after a change of the slice length.
 
-    Two trees on the CPU hold the weights of all steps and of legal starts, and are updated with each write. A batch
-    takes the same time for any number of steps, except the first batch, and one with another slice length.
+    Args:
+        max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, normalize: see
+            `PrioritizedSampler`.
+        span: slices may extend beyond the ends of trajectories, but not beyond their starts, where no step has a
+            priority: a left `span` is ignored, with a warning.
+        **options: the other arguments of `SliceSampler`, whose output is the same.
 
-    SchemaError (a RuntimeError) if no trajectory is long enough, and if all starts have weight 0.
+    Raises:
+        SchemaError: (a RuntimeError) from `sample`: no trajectory is long enough, or all starts have weight 0.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -135,9 +138,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return places, info
 
     def _mark_starts(self, table: TrajectoryTable, storage: Storage, slice_len: int) -> StartTree:
-        """Update the legal starts to the trajectory table of a storage."""
+        """Bring the legal starts up to date with the trajectory table of a storage."""
         tree = self._priorities.tree
-        assert isinstance(tree, StartTree)  # made so above
+        assert isinstance(tree, StartTree)  # `_make_tree` made it
         rule = self._rule(slice_len)
         known = self._marked
         same = known is not None and known.table() is table and known.rule == rule
@@ -147,7 +150,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         if added is None:
             tree.allow_only(_all_legal(rule, table, rows, tree.capacity))
         else:
-            # A slice may fit now at the last of the older steps; the oldest may be first steps of trajectories now.
+            # New steps may complete slices that start at the last older steps, and where steps were overwritten, a
+            # trajectory now starts at the oldest step.
             stop = table.newest + 1
             _allow(tree, rule, table, rows, max(table.oldest, added[0] - slice_len), stop)
             if not rule.looks_ahead_only:
@@ -174,7 +178,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """The table, rule and version that the legal starts were computed with."""
+    """The table, rule and version with which the legal starts were computed."""
 
     table: weakref.ref[TrajectoryTable]
     rule: SliceRule
@@ -183,7 +187,7 @@ class _Marked:
 
 def _all_legal(rule: SliceRule, table: TrajectoryTable, rows: int, capacity: int) -> torch.Tensor:
     """Return whether each element is a legal start, bool `[capacity]`."""
-    legal = np.zeros((rows, table.lanes), np.bool_)  # not of the capacity, which may have no bounds
+    legal = np.zeros((rows, table.lanes), np.bool_)  # of the rows written, as the capacity may be unbounded
     for first in range(table.oldest, table.newest + 1, _CHUNK):
         stop = min(first + _CHUNK, table.newest + 1)
         slots = np.arange(first, stop) % table.capacity
@@ -204,11 +208,11 @@ def _allow(tree: StartTree, rule: SliceRule, table: TrajectoryTable, rows: int, 
 
 
 def _legal_rows(rule: SliceRule, table: TrajectoryTable, rows: int, first: int, stop: int) -> NDArray[np.bool_]:
-    """Whether slices may start at the absolute steps `first` to `stop - 1`; bool `[steps, lanes]`.
+    """Return whether slices may start at the absolute steps `first` to `stop - 1`; bool `[steps, lanes]`.
 
-    `rows` of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
+    `rows` rows of the storage are written. The cost depends on the number of steps, not on the length of trajectories.
     """
-    # Steps of trajectories that start before this are at least a slice away from the start.
+    # Steps whose trajectory starts before this are at least a slice's length away from its start.
     begin = max(table.oldest, first - rule.length)
     steps = np.arange(begin, stop)[:, None]
     shape = len(steps), table.lanes
@@ -224,7 +228,7 @@ def _legal_rows(rule: SliceRule, table: TrajectoryTable, rows: int, first: int, 
 
 
 def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Numbers, Numbers]:
-    """Return lanes and absolute steps of elements."""
+    """Return lanes and absolute step numbers of elements."""
     first, *others = index if isinstance(index, tuple) else (index,)
     lane: Numbers = np.zeros(len(first), np.int64)
     if others:
@@ -234,12 +238,12 @@ def _places(table: TrajectoryTable, storage: Storage, index: Index) -> tuple[Num
 
 
 def _without_left(span: Any) -> Any:
-    """Return a span without its left part, with a warning if it has one."""
+    """Return a span without its left part, and warn if there was one."""
     left, *right = span if isinstance(span, tuple | list) else (span, span)
     if not left or len(right) != 1:
         return span
     warn_caller(
-        f"slices that are drawn by the priority of their first step cannot begin before it: span={span!r} is taken "
+        f"slices drawn by the priority of their first step cannot begin before it: span={span!r} is used "
         f"as {(False, *right)!r}"
     )
     return (False, *right)

@@ -1,6 +1,6 @@
-"""Batches of whole groups: of each prompt that is drawn, several of the answers to it.
+"""Batches of whole groups: several answers for each drawn prompt.
 
-`GroupedRows` keeps the rows of a storage grouped by the value of an entry, row by row.
+`GroupedRows` keeps the rows of a storage grouped by the value of an entry.
 """
 
 from __future__ import annotations
@@ -32,38 +32,49 @@ _STRATEGIES = ("random", "recency", "reward", "variance")
 
 
 class GroupTypeError(UsageError, TypeError):
-    """The number of groups or of elements is no whole number, or a storage has no entries to group by."""
+    """A number of groups or elements is not a whole number, or a storage has no entries to group by."""
 
 
 class GroupDimensionsError(UsageError, NotImplementedError):
-    """Elements of a storage of several dimensions are not grouped."""
+    """Elements of a storage of several dimensions cannot be grouped."""
 
 
 class PromptGroupSampler(Sampler):
-    """Draws groups, and the same number of elements of each: for GRPO, of several prompts several answers each.
+    """Draws groups, and the same number of elements from each: several answers to each of several prompts, as for GRPO.
 
-    Elements with the same `group_key`, an entry of numbers, token ids or strings, are a group. A batch is of
-    `num_groups` groups, or of as many as `samples_per_group` elements each make up; exactly one of the two is given.
-    Groups are drawn with equal probability, none twice; `strategy` chooses the elements of each:
+    Elements with the same value of `group_key` form a group. Groups are drawn with equal probability, without
+    repetition. If there are fewer groups, or a group has fewer elements, than needed, all are taken, and the rest is
+    drawn from them again, with a warning the first time. The elements of a group are consecutive in the batch.
 
-    - `"random"`: any, with equal probability, none twice;
-    - `"recency"`: those written or changed last, the oldest of them first;
-    - `"reward"`: those with the highest `reward_key`, the highest first;
-    - `"variance"`: those whose rewards have the highest variance, the lowest reward first.
+    Groups are kept up to date with the writes since the last batch; the time of a draw is proportional to the size of
+    the drawn groups, or with `"random"` to the batch size. Indices are int64 `[batch_size]`; there is no info. The
+    state holds `position_recency`, int64 `[rows]`, which is higher for elements written later.
 
-    Elements with equal rewards are chosen by chance. If there are fewer groups, or a group has fewer elements than
-    needed, all are taken and the rest is drawn from them once more, with a warning the first time. The elements of a
-    group are consecutive in the batch.
+    Args:
+        group_key: the entry with the group of each element: numbers, token ids or strings.
+        num_groups: how many groups a batch has; give either this or `samples_per_group`.
+        samples_per_group: how many elements are drawn from each group.
+        strategy: which elements of a group are drawn:
 
-    Groups are kept up to date with the writes since the last batch; a draw takes as long as the groups drawn are
-    large, with `"random"` as the batch is. `cache_groups=False` groups all elements again for each batch. The state has
-    `position_recency`, int64 `[rows]`: higher for elements that were written later.
+            - `"random"`: any, with equal probability and without repetition;
+            - `"recency"`: the ones written or changed last, the oldest of them first;
+            - `"reward"`: the ones with the highest `reward_key`, the highest first;
+            - `"variance"`: the ones whose rewards have the highest variance, the lowest reward first.
 
-    Indices are int64 `[batch_size]`; there is no info. GroupTypeError (a TypeError) for neither or both numbers, other
-    types than int, and a `ListStorage`; UsageError (a ValueError) for numbers below 1, another strategy, and a batch
-    size that cannot be divided; GroupDimensionsError (a NotImplementedError) for a storage of several dimensions;
-    MissingKeyError (a KeyError) for a missing entry; SchemaError (a RuntimeError) for an empty storage, ids that are
-    NaN, and rewards that are NaN or not one number an element. The name is that of TorchRL's sampler.
+            Ties between equal rewards are broken at random.
+        reward_key: the entry with rewards, one number an element.
+        cache_groups: False groups all elements anew for each batch.
+
+    Raises:
+        GroupTypeError: (a TypeError) neither or both numbers are given, one is not an int, or the storage is a
+            `ListStorage`.
+        UsageError: (a ValueError) a number is below 1, the strategy is unknown, or the batch size cannot be divided.
+        GroupDimensionsError: (a NotImplementedError) the storage has several dimensions.
+        MissingKeyError: (a KeyError) an entry is not stored.
+        SchemaError: (a RuntimeError) the storage is empty, an id or reward is NaN, or rewards are not one number an
+            element.
+
+    The name is TorchRL's.
 
     >>> from rbtool import LazyTensorStorage, TensorDictReplayBuffer
     >>> from tensordict import TensorDict
@@ -89,7 +100,7 @@ class PromptGroupSampler(Sampler):
     ) -> None:
         if (num_groups is None) == (samples_per_group is None):
             raise GroupTypeError(
-                f"num_groups is {num_groups} and samples_per_group is {samples_per_group}, expected exactly one number"
+                f"num_groups is {num_groups} and samples_per_group is {samples_per_group}: give one of them"
             )
         require_flags(cache_groups=cache_groups)
         self.num_groups = _checked("num_groups", num_groups)
@@ -108,17 +119,17 @@ class PromptGroupSampler(Sampler):
         """Forget all elements."""
         self._forget_groups(np.zeros(0, np.int64))
         self._seen: Written | None = None
-        self._recency: Numbers = np.zeros(0, np.int64)  # of each row, higher for a later write
+        self._recency: Numbers = np.zeros(0, np.int64)  # row → a number that is higher for later writes
         self._clock = 0
 
     def _forget_groups(self, order: Numbers) -> None:
-        """Group all rows with the next draw: these first, the others behind them."""
+        """Group all rows again at the next draw: these first, then the others."""
         self._groups = GroupedRows()
         self._order = order
         self._pending: list[Numbers] | None = None  # rows to group; None for all
 
     def _rows_in_order(self) -> Numbers:
-        """Return all rows, group by group, or those that are grouped first with the next draw."""
+        """Return all rows group by group, or the rows to be grouped first at the next draw."""
         return self._groups.in_order() if self._groups.rows else self._order
 
     # Drawing -----------------------------------------------------------------------------------------
@@ -134,7 +145,7 @@ class PromptGroupSampler(Sampler):
         ), {}
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise UsageError for a batch size that is no multiple."""
+        """Raise UsageError if the batch size is not a multiple."""
         self._counts(batch_size)
 
     def _counts(self, batch_size: int) -> tuple[int, int]:
@@ -142,7 +153,7 @@ class PromptGroupSampler(Sampler):
         given, name = self.num_groups, "num_groups"
         if given is None:
             given, name = self.samples_per_group, "samples_per_group"
-        assert given is not None, "one of them is given"
+        assert given is not None, "checked in __init__"
         if batch_size % given:
             raise UsageError(f"a batch of {batch_size} elements cannot be divided by {name}={given}")
         other = batch_size // given
@@ -160,7 +171,7 @@ class PromptGroupSampler(Sampler):
         return self._completed(chosen, count, "elements of a group")
 
     def _best(self, storage: Storage, rows: Numbers, count: int) -> Numbers:
-        """Choose the best of rows that are in random order, which decides between equal ones."""
+        """Choose the best of some rows. They are in random order, which breaks ties."""
         if self.strategy == "recency":
             return rows[np.argsort(self._recency[rows])[-count:]]
         rewards = self._rewards(storage, rows)
@@ -180,14 +191,14 @@ class PromptGroupSampler(Sampler):
             else found
         )
         if not isinstance(values, torch.Tensor) or values.numel() != len(rows):
-            raise SchemaError(f"{name!r} is not one number for each element: the strategy is {self.strategy!r}")
+            raise SchemaError(f"{name!r} is not one number for each element, as the strategy {self.strategy!r} needs")
         rewards = values.reshape(-1).to(torch.float64).numpy(force=True)
         if np.isnan(rewards).any():
             raise SchemaError(f"{name!r} of row {rows[np.isnan(rewards).argmax()]} is NaN")
         return rewards
 
     def _completed(self, chosen: Numbers, count: int, what: str) -> Numbers:
-        """Add elements drawn from those chosen once more, where there are fewer than `count`."""
+        """If there are fewer than `count`, draw the missing ones again from those chosen."""
         missing = count - len(chosen)
         if not missing:
             return chosen
@@ -200,13 +211,13 @@ class PromptGroupSampler(Sampler):
     # Elements ----------------------------------------------------------------------------------------
 
     def _group(self, storage: Storage) -> None:
-        """Group the elements that were written or changed since the last call."""
+        """Group the elements written or changed since the last call."""
         if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
             raise GroupTypeError(
-                f"elements of a {type(storage).__name__} cannot be grouped", hint="take a LazyStackStorage"
+                f"elements of a {type(storage).__name__} cannot be grouped", hint="use a LazyStackStorage"
             )
         if storage.ndim > 1:
-            raise GroupDimensionsError(f"a storage of one dimension is grouped, this one has {storage.ndim}")
+            raise GroupDimensionsError(f"only a storage of one dimension can be grouped, this one has {storage.ndim}")
         if self._storage is None:
             self._storage = weakref.ref(storage)
         self._follow(storage)
@@ -222,12 +233,12 @@ class PromptGroupSampler(Sampler):
             changed = np.concatenate(self._pending)
         else:
             return
-        with collector_paused():  # it visits all groups again and again while they are made
+        with collector_paused():  # the garbage collector would visit all groups repeatedly while they are made
             self._groups.place(changed, ids_at(storage, self._key, changed))
         self._order, self._pending = self._order[:0], []
 
     def _follow(self, storage: Storage) -> None:
-        """Note which rows were written or changed since the last call, and in which order."""
+        """Record which rows were written or changed since the last call, in their order."""
         now, seen, rows, capacity = storage.log.now, self._seen, len(storage), storage.capacity_rows
         if now == seen:
             return
@@ -247,12 +258,12 @@ class PromptGroupSampler(Sampler):
         self._seen = now
 
     def _may_move(self, keys: tuple[Key, ...] | None) -> bool:
-        """Whether a change of these entries, None for all, may change the groups."""
+        """Whether a change of these entries (None: all) may move rows to other groups."""
         mine = self._key
         return keys is None or any(key[: len(mine)] == mine[: len(key)] for key in keys)
 
     def _note(self, written: Numbers, rows: int) -> None:
-        """Note rows as written, in this order."""
+        """Record rows as written, in this order."""
         written = written[written < rows]
         if rows > len(self._recency):
             self._recency = np.concatenate([self._recency, np.zeros(rows - len(self._recency), np.int64)])
@@ -268,7 +279,7 @@ class PromptGroupSampler(Sampler):
         self._storage = weakref.ref(storage)
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
-        """Note changed elements as the newest ones."""
+        """Record changed elements as the newest ones."""
         storage = self._storage() if storage is None and self._storage is not None else storage
         if storage is None or storage.ndim > 1:
             return
@@ -284,7 +295,9 @@ class PromptGroupSampler(Sampler):
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `position_recency`, int64 `[rows]`, `recency_clock`, and `_order`, int64 `[rows]`: of the groups."""
+        """Return `position_recency`, int64 `[rows]`, `recency_clock`, and `_order`, the rows group by group, int64
+        `[rows]`.
+        """
         storage = None if self._storage is None else self._storage()
         if storage is not None and storage.has_rows and storage.ndim == 1:
             self._follow(storage)
@@ -297,17 +310,17 @@ class PromptGroupSampler(Sampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL; SchemaError for that of another sampler."""
+        """Load a state of this class or TorchRL's; SchemaError for another sampler's state."""
         strange = [str(name) for name in state if name not in {"position_recency", "recency_clock", "_order"}]
         if strange:
-            raise SchemaError(f"{', '.join(strange)} is in the state, which is not that of a {type(self).__name__}")
+            raise SchemaError(f"the state has {', '.join(strange)}, and does not belong to a {type(self).__name__}")
         recency, order = (_vector(name, state.get(name)) for name in ("position_recency", "_order"))
         if len(np.unique(order)) != len(order) or (order < 0).any():
-            raise SchemaError("_order names rows repeatedly in the state, or such that cannot be")
+            raise SchemaError("_order in the state has rows that are repeated or do not exist")
         self._recency, self._clock = recency, max(int(state.get("recency_clock", 0)), int(recency.max(initial=0)))
         self._forget_groups(order)
         storage = None if self._storage is None else self._storage()
-        self._seen = None if storage is None or not len(recency) else storage.log.now  # what is written later is newer
+        self._seen = None if storage is None or not len(recency) else storage.log.now  # only later writes are newer
 
     def __getstate__(self) -> dict[str, Any]:
         apart = {"_storage": None, "_seen": None, "_groups": GroupedRows(), "_pending": None}
@@ -331,7 +344,7 @@ def _checked(name: str, number: Any) -> int | None:
 
 
 def _numbers(rows: slice | torch.Tensor, length: int) -> Numbers:
-    """Return rows that a slice or a tensor names."""
+    """Return the rows that a slice or a tensor selects."""
     return np.arange(length)[rows] if isinstance(rows, slice) else rows.numpy(force=True).reshape(-1)
 
 
@@ -340,7 +353,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 
 def _vector(name: str, given: Any) -> Numbers:
-    """Return a vector of a state; SchemaError for anything else."""
+    """Return a vector of a state; SchemaError if it is something else."""
     if given is None:
         return np.zeros(0, np.int64)
     if not isinstance(given, torch.Tensor) or given.dtype != torch.int64 or given.dim() != 1:
@@ -349,11 +362,12 @@ def _vector(name: str, given: Any) -> Numbers:
 
 
 def _most_varied(rewards: NDArray[np.float64], count: int) -> int:
-    """Return how many of the lowest of ordered rewards are among the `count` with the highest variance.
+    """Choose `count` of some sorted rewards with the highest variance; return how many of the lowest are among them.
 
-    The variance is convex in each reward, so that all others are the highest ones.
+    The variance is convex in each reward, so the best choice takes some of the lowest and otherwise the highest
+    rewards.
     """
-    rewards = rewards - rewards.mean()  # so that squares lose little
+    rewards = rewards - rewards.mean()  # so that squares lose little precision
     low, high = rewards[:count], rewards[len(rewards) - count :]
 
     def sums(power: int) -> NDArray[np.float64]:
@@ -365,15 +379,15 @@ def _most_varied(rewards: NDArray[np.float64], count: int) -> int:
 
 
 class GroupedRows:
-    """Groups of rows, numbered from 0: `len()` counts groups.
+    """Groups of rows, numbered from 0; `len()` is the number of groups.
 
-    Adding, moving and taking out a row takes constant time. The order of groups and of their rows depends on what was
-    done; rows placed once more in the order of `in_order()` have the same one.
+    Adding, moving and removing a row takes constant time. The order of groups and of their rows depends on the history;
+    placing all rows again in the order of `in_order()` reproduces it.
     """
 
     def __init__(self) -> None:
-        self._id_of: list[Hashable] = []  # of each row
-        self._place: list[int] = []  # of each row in its group
+        self._id_of: list[Hashable] = []  # row → id of its group
+        self._place: list[int] = []  # row → position in its group
         self._members: list[list[int]] = []
         self._ids: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}
@@ -387,7 +401,7 @@ class GroupedRows:
         return len(self._id_of)
 
     def members(self, group: int) -> Sequence[int]:
-        """Return the rows of a group, not to be edited."""
+        """Return the rows of a group; do not edit them."""
         return self._members[group]
 
     def in_order(self) -> Numbers:
@@ -395,7 +409,7 @@ class GroupedRows:
         return np.fromiter(chain.from_iterable(self._members), np.int64, self.rows)
 
     def place(self, rows: Numbers, ids: Sequence[Hashable]) -> None:
-        """Put rows, int64 `[n]`, into the groups with these ids; new rows come with all rows before them."""
+        """Put rows, int64 `[n]`, into the groups with these ids. Rows are added without gaps."""
         if not self.rows and (np.bincount(rows) == 1).all():
             self._place_all(rows, ids)
             return
@@ -418,7 +432,7 @@ class GroupedRows:
             members.append(row)
 
     def _place_all(self, rows: Numbers, ids: Sequence[Hashable]) -> None:
-        """Do what `place` does for all rows at first, each once: in a tenth of the time that it takes one by one."""
+        """Do for all rows at once what `place` does one by one, in a tenth of the time."""
         self._ids, numbers = _numbered(ids)
         self._numbers = {new: number for number, new in enumerate(self._ids)}
         order = np.argsort(numbers, kind="stable")
@@ -434,7 +448,7 @@ class GroupedRows:
         self._place = place.tolist()
 
     def _take_out(self, row: int, old: Hashable) -> None:
-        """Take a row out of its group, and the group out of the list if it was the last one."""
+        """Remove a row from its group, and the group if it becomes empty."""
         number = self._numbers[old]
         members, place = self._members[number], self._place[row]
         last = members.pop()
@@ -452,8 +466,8 @@ _NOWHERE = object()
 
 
 def _numbered(ids: Sequence[Hashable]) -> tuple[list[Hashable], Numbers]:
-    """Return the different ids in the order in which they come first, and of each id its number among these."""
-    if set(map(type, ids)) in ({int}, {float}):  # to sort numbers is faster than to look them up
+    """Return the distinct ids in the order of their first occurrence, and for each id its number among these."""
+    if set(map(type, ids)) in ({int}, {float}):  # sorting numbers is faster than looking them up
         values = np.asarray(ids)
         if values.dtype.kind in "iuf":
             _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
@@ -466,9 +480,10 @@ def _numbered(ids: Sequence[Hashable]) -> tuple[list[Hashable], Numbers]:
 
 
 def values_at(storage: Storage, key: Key, rows: Numbers) -> torch.Tensor | list[Any]:
-    """Return an entry of rows: a tensor `[n, ...]`, or a list of values where the storage holds single elements.
+    """Return an entry of rows: a tensor `[n, ...]`, or a list of values if the storage holds single elements.
 
-    MissingKeyError (a KeyError) if some of the rows have no such entry.
+    Raises:
+        MissingKeyError: (a KeyError) some of the rows do not have the entry.
     """
     found: torch.Tensor | list[Any] | None = None
     if isinstance(storage, TensorStorage):
@@ -480,18 +495,18 @@ def values_at(storage: Storage, key: Key, rows: Numbers) -> torch.Tensor | list[
         if all(value is not None for value in values):
             found = [value if isinstance(value, torch.Tensor) else getattr(value, "data", value) for value in values]
     if found is None:
-        raise MissingKeyError(f"{'.'.join(key)!r} is not in the storage, or not in all of its elements")
+        raise MissingKeyError(f"{'.'.join(key)!r} is missing in the storage, or in some of its elements")
     return found
 
 
 def ids_at(storage: Storage, key: Key, rows: Numbers) -> list[Hashable]:
-    """Return the ids of rows: numbers, strings, or tuples of several numbers; SchemaError for NaN, and other types."""
+    """Return the ids of rows: numbers, strings, or tuples of numbers; SchemaError for NaN and other types."""
     found, name = values_at(storage, key, rows), ".".join(key)
     values = (
         [found] if isinstance(found, torch.Tensor) else [value for value in found if isinstance(value, torch.Tensor)]
     )
     if any(bool(value.isnan().any()) for value in values):
-        raise SchemaError(f"{name!r} is NaN somewhere: it belongs to no group")
+        raise SchemaError(f"{name!r} has NaN, which does not belong to any group")
     if isinstance(found, torch.Tensor):
         flat = found.reshape(len(found), -1)
         if flat.shape[1] < 2:

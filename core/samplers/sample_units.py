@@ -1,4 +1,4 @@
-"""Sample units: what a buffer reads for each element that its sampler draws."""
+"""Sample units: which rows a batch has for each element that the sampler draws."""
 
 from __future__ import annotations
 
@@ -33,37 +33,42 @@ EpisodeBoundary: TypeAlias = Literal["pad", "stop", "include_reset"]
 
 _DONE: Key = ("next", "done")
 ANCHOR, VALID = "anchor_index", "validity_mask"
-"""The entries of an info with the anchor of each row, and whether the row is a step of its own."""
+"""Entries of the info: the anchor of each row, and whether the row is a real step rather than a repeat."""
 
 
 class SampleUnitTypeError(UsageError, TypeError):
-    """A sample unit, or what it returns or is used with, is of the wrong type."""
+    """A sample unit, or something that it returns or is used with, has the wrong type."""
 
 
 class SampleUnit(ABC):
-    """Expands each element that a sampler draws, an anchor, to the rows that a batch has of it.
+    """Expands each element that a sampler draws, an anchor, to several rows of the batch.
 
-    `sample_unit` of a buffer takes one. Buffers call `expand` under the lock that excludes writers, and read the rows
-    under the same one.
+    A buffer takes one as `sample_unit`. It calls `expand` under the lock that excludes writers, and reads the rows
+    under the same lock.
     """
 
     needs_order: ClassVar[bool] = False
-    """Whether adjacent rows of the storage have to be consecutive steps."""
+    """Whether it relies on adjacent rows being consecutive steps."""
 
     @abstractmethod
     def expand(self, index: Index, info: Mapping[Any, Any], storage: Storage) -> tuple[Index, dict[Any, Any]]:
-        """Return the index of the rows of all anchors, one anchor after the other, and their info.
+        """Expand anchors.
 
-        `index` is int64 `[anchors]`, or a tuple of one such tensor a dimension of the storage; so is the result, with
-        `[rows]`. Entries of `info` are `[anchors, ...]`, those of the result `[rows, ...]`.
+        Args:
+            index: the anchors, int64 `[anchors]`, or a tuple with one such tensor for each dimension of the storage.
+            info: the sampler's info; entries are `[anchors, ...]`.
+            storage: the storage.
+
+        Returns:
+            Index and info of the rows, one anchor after another, in the same form: `[rows]` and `[rows, ...]`.
         """
 
 
 class Transition(SampleUnit):
-    """Keeps what a sampler draws: each anchor is one row."""
+    """Leaves what a sampler draws as it is: each anchor is one row."""
 
     def expand(self, index: Index, info: Mapping[Any, Any], storage: Storage) -> tuple[Index, dict[Any, Any]]:
-        """Return index and info as they are."""
+        """Return index and info unchanged."""
         return index, dict(info)
 
     def __repr__(self) -> str:
@@ -72,7 +77,7 @@ class Transition(SampleUnit):
 
 @dataclass(frozen=True)
 class _Unbroken(BoundarySource):
-    """No step ends a trajectory: only the newest row of a ring does."""
+    """Boundaries for which no step ends a trajectory, except the newest row of a ring."""
 
     def ends(self, storage: Storage, rows: NDArray[np.int64] | slice) -> Ends:
         count = len(rows) if isinstance(rows, np.ndarray) else len(range(*rows.indices(storage.shape[0])))
@@ -80,7 +85,7 @@ class _Unbroken(BoundarySource):
 
 
 class _Window(NamedTuple):
-    """The storage rows of windows, int64 `[anchors, rows]`, and which of them are steps of their own, not repeats."""
+    """The rows of windows, int64 `[anchors, rows]`, and which of them are real steps rather than repeats."""
 
     rows: Numbers
     valid: NDArray[np.bool_]
@@ -89,31 +94,40 @@ class _Window(NamedTuple):
 class Sequence(SampleUnit):
     """Expands each anchor to a window of steps of its episode: `burn_in + length + bootstrap` rows.
 
-    The first of the `length` steps is the anchor; `burn_in` steps come before it, `bootstrap` steps behind. Steps are
-    `dilation` rows apart. A batch of `B` anchors is flat, `[B * width]`, one window behind the other. Where the episode
-    does not have the steps of a window, `episode_boundary` chooses:
+        steps         … s-2  s-1 │  s   s+1  s+2 │ s+3 …        anchor s, burn_in=2, length=3, bootstrap=1
+                        burn-in  │    length     │ bootstrap
 
-    - `"pad"`: the last step is repeated.
-    - `"stop"`: the window starts earlier, so that it ends with the episode. Where that is too short, it is padded.
-    - `"include_reset"`: the window continues in the next episode of the lane.
+    The anchor is the first of the `length` steps. A batch of B anchors is flat, `[B * width]`, one window after
+    another. Burn-in that begins before the episode repeats its first step. No window crosses the newest row of a ring
+    or changes lanes; dimension 0 of a storage of several dimensions is time. The sampler's info is repeated for each
+    row of a window (of a slice sampler's info, only the weights). Added are:
 
-    Burn-in that starts before the episode repeats its first step. An episode ends at `done_key`, or a flag `terminated`
-    or `truncated` next to it, where trajectory ids change, and where an episode of a dataset does; with
-    `done_key=None` all steps are one episode. No window crosses the newest row of a ring, or changes lanes: of a
-    storage of several dimensions, dimension 0 is time.
+    - `anchor_index`: the anchor, int64 `[B * width]`, or `[B * width, ndim]` for a storage of several dimensions;
+    - `sequence_id`, `step_in_sequence`: the number of the window in the batch, and of the row in its window, int64;
+    - `learning_mask`: whether a row is one of the `length` steps, neither burn-in nor bootstrap, bool;
+    - `validity_mask`: whether a row is a real step, not a repeat, bool.
 
-    The info of the sampler is repeated for each row of a window; of a sampler of slices, only its weights. Added are:
+    Args:
+        length: how many steps are learned from.
+        episode_boundary: what happens if the episode ends within the window:
 
-    - `anchor_index`: the anchor, int64 `[B * width]`, or `[B * width, ndim]` for a storage of several dimensions.
-    - `sequence_id`: the number of the window in the batch; `step_in_sequence`: that of the row in its window. int64.
-    - `learning_mask`: whether a row is one of the `length` steps, neither burn-in nor bootstrap. bool.
-    - `validity_mask`: whether a row is a step of the window, not a repeat of another one. bool.
+            - `"pad"`: its last step is repeated.
+            - `"stop"`: the window starts earlier, so that it ends with the episode; if that is too short, it is padded.
+            - `"include_reset"`: the window continues in the next episode of the lane.
+        done_key: the flag that ends an episode, as do `terminated` and `truncated` next to it, changes of trajectory
+            ids, and the episodes of a dataset. None treats all steps as one episode.
+        burn_in: how many steps come before the anchor.
+        bootstrap: how many steps follow.
+        dilation: by how many rows the steps of a window are apart.
 
-    UsageError (a ValueError) for invalid arguments. When it is used: SampleUnitTypeError (a TypeError) for a storage
-    that holds no tensordicts, unless `done_key` is None; MissingKeyError (a KeyError) for an entry that is not stored;
-    SchemaError (a RuntimeError) for an empty storage; IndexError for anchors that do not exist. Names are those of
-    TorchRL; burn-in is that of Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning",
-    2019.
+    Raises:
+        UsageError: (a ValueError) an argument is invalid.
+        SampleUnitTypeError: (a TypeError) when used: the storage does not hold tensordicts, and `done_key` is not None.
+        MissingKeyError: (a KeyError) when used: an entry is not stored.
+        SchemaError: (a RuntimeError) when used: the storage is empty.
+        IndexError: when used: an anchor does not exist.
+
+    Kapturowski et al., "Recurrent experience replay in distributed reinforcement learning", 2019; names are TorchRL's.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -194,7 +208,7 @@ class Sequence(SampleUnit):
         return _Window(np.clip(wanted, first, last) % table.capacity, (wanted >= first) & (wanted <= last))
 
     def _boundaries(self, storage: Storage) -> BoundarySource:
-        """Return where the windows in a storage end."""
+        """Return where the windows in a storage have to end."""
         key = self.done_key
         if (
             key is not None
@@ -203,29 +217,37 @@ class Sequence(SampleUnit):
         ):
             raise SampleUnitTypeError(
                 f"a Sequence needs tensordicts with {'.'.join(key)!r}, the storage holds a {type(found).__name__}",
-                hint="done_key=None takes all elements for one episode",
+                hint="done_key=None treats all elements as one episode",
             )
         if key is None or self.episode_boundary == "include_reset":
             return _Unbroken()
         named = key != _DONE
         if named and not has_entry(storage, key):
-            raise MissingKeyError(f"{'.'.join(key)!r} is not in the storage: the ends of episodes are unknown")
+            raise MissingKeyError(f"{'.'.join(key)!r} is not in the storage, so the ends of episodes are unknown")
         source = StrictBoundaries(key, any_flag=True).source(storage)
         if named and isinstance(source, EpisodeBoundaries):
             return JointBoundaries((source, FlagBoundaries((key,))))
         return source
 
     def by_anchor(self, info: Any, priority: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reduce the priorities of the rows of a batch, `[rows]`, to the highest of each anchor, `[n]`.
+        """Reduce the priorities of a batch's rows to the highest for each anchor; repeated steps are left out.
 
-        `info` is the info of the batch, or the batch itself. Returns the anchors, each once, int64 `[n]` or
-        `[n, ndim]`, and their priorities, as `update_priority` takes them. Repeats of steps are left out.
-        MissingKeyError (a KeyError) for a batch without these marks, SchemaError (a RuntimeError) for another number of
-        priorities.
+        Args:
+            info: the info of the batch, or the batch itself.
+            priority: one priority for each row, `[rows]`.
+
+        Returns:
+            The distinct anchors, int64 `[n]` or `[n, ndim]`, and their priorities, as `update_priority` takes them.
+
+        Raises:
+            MissingKeyError: (a KeyError) the batch does not come from a sequence.
+            SchemaError: (a RuntimeError) the number of priorities does not match.
         """
         anchor, valid = info.get(ANCHOR, None), info.get(VALID, None)
         if anchor is None or valid is None:
-            raise MissingKeyError(f'the batch has no "{ANCHOR if anchor is None else VALID}", which sequences have')
+            raise MissingKeyError(
+                f'the batch has no "{ANCHOR if anchor is None else VALID}": it was not sampled with a Sequence'
+            )
         valid, priority = valid.reshape(-1), priority.detach().reshape(-1)
         if len(priority) != len(valid):
             raise SchemaError(f"there are {len(priority)} priorities, expected {len(valid)}: one for each row")
@@ -257,7 +279,7 @@ def _require_number(name: str, number: Any, least: int) -> None:
 
 
 def _require_elements(anchors: list[Numbers], storage: Storage) -> None:
-    """Raise IndexError for anchors that are no elements of a storage, SchemaError for an empty one."""
+    """Raise IndexError for anchors that do not exist, SchemaError for an empty storage."""
     if not storage.has_rows:
         raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
     shape = tuple(storage.shape)
@@ -266,7 +288,9 @@ def _require_elements(anchors: list[Numbers], storage: Storage) -> None:
     for part, size in zip(anchors, shape, strict=True):
         wrong = part[(part < 0) | (part >= size)]
         if len(wrong):
-            raise IndexError(f"{wrong[0]} was drawn, the storage has {size:,} elements along this dimension")
+            raise IndexError(
+                f"element {wrong[0]} was drawn, but the storage has {size:,} elements along this dimension"
+            )
 
 
 def _repeated(value: Any, lead: torch.Size, times: int) -> Any:

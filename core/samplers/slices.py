@@ -1,7 +1,8 @@
-"""Sampling slices, consecutive steps of trajectories: with replacement, and in epochs of one slice a trajectory.
+"""Sampling slices, consecutive steps of one trajectory: with replacement, and in epochs of one slice a trajectory.
 
-`SliceSampler` draws slices, `SliceMarks` makes their info; `SliceSamplerWithoutReplacement` keeps the rest of an epoch
-in a `TrajectoryEpoch`, which follows the trajectories while a ring overwrites and adds some.
+`SliceSampler` draws slices, `SliceMarks` makes their info. `SliceSamplerWithoutReplacement` keeps what is left of an
+epoch in a `TrajectoryEpoch`, which follows the trajectories while a ring overwrites old and adds new ones. Which starts
+of a slice are legal is defined by `SliceRule` in `core/kernels/slices.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Weight: TypeAlias = Literal["episode", "step"]
 
 
 class WholeSlices(NamedTuple):
-    """What decides on slices that are never cut nor padded: their rule, and the arguments of `SliceSampler`."""
+    """The arguments that matter for slices that are never cut or padded, and their rule."""
 
     rule: SliceRule
     weight: Weight
@@ -46,10 +47,11 @@ class WholeSlices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SliceMeasure:
-    """How many slices a batch has, or how long they are, and what becomes of trajectories that are shorter.
+    """How many slices a batch has and how long they are, and what happens to shorter trajectories.
 
-    ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given; UsageError (a
-    ValueError) for numbers below 1, and for `pad_output` with `strict_length`.
+    Raises:
+        ConflictingArgumentsError: (a TypeError) not exactly one of `num_slices` and `slice_len` is given.
+        UsageError: (a ValueError) a number is below 1, or `pad_output` is combined with `strict_length`.
     """
 
     num_slices: int | None
@@ -65,12 +67,12 @@ class SliceMeasure:
         _check_count("num_slices", self.num_slices)
         _check_count("slice_len", self.slice_len)
         if self.pad_output and self.strict_length:
-            raise UsageError("pad_output is True, expected False with strict_length=True, which leaves nothing to pad")
+            raise UsageError("pad_output=True has no use with strict_length=True, which leaves nothing to pad")
 
     def of(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
+        """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
         name, known = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
-        assert known is not None  # one of them is
+        assert known is not None  # checked in __post_init__
         other, rest = divmod(batch_size, known)
         if rest:
             raise SchemaError(f"the batch size {batch_size} is not divisible by {name}={known}")
@@ -78,35 +80,43 @@ class SliceMeasure:
 
 
 class SliceSampler(Sampler):
-    """Draws slices: consecutive steps of one trajectory, each with the same number of steps, one after the other.
+    """Draws slices: consecutive steps of one trajectory. A batch consists of equally long slices, one after another.
 
-    - `num_slices`, `slice_len`: one of them; the other follows from the batch size, which has to be a multiple.
-    - `traj_key`: the entry with the ids of trajectories. `end_key`, `end_keys`: flags that end them; missing ones are
-      skipped. If all given entries are missing, the other kind is used, with a UserWarning. By default it is
-      `("collector", "traj_ids")`, else `"episode"`, else the flag `("next", "done")`. Datasets use their episode table.
-    - `ends`, `trajectories`: the same as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
-      change them.
-    - `truncated_key`: unless None, the info marks the last step of each slice as truncated, and has entries next to it
-      for whether steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`.
-    - `strict_length`: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
-      batch has fewer steps; with `pad_output` their last step is repeated, and `("collector", "mask")`, bool
-      `[batch]`, marks the real steps.
-    - `span`: by how many steps slices may extend beyond the start and end of their trajectories, and are cut there. A
-      number, True for all but one step, or a pair of these for the start and the end.
-    - `weight`: whether all trajectories (`episode`), as in TorchRL, or all possible starts (`step`) are equally likely.
-      `anchor`: whether slices are taken anywhere, at the `start` or at the `end` of their trajectories.
-    - `batched`: whether the index, and so the batch, is `[num_slices, slice_len]`, always with the mask.
-    - `cache_values`, `compile`, `use_gpu` are accepted for compatibility with TorchRL, and have no effect: trajectory
-      bounds are always kept up to date.
+    No slice crosses the end of a trajectory, or the newest row of a ring. The index is a tuple with one tensor for each
+    dimension of the storage, also for one dimension. If the data has an entry `"is_init"`, so has the info; it is set
+    at the first step of every slice.
 
-    No slice crosses the end of a trajectory, nor the newest row of a ring. The index is a tuple of one tensor a
-    dimension of the storage, also for one dimension. If the data has an entry `"is_init"`, the info has it too, set at
-    the first step of every slice.
+    Args:
+        num_slices: how many slices a batch has; their length follows from the batch size, which must be a multiple.
+        slice_len: how many steps a slice has, instead of `num_slices`.
+        end_key, end_keys: flags that end trajectories; flags that are not stored are skipped.
+        traj_key: the entry with the ids of trajectories. If none of the given entries is stored, the other kind (ids or
+            flags) is used, with a UserWarning. By default ids `("collector", "traj_ids")` or `"episode"` are used, else
+            the flag `("next", "done")`; a dataset uses its episode table.
+        ends, trajectories: flags or ids as a tensor of a full storage's shape, with `cache_values=True`. Writes do not
+            change them.
+        truncated_key: unless None, the info marks the last step of each slice as truncated, and next to it says which
+            steps are done (as stored, or truncated here) and terminated (as stored); bool `[batch, 1]`.
+        strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
+            batch has fewer steps.
+        pad_output: whether to pad short slices by repeating their last step; `("collector", "mask")`, bool `[batch]`,
+            then marks the real steps.
+        span: by how many steps slices may extend beyond the start and end of their trajectories, where they are cut: a
+            number, True for all but one step, or a pair of these for start and end.
+        weight: `"episode"`, as in TorchRL: all trajectories are equally likely; `"step"`: all possible starts are.
+        anchor: whether slices come from `"any"` place in their trajectories, from the `"start"` or from the `"end"`.
+        batched: whether index and batch have the shape `[num_slices, slice_len]`, always with the mask.
+        cache_values, compile, use_gpu: accepted for compatibility with TorchRL, without effect: trajectory bounds are
+            always up to date.
 
-    SchemaError (a RuntimeError) for an empty storage, a batch size that is no multiple, trajectories that are all too
-    short and a boundary entry of another shape than the storage; MissingKeyError (a KeyError) if no boundary entry is
-    found; ConflictingArgumentsError (a TypeError) unless one of `num_slices` and `slice_len` is given; UsageError (a
-    ValueError) for other invalid arguments. Names are those of TorchRL.
+    Raises:
+        ConflictingArgumentsError: (a TypeError) not exactly one of `num_slices` and `slice_len` is given.
+        UsageError: (a ValueError) another argument is invalid.
+        SchemaError: (a RuntimeError) from `sample`: the storage is empty, the batch size is not a multiple, all
+            trajectories are too short, or a boundary entry does not have the storage's shape.
+        MissingKeyError: (a KeyError) from `sample`: no boundary entry is stored.
+
+    Names are TorchRL's.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -143,7 +153,9 @@ class SliceSampler(Sampler):
         require_flags(strict_length=strict_length, pad_output=pad_output, cache_values=cache_values, batched=batched)
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
         if weight not in get_args(Weight) or anchor not in get_args(Anchor):
-            raise UsageError(f"weight is {weight!r} and anchor {anchor!r}, expected episode or step, any, start or end")
+            raise UsageError(
+                f"weight is {weight!r} and anchor is {anchor!r}, expected episode or step, and any, start or end"
+            )
         self.num_slices = num_slices
         self.slice_len = slice_len
         self.span = _checked_span(span)
@@ -169,7 +181,7 @@ class SliceSampler(Sampler):
 
     @staticmethod
     def without_replacement(*arguments: Any, **options: Any) -> Sampler:
-        """Make a `SliceSamplerWithoutReplacement`: what `SliceSampler(replacement=False, ...)` is."""
+        """Make a `SliceSamplerWithoutReplacement`; `SliceSampler(replacement=False, ...)` calls it."""
         return SliceSamplerWithoutReplacement(*arguments, **options)
 
     # Sampling ----------------------------------------------------------------------------------------
@@ -196,33 +208,35 @@ class SliceSampler(Sampler):
         return self._assemble(storage, table, lane, start, taken, slice_len)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise SchemaError for a batch size that is no multiple, UsageError for a `span` of a whole slice or more."""
+        """Raise SchemaError if the batch size is not a multiple, UsageError if `span` is a whole slice or more."""
         self._overhangs(self._measure(batch_size)[1])
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw slices and read their rows, which also gives the flags of the info."""
+        """Draw slices and read their rows, which also provide the flags of the info."""
         with self._marks.reading() as marks:
             return *self.draw(storage, batch_size), marks.rows
 
     def _measure(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices and their length; SchemaError for a batch size that is no multiple."""
+        """Return the number of slices and their length; SchemaError if the batch size is not a multiple."""
         return self.measure.of(batch_size)
 
     def trajectories(self, storage: Storage) -> TrajectoryTable:
-        """Return the trajectory table of a storage, up to date; SchemaError for an empty one."""
+        """Return the trajectory table of a storage, up to date; SchemaError if the storage is empty."""
         return self._tables.table(storage)
 
     def _refuse_short(self, table: TrajectoryTable, slice_len: int) -> NoReturn:
         lengths = table.runs()[2]
         raise SchemaError(
-            f"no trajectory is long enough for slices of {slice_len:,} steps: the {len(lengths):,} that there are have "
-            f"{lengths.min():,} to {lengths.max():,}",
-            hint="ask for shorter slices, or take strict_length=False",
+            f"no trajectory is long enough for slices of {slice_len:,} steps: the {len(lengths):,} stored have "
+            f"{lengths.min():,} to {lengths.max():,} steps",
+            hint="ask for shorter slices, or use strict_length=False",
         )
 
     @property
     def whole_slices(self) -> WholeSlices | None:
-        """What samplers that draw together have in common; None if slices may be cut, padded or of any length."""
+        """The arguments by which ensembles may draw from several samplers at once; None if slices may be cut
+        or padded.
+        """
         length = self.measure.slice_len
         if length is None or self.batched or not (rule := self._rule(length)).is_plain:
             return None
@@ -231,16 +245,16 @@ class SliceSampler(Sampler):
     # Places ------------------------------------------------------------------------------------------
 
     def _overhangs(self, slice_len: int) -> tuple[int, int]:
-        """Return by how many steps slices may extend beyond start and end; UsageError for a whole slice or more."""
+        """Return by how many steps slices may extend beyond start and end; UsageError if by a whole slice or more."""
         found = []
         for span in self.span:
             if span is not True and span >= slice_len:
-                raise UsageError(f"span is {int(span)}, expected below {slice_len}, the steps of a slice")
+                raise UsageError(f"span is {int(span)}, expected less than {slice_len}, the length of a slice")
             found.append(slice_len - 1 if span is True else int(span))
         return found[0], found[1]
 
     def _rule(self, slice_len: int) -> SliceRule:
-        asked = slice_len, self.strict_length, self.span, self.anchor  # the arguments may be assigned between draws
+        asked = slice_len, self.strict_length, self.span, self.anchor  # users may assign the arguments between draws
         if self._last_rule is None or self._last_rule[0] != asked:
             left, right = self._overhangs(slice_len)
             self._last_rule = asked, SliceRule(slice_len, self.strict_length, left, right, self.anchor)
@@ -254,9 +268,17 @@ class SliceSampler(Sampler):
         chances: NDArray[np.float64] | None = None,
         place: Numbers | None = None,
     ) -> tuple[Numbers, Numbers | None]:
-        """Choose a slice of each of these trajectories; return their first steps and lengths, None if all are whole.
+        """Choose a slice in each of these trajectories.
 
-        `place` numbers the starts; by default they are chosen by `chances` in [0, 1), or drawn.
+        Args:
+            first: first steps of the trajectories.
+            length: their lengths.
+            slice_len: the length of a slice.
+            chances: random numbers in [0, 1) that choose the starts; drawn if None.
+            place: the numbers of the starts, if they are chosen already.
+
+        Returns:
+            First steps and lengths of the slices; None for the lengths if all slices are whole.
         """
         rule = self._rule(slice_len)
         if place is None:
@@ -274,7 +296,7 @@ class SliceSampler(Sampler):
         taken: Numbers | None,
         slice_len: int,
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return the index and info of slices that start at `start`, of `taken` steps, or whole ones for None."""
+        """Return index and info of slices that start at `start` and have `taken` steps (None: all are whole)."""
         whole = taken is None or bool((taken == slice_len).all())
         ends = self._whole(len(start), slice_len)
         rows = start[:, None] + ends.place
@@ -296,7 +318,7 @@ class SliceSampler(Sampler):
     def _indexed(
         self, storage: Storage, parts: Sequence[Numbers], ends: SliceEnds
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return the index of these rows, and elements of further dimensions, and the info of their slices."""
+        """Return the index of these rows, with all elements of further dimensions, and the info of their slices."""
         index = tuple(map(torch.from_numpy, parts))
         info = self._marks.of(storage, index, ends)
         if self.batched or self.pad_output:
@@ -304,7 +326,7 @@ class SliceSampler(Sampler):
         return index, info
 
     def _whole(self, count: int, slice_len: int) -> SliceEnds:
-        """Return the marks of whole slices, kept for batches of the same size."""
+        """Return the marks of whole slices; they are cached by batch size."""
         known = self._last_ends
         if known is None or known.place.shape[0] != slice_len or known.real.numel() != count * slice_len:
             known = SliceEnds.of(np.full(count, slice_len), slice_len, flat=not self.batched)
@@ -341,14 +363,14 @@ def _checked_gpu(use_gpu: Any) -> bool | torch.device:
 def _checked_span(span: Any) -> tuple[bool | int, bool | int]:
     pair = tuple(span) if isinstance(span, list | tuple) else (span, span)
     if len(pair) != 2 or not all(isinstance(part, int) and part >= 0 for part in pair):
-        raise UsageError(f"span is {span!r}, expected a bool, a number of steps or a pair of these")
+        raise UsageError(f"span is {span!r}, expected a bool, a number of steps, or a pair of these")
     return pair
 
 
 class SliceEnds(NamedTuple):
     """Which steps of slices are first, last and real (not padding): bool `[slices, steps]`, or flattened.
 
-    `last` has a trailing dimension of size one, like the flags of TED. `place` numbers the steps of one slice.
+    `last` has a trailing dimension of size 1, like the flags of TED. `place` numbers the steps of one slice.
     """
 
     first: torch.Tensor
@@ -358,7 +380,7 @@ class SliceEnds(NamedTuple):
 
     @classmethod
     def of(cls, taken: Numbers, slice_len: int, *, flat: bool) -> SliceEnds:
-        """Mark slices of `slice_len` steps, of which `taken` are real; `flat` flattens the result."""
+        """Mark slices of `slice_len` steps, the first `taken` of which are real; `flat` flattens the result."""
         place = np.arange(slice_len)
         shape = (len(taken) * slice_len,) if flat else (len(taken), slice_len)
         first = np.broadcast_to(place == 0, (len(taken), slice_len)).reshape(shape)
@@ -368,7 +390,7 @@ class SliceEnds(NamedTuple):
 
     @classmethod
     def whole(cls, size: torch.Size, slice_len: int) -> SliceEnds:
-        """Mark whole slices, one after the other, in a batch of this size."""
+        """Mark whole slices, one after another, in a batch of this size."""
         ends = cls.of(np.full(size.numel() // slice_len, slice_len), slice_len, flat=True)
         return cls(ends.first.view(size), ends.last.view(*size, 1), ends.real.view(size), ends.place)
 
@@ -388,7 +410,7 @@ class SliceMarks:
         self._names = [key[0] if len(key) == 1 else key for key in flags]
         self._known: tuple[weakref.ref[Any], list[torch.Tensor | None]] | None = None
         self.keeps_rows = False
-        """Whether whole rows are read, and kept as `rows`, instead of single entries."""
+        """Whether to read whole rows, and keep them as `rows`, instead of single entries."""
         self.rows: Any = None
 
     @contextlib.contextmanager
@@ -401,11 +423,11 @@ class SliceMarks:
             self.keeps_rows, self.rows = False, None
 
     def of(self, storage: Storage, index: tuple[torch.Tensor, ...], ends: SliceEnds) -> dict[Any, torch.Tensor]:
-        """Return the flags of the steps at an index, with `ends` the marks of their slices."""
+        """Return the flags of the steps at an index; `ends` marks their slices."""
         return self._marked(self._stored(storage, index), ends)
 
     def of_rows(self, rows: Any, ends: SliceEnds) -> dict[Any, torch.Tensor]:
-        """Return the flags of steps that were read, a tensordict of the shape of the marks."""
+        """Return the flags of steps that were already read, a tensordict in the shape of the marks."""
         return self._marked(self._shown(rows, self._keys), ends)
 
     def _marked(self, found: Sequence[torch.Tensor | None], ends: SliceEnds) -> dict[Any, torch.Tensor]:
@@ -414,7 +436,7 @@ class SliceMarks:
             info["is_init"] = found[0] | _like(ends.first, found[0])
         if self._names:
             last = ends.last
-            done, terminated = (  # with a trailing dimension of size one, also if they are stored without it
+            done, terminated = (  # with a trailing dimension of size 1, even if they are stored without it
                 flags.unsqueeze(-1) if flags is not None and flags.dim() < last.dim() else flags for flags in found[1:]
             )
             info[self._names[0]] = last.clone()
@@ -423,7 +445,7 @@ class SliceMarks:
         return info
 
     def _stored(self, storage: Storage, index: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
-        """Read the flags of the steps at an index; None for those that are not stored."""
+        """Read the flags of the steps at an index; None for flags that are not stored."""
         if not isinstance(storage, TensorStorage):
             return self._shown(storage.get(index if len(index) > 1 else index[0]), self._keys)
         columns = storage.columns
@@ -436,7 +458,7 @@ class SliceMarks:
         return [None if leaf is None else _gathered(leaf, index) for leaf in leaves]
 
     def _shown(self, rows: Any, keys: Sequence[Key | None]) -> list[torch.Tensor | None]:
-        """Return the flags of rows, and keep the rows if `keeps_rows`."""
+        """Return the flags in rows, and keep the rows if `keeps_rows`."""
         if self.keeps_rows:
             self.rows = rows
         if isinstance(rows, list):
@@ -457,7 +479,7 @@ def _gathered(leaf: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 def _like(flags: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return flags of steps with as many dimensions as values of steps, on their device."""
+    """Return flags of steps with as many dimensions as values of steps, and on their device."""
     if flags.dim() < values.dim():
         flags = flags.view(*flags.shape, *(1,) * (values.dim() - flags.dim()))
     return flags if values.is_cpu else flags.to(values.device)
@@ -468,7 +490,9 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SavedEpoch:
-    """An epoch in the numbers of `Runs.by_place`: the rest in order, those not part of it yet, and their count."""
+    """An epoch in trajectory numbers of `Runs.by_place`: what is left in order, what is waiting, and the total
+    count.
+    """
 
     left: Numbers
     waiting: Numbers
@@ -477,7 +501,7 @@ class SavedEpoch:
 
 
 class _Seen(NamedTuple):
-    """The state of a table, and of the write log, at an update."""
+    """The state of the table and of the write log at an update."""
 
     version: int
     newest: int
@@ -486,18 +510,21 @@ class _Seen(NamedTuple):
     minimum: int
 
     def moved_by(self, now: _Seen) -> int | None:
-        """Return by how much step numbers have changed, as after a rebuild of the table; None for another ring."""
+        """Return by how much absolute step numbers have changed, as after a rebuild of the table; None for another
+        ring.
+        """
         added = now.written.rows - self.written.rows
         continues = (self.written.next_row + added) % self.capacity == now.written.next_row % self.capacity
         return now.newest - self.newest - added if now.capacity == self.capacity and continues else None
 
 
 class TrajectoryEpoch:
-    """The order of the trajectories that remain in an epoch.
+    """The order of the trajectories that are left in an epoch.
 
-    One that is being written is drawn once, however long it grows; one that starts, or grows long enough, during an
-    epoch is drawn in it; one without any row of the last update is removed. Every trajectory remains, is drawn, or
-    waits until it is long enough.
+    Each trajectory is in one of three states. It is *left*, until it is drawn. It is *drawn*, however much it grows
+    afterwards. Or it is *waiting*, because it is still too short; once it is long enough, it is inserted at a random
+    place among those left. New trajectories start as waiting, so that they are drawn in the running epoch. A trajectory
+    whose rows have all been overwritten is removed.
     """
 
     def __init__(self, shuffle: bool) -> None:
@@ -508,18 +535,18 @@ class TrajectoryEpoch:
         """Return to the state before the first epoch."""
         self.started = False
         self._runs = Runs(_NOTHING, _NOTHING, _NOTHING)
-        self._left: Numbers = _NOTHING  # never edited in place
+        self._left: Numbers = _NOTHING  # never edited in place: saved states refer to it
         self._waiting = np.empty(0, np.bool_)
         self._eligible = np.empty(0, np.bool_)
         self._seen: _Seen | None = None
         self._loaded: SavedEpoch | None = None
 
     def __len__(self) -> int:
-        """Return the number of remaining trajectories."""
+        """Return the number of trajectories left."""
         return len(self._left) if self._loaded is None else len(self._loaded.left)
 
     def begin(self, generator: torch.Generator | None) -> None:
-        """Start an epoch with all trajectories that are long enough."""
+        """Start an epoch of all trajectories that are long enough."""
         eligible = np.flatnonzero(self._eligible)
         self._left = eligible[permutation(len(eligible), generator)] if self.shuffle else eligible
         self._waiting = ~self._eligible
@@ -528,7 +555,7 @@ class TrajectoryEpoch:
     def catch_up(
         self, table: TrajectoryTable, written: Written, minimum: int, generator: torch.Generator | None
     ) -> None:
-        """Update to an up-to-date table; `minimum` is the least length of a trajectory that is drawn."""
+        """Update to a table that is up to date; `minimum` is the length below which trajectories wait."""
         now = _Seen(table.version, table.newest, table.capacity, written, minimum)
         if now == self._seen:
             return
@@ -544,7 +571,7 @@ class TrajectoryEpoch:
         if not self.started:
             return
         short = ~self._eligible[self._left]
-        if short.any():  # overwritten in part
+        if short.any():  # partly overwritten, they became too short
             self._waiting[self._left[short]] = True
             self._left = self._left[~short]
         late = np.flatnonzero(self._waiting & self._eligible)
@@ -556,9 +583,13 @@ class TrajectoryEpoch:
                 self._left = np.concatenate([self._left, late])
 
     def _only_ends_moved(self, table: TrajectoryTable, now: _Seen) -> bool:
-        """Update starts and ends, if the trajectories and the eligible ones among them are the same; else return False.
+        """Try the cheap update: if the trajectories, and which of them are eligible, did not change, update starts and
+        ends.
 
-        With this the cost of most writes does not depend on the number of trajectories.
+        With this, the cost of most writes does not depend on the number of trajectories.
+
+        Returns:
+            False if the update was not possible.
         """
         seen, runs, lanes = self._seen, self._runs, np.arange(table.lanes)
         if seen is None or seen.minimum != now.minimum or not len(runs) or table.changes(seen.version) is None:
@@ -576,9 +607,9 @@ class TrajectoryEpoch:
         return bool((self._eligible[ends] == long).all())
 
     def _follow(self, table: TrajectoryTable, now: _Seen) -> None:
-        """Find the remaining and the drawn trajectories among the present ones."""
+        """Find the trajectories left and drawn among the present ones."""
         runs, steps = Runs.of(table), self._seen.moved_by(now) if self._seen is not None else 0
-        if steps is None:  # not the ring of the last update
+        if steps is None:  # the ring is another one than at the last update
             self.started, self._runs = False, runs
             self._left, self._waiting = _NOTHING, np.ones(len(runs), np.bool_)
             return
@@ -590,13 +621,13 @@ class TrajectoryEpoch:
         waiting[found[drawn & (found >= 0)]] = False
         left = found[self._left]
         left = left[left >= 0]
-        left = left[waiting[left]]  # of merged trajectories, one was drawn
+        left = left[waiting[left]]  # if trajectories were merged and one of them was drawn, the result counts as drawn
         left = left[np.sort(np.unique(left, return_index=True)[1])]
         waiting[left] = False
         self._runs, self._left, self._waiting = runs, left, waiting
 
     def _resume(self, table: TrajectoryTable, saved: SavedEpoch) -> None:
-        """Continue a saved epoch, if the number of trajectories is the same."""
+        """Continue a saved epoch, if the number of trajectories is unchanged."""
         self._loaded, self._runs = None, Runs.of(table)
         self._left, self._waiting = _NOTHING, np.ones(len(self._runs), np.bool_)
         self.started = len(self._runs) == saved.count
@@ -607,15 +638,15 @@ class TrajectoryEpoch:
             self._waiting[waiting] = True
 
     def take(self, count: int) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of the next trajectories, and remove them from the epoch."""
+        """Remove the next trajectories from the epoch; return their lanes, first steps and lengths."""
         chosen, self._left = self._left[:count], self._left[count:]
         runs = self._runs
         return runs.lane[chosen], runs.first[chosen], runs.last[chosen] - runs.first[chosen] + 1
 
     @contextlib.contextmanager
     def whole_or_again(self) -> Iterator[None]:
-        """Return to the state of now if the block fails: what it took is taken again."""
-        before = self._left, self._waiting  # `begin` and `take` replace them
+        """If the block fails, restore the present state, so that the trajectories it took are drawn again."""
+        before = self._left, self._waiting  # `begin` and `take` replace these arrays, never edit them
         try:
             yield
         except BaseException:
@@ -624,19 +655,19 @@ class TrajectoryEpoch:
 
     @property
     def eligible(self) -> int:
-        """The number of trajectories of a whole epoch."""
+        """The number of trajectories in a whole epoch."""
         return int(self._eligible.sum())
 
     # State -----------------------------------------------------------------------------------------
 
     def saved(self, table: TrajectoryTable | None, written: Written | None) -> SavedEpoch | None:
-        """Return the epoch in numbers of the present rows; None before the first one."""
+        """Return the epoch in numbers of the present rows; None before the first epoch."""
         if self._loaded is not None or not self.started or table is None or written is None:
             return self._loaded
-        return copy.copy(self).followed(table, written)  # saving does not change the next draw
+        return copy.copy(self).followed(table, written)  # on a copy: saving must not change the next draw
 
     def followed(self, table: TrajectoryTable, written: Written) -> SavedEpoch | None:
-        """Update to a table, and return the epoch in its numbers."""
+        """Update to a table, and return the epoch in its trajectory numbers."""
         self._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
         if not self.started:
             return None
@@ -645,7 +676,7 @@ class TrajectoryEpoch:
         return SavedEpoch(place[self._left], np.sort(place[self._waiting]), len(place))
 
     def turn(self, row: int, rows: int) -> None:
-        """Rotate a loaded epoch of a ring of `rows` rows, of which `row` became row 0."""
+        """Rotate a loaded epoch, for a ring of `rows` rows in which `row` became row 0."""
         if self._loaded is not None:
             self._loaded = replace(self._loaded, turned=(row, rows))
 
@@ -656,22 +687,25 @@ class TrajectoryEpoch:
 
 
 class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
-    """Draws one slice of each trajectory in epochs, from anywhere in it or at its `anchor`.
+    """Draws one slice of each trajectory in every epoch.
 
-    With `strict_length=False` every trajectory is drawn once an epoch, a short one as a whole; with
-    `strict_length=True` every one of at least the slice length. Only the last batch of an epoch has fewer slices (in
-    TorchRL also those that meet short trajectories); `drop_last` leaves it out. `shuffle=False` draws in the order of
-    time.
+    Only the last batch of an epoch has fewer slices (in TorchRL also batches that meet short trajectories). A
+    trajectory that starts during an epoch is drawn in it, one that keeps growing is drawn once, and one that was
+    overwritten is not drawn. `ran_out` is True from the last batch of an epoch until the next batch.
 
-    A trajectory that starts during an epoch is drawn in it. One that is being written is drawn once, however long it
-    grows; one that was overwritten is not. `ran_out` is True from the last batch of an epoch to the next batch. The
-    other arguments and the output are those of `SliceSampler`.
-
-    SchemaError (a RuntimeError) if no trajectory is long enough; UsageError (a ValueError) with `drop_last` for more
-    slices than trajectories.
-
-    Checkpoints hold the order of the remaining trajectories, numbered as in TorchRL: lane by lane, in the order of the
+    Checkpoints hold the order of the trajectories that are left, numbered as in TorchRL: lane by lane, ordered by the
     rows of their last steps.
+
+    Args:
+        strict_length: whether only trajectories of at least the slice length take part; otherwise short ones are taken
+            whole.
+        drop_last: whether to drop an incomplete batch at the end of an epoch.
+        shuffle: whether trajectories come in random order; otherwise in the order of time.
+        **options: the other arguments of `SliceSampler`, whose output is the same.
+
+    Raises:
+        SchemaError: (a RuntimeError) from `sample`: no trajectory is long enough.
+        UsageError: (a ValueError) from `sample`: with `drop_last`, there are fewer trajectories than slices in a batch.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -740,11 +774,11 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         return self._epoch.shuffle
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw slices of the next trajectories of the epoch, or of the remaining ones."""
+        """Draw slices of the next trajectories of the epoch, or of those that are left."""
         count, slice_len = self._measure(batch_size)
         table, epoch = self.trajectories(storage), self._epoch
         if self._followed is not None and self._followed() is not storage:
-            epoch.forget()  # the trajectories of another storage
+            epoch.forget()  # its trajectories belong to another storage
         epoch.catch_up(table, storage.log.now, self._rule(slice_len).minimum, self.generator)
         self._followed = weakref.ref(storage)
         fewest = count if self.drop_last else 1
@@ -766,20 +800,20 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         if not found:
             self._refuse_short(table, slice_len)
         raise UsageError(
-            f"a batch is {count} slices, expected at most {found}, the number of trajectories, with drop_last=True",
-            hint="ask for fewer, or take drop_last=False",
+            f"a batch has {count} slices, expected at most {found}, the number of trajectories, with drop_last=True",
+            hint="ask for fewer slices, or use drop_last=False",
         )
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of as many slices as in the last one are left of the epoch."""
+        """How many batches, with as many slices as the last one, are left in the epoch."""
         if not self._slices:
             return sys.maxsize
         left = len(self._epoch)
         return left // self._slices if self.drop_last else -(-left // self._slices)
 
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
-        """Return how many trajectories are drawn, and how many slices a batch has."""
+        """Return how many trajectories an epoch has, and how many slices a batch has."""
         count, slice_len = self._measure(batch_size)
         return self.trajectories(storage).eligible(self._rule(slice_len)).count if len(storage) else 0, count
 
@@ -808,8 +842,8 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
     def save_state(self) -> dict[str, Any]:
         """Return the rest of the epoch and the arguments, under TorchRL's names and two of our own.
 
-        `_sample_list` holds the remaining trajectories, int64, or None before the first draw, `_waiting` those that
-        are not part of the epoch yet; `len_storage` is the number of all trajectories.
+        `_sample_list` holds the trajectories left, int64, or None before the first draw; `_waiting` those that are
+        still too short; `len_storage` is the number of all trajectories.
         """
         saved = self._saved()
         waiting = None if saved is None or not len(saved.waiting) else torch.from_numpy(saved.waiting)
@@ -824,7 +858,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL; SchemaError for that of another sampler.
+        """Load a state of this class or TorchRL's; SchemaError for another sampler's state.
 
         If the next draw finds other trajectories, a new epoch starts.
         """
@@ -836,7 +870,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
             late = np.empty(0, np.int64) if waiting is None else _checked(waiting, count)
             saved = SavedEpoch(_checked(left, count), late, count)
             if len(np.unique([*saved.left, *late])) < len(saved.left) + len(late):
-                raise SchemaError("_sample_list and _waiting name a trajectory twice")
+                raise SchemaError("a trajectory occurs twice in _sample_list and _waiting")
         self.reset()
         self._epoch.load(saved)
         self._epoch.shuffle = bool(state.get("shuffle", self.shuffle))
@@ -851,7 +885,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
 
 def _checked(numbers: Any, count: int) -> Numbers:
     if not isinstance(numbers, torch.Tensor) or numbers.dtype != torch.int64 or numbers.dim() != 1:
-        raise SchemaError("the trajectories that are left are not an int64 vector in the state")
+        raise SchemaError("the trajectories left are not an int64 vector in the state")
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
-        raise SchemaError(f"a trajectory outside of the {count} that the state counts is left")
+        raise SchemaError(f"the state has trajectories beyond the {count} that it counts")
     return numbers.numpy(force=True).copy()

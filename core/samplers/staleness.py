@@ -1,4 +1,4 @@
-"""Sampling by staleness: how many versions older than the present one the policy is that produced an element."""
+"""Sampling by staleness: how many versions the policy that produced an element is behind the present one."""
 
 from __future__ import annotations
 
@@ -22,28 +22,36 @@ Floats: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = NDArray[np.int64]
 
 _ROUNDS = 4
-"""So often, elements that come a second time are replaced by others, before all that are left are compared."""
+"""How often elements drawn twice are redrawn before falling back to an exact draw over all elements."""
 
 
 class StalenessAwareSampler(Sampler):
     """Draws elements with probabilities that fall with their staleness, and none that are too stale.
 
-    The staleness of an element is `consumer_version` minus its entry `version_key`, one number an element, and 0 for
-    an element of a later version. Its weight is 1 / (1 + staleness), or what `staleness_weight_fn` returns: it takes
-    float32 `[n]`, the staleness of n elements, and returns n numbers from 0. Elements whose staleness is above
-    `max_staleness` (-1: no limit), or whose weight is 0, are not drawn.
+    The staleness of an element is `consumer_version` minus its entry `version_key` (one number an element), and 0 for
+    versions in the future. By default its weight is 1 / (1 + staleness). A batch has no element twice, as long as there
+    are enough: the first element is drawn by weight, each further one by weight among the others.
 
-    A batch has no element twice, as long as there are enough that can be drawn. The first element of a batch is drawn
-    by the weights, each further one by the weights of the others. Consecutive elements of one version are weighed as
-    one: a draw takes O(runs of versions + batch size), and after the first draw writes cost as much as they are long.
+    Consecutive elements of one version are handled as a run: a draw takes O(runs + batch size), and after the first
+    draw the cost of writes is proportional to their length.
 
-    Indices are int64 `[batch_size]`; for a storage of several dimensions one such tensor a dimension. The info has
-    `staleness`, float32 `[batch_size]`. `consumer_version` is also seen by forked and spawned processes. The state has
-    it and `max_staleness`; an emptied buffer begins again with version 0.
+    Indices are int64 `[batch_size]`; for a storage of several dimensions a tuple with one such tensor for each. The
+    info has `staleness`, float32 `[batch_size]`. Forked and spawned processes see `consumer_version`, too. The state
+    holds it and `max_staleness`; an emptied buffer begins again with version 0.
 
-    MissingKeyError (a KeyError) without the entry; SchemaError (a RuntimeError) for an empty storage, for versions that
-    are no numbers, and if no element can be drawn; UsageError (a ValueError) for an invalid argument or weight. The
-    name is that of TorchRL's sampler.
+    Args:
+        max_staleness: elements above this staleness are not drawn; -1 for no limit.
+        version_key: the entry with the version of each element.
+        staleness_weight_fn: computes weights instead: gets the staleness of n elements, float32 `[n]`, and returns n
+            numbers of at least 0. Elements of weight 0 are not drawn.
+
+    Raises:
+        MissingKeyError: (a KeyError) from `sample`: the entry is not stored.
+        SchemaError: (a RuntimeError) from `sample`: the storage is empty, versions are not numbers, or no element can
+            be drawn.
+        UsageError: (a ValueError) an argument or a weight is invalid.
+
+    The name is TorchRL's.
 
     >>> from rbtool import LazyTensorStorage, TensorDictReplayBuffer
     >>> from tensordict import TensorDict
@@ -74,7 +82,7 @@ class StalenessAwareSampler(Sampler):
 
     @property
     def consumer_version(self) -> int:
-        """The present version of the policy, an int; 0 at first."""
+        """The present version of the policy; initially 0."""
         return self._version.value
 
     @consumer_version.setter
@@ -86,7 +94,7 @@ class StalenessAwareSampler(Sampler):
         self._version.value += 1
 
     def reset(self) -> None:
-        """Begin again with version 0."""
+        """Start again with version 0."""
         self._version.value = 0
         self._weighed = None
 
@@ -106,7 +114,7 @@ class StalenessAwareSampler(Sampler):
         return (row, *torch.unravel_index(torch.from_numpy(runs.lane[run]), storage.shape[1:])), info
 
     def _runs(self, storage: Storage) -> _Runs:
-        """Return the runs of versions that can be drawn from, with their weights."""
+        """Return the runs of versions that can be drawn, with their weights."""
         table = self._table(storage)
         known = (storage.log.now, table, self.consumer_version, self.max_staleness, self.staleness_weight_fn)
         if self._weighed is None or self._weighed[0] != known:
@@ -118,8 +126,8 @@ class StalenessAwareSampler(Sampler):
             return self._tables.table(storage)
         except MissingKeyError as error:
             raise MissingKeyError(
-                f"{'.'.join(self._key)!r} is not in the storage: the versions of the elements are unknown",
-                hint="write it with the elements, or name another entry as version_key",
+                f"{'.'.join(self._key)!r} is not in the storage, so the versions of the elements are unknown",
+                hint="write it with the elements, or pass another entry as version_key",
             ) from error
 
     def _source(self, storage: Storage) -> BoundarySource:
@@ -137,22 +145,22 @@ class StalenessAwareSampler(Sampler):
             kept &= staleness <= self.max_staleness
         if not kept.any():
             raise SchemaError(
-                f"none of the {int(length.sum()):,} elements can be drawn: the least stale one has a staleness of "
-                f"{staleness.min():g} at version {self.consumer_version}, max_staleness is {self.max_staleness:g}",
+                f"none of the {int(length.sum()):,} elements can be drawn: the least staleness is "
+                f"{staleness.min():g} at version {self.consumer_version}, and max_staleness is {self.max_staleness:g}",
                 hint="write newer elements, or raise max_staleness",
             )
         return _Runs(lane[kept], first[kept], length[kept], staleness[kept], weight[kept], capacity=table.capacity)
 
     def _versions(self, storage: Storage, row: Numbers, lane: Numbers) -> Floats:
-        """Return the version of the elements in these rows and lanes, float64 `[n]`."""
+        """Return the versions of the elements in these rows and lanes, float64 `[n]`."""
         rows, place = np.unique(row, return_inverse=True)
         found = by_lane(storage, self._key, rows)
-        assert found is not None, "the table was made of it"
+        assert found is not None, "the table was built from it"
         if found.dtype.kind not in "iufb":
-            raise SchemaError(f"{'.'.join(self._key)!r} is {found.dtype}, expected numbers: they are versions")
+            raise SchemaError(f"{'.'.join(self._key)!r} is {found.dtype}, expected versions as numbers")
         versions: Floats = found[place.reshape(-1), lane, 0].astype(np.float64)
         if not np.isfinite(versions).all():
-            raise SchemaError(f"{'.'.join(self._key)!r} has values that are not finite, expected versions")
+            raise SchemaError(f"{'.'.join(self._key)!r} has values that are not finite, expected versions as numbers")
         return versions
 
     def _weights(self, staleness: Floats) -> Floats:
@@ -176,7 +184,7 @@ class StalenessAwareSampler(Sampler):
         return {"consumer_version": self.consumer_version, "max_staleness": self.max_staleness}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL; SchemaError for that of another sampler."""
+        """Load a state of this class or TorchRL's; SchemaError for another sampler's state."""
         missing = [name for name in ("consumer_version", "max_staleness") if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
@@ -191,7 +199,9 @@ class StalenessAwareSampler(Sampler):
 
 
 class _Runs:
-    """Consecutive elements of one version: lane, first step, length, staleness, and the weight of each element."""
+    """Runs of consecutive elements with one version: lane, first step, length, staleness, and weight of each
+    element.
+    """
 
     def __init__(
         self, lane: Numbers, first: Numbers, length: Numbers, staleness: Floats, weight: Floats, *, capacity: int
@@ -199,26 +209,28 @@ class _Runs:
         self.lane, self.first, self.length, self.staleness = lane, first, length, staleness
         self.capacity = capacity
         self._weight = weight
-        self._up_to = np.cumsum(weight / weight.max() * length)  # of shares: no sum of them overflows
+        self._up_to = np.cumsum(
+            weight / weight.max() * length
+        )  # relative to the largest weight, so that no sum overflows
         self._begin = np.cumsum(length) - length
 
     @property
     def elements(self) -> int:
-        """The number of all elements."""
+        """The number of elements in all runs."""
         return int(self.length.sum())
 
     def drawn(self, count: int, generator: torch.Generator | None) -> tuple[Numbers, Numbers]:
-        """Draw elements by weight, with replacement: their runs, and their offsets in these."""
+        """Draw elements by weight, with replacement; return their runs, and their offsets in these."""
         chance = fractions(2 * count, generator)
         run = np.searchsorted(self._up_to, chance[:count] * self._up_to[-1], side="right")
         run = np.minimum(run, len(self._up_to) - 1)
         return run, (chance[count:] * self.length[run]).astype(np.int64)
 
     def drawn_once(self, count: int, generator: torch.Generator | None) -> tuple[Numbers, Numbers]:
-        """Draw different elements, one after the other, each by the weights of those that are left."""
+        """Draw different elements one after another, each by weight among those left."""
         found: Numbers = np.zeros(0, np.int64)
         for _ in range(_ROUNDS if 2 * count < self.elements else 0):
-            run, offset = self.drawn(count, generator)  # those that come again are left out: the others keep their odds
+            run, offset = self.drawn(count, generator)  # repeats are rejected, which keeps the odds of the others
             found = first_of_each(np.concatenate([found, self._begin[run] + offset]))[:count]
             if len(found) == count:
                 break
@@ -228,9 +240,10 @@ class _Runs:
         return run, found - self._begin[run]
 
     def _first_to_come(self, count: int, drawn: Numbers, generator: torch.Generator | None) -> Numbers:
-        """Draw `count` elements other than those drawn: exponential waiting times, whose rates are the weights.
+        """Draw `count` elements that were not drawn yet, by exponential waiting times whose rates are the weights.
 
-        The order of arrival is that of draws one after the other by weight (Efraimidis and Spirakis, 2006).
+        Their order of arrival has the distribution of draws one after another by weight (Efraimidis and Spirakis,
+        2006).
         """
         chance = fractions(self.elements, generator)
         with np.errstate(divide="ignore"):  # a waiting time of 0

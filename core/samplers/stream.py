@@ -1,4 +1,16 @@
-"""Samplers of a `StreamStorage`: epochs that go through its shards in an order that needs a few of them at a time."""
+"""Samplers of a `StreamStorage`: epochs that need only a few shards at a time.
+
+With a window of three shards, an epoch is a sequence of rounds. The elements of each shard, in random order, are spread
+over three rounds, and the elements of a round are shuffled together:
+
+    round       0     1     2     3     4    …
+    shard A   [A0]  [A1]  [A2]
+    shard B         [B0]  [B1]  [B2]
+    shard C               [C0]  [C1]  [C2]         round 2 is a shuffle of A2, B1 and C0
+
+Batches are taken from one round after another. All orders are functions of (seed, epoch, number of the round or shard),
+so that the state is the place of the next element: epoch, round, and how many elements of it were taken.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +36,11 @@ from .uniform import permutation, seed_of
 Numbers: TypeAlias = NDArray[np.int64]
 
 _SHARDS, _ELEMENTS, _ROUND, _STARTS = range(4)
-"""What a random order is of: part of its key, so that no two orders of an epoch are the same."""
+"""What is put in random order; part of the key of the random numbers, so that no two orders are alike."""
 
 
 class Part(NamedTuple):
-    """Which of `of` equal parts of all shards is drawn from: that of a rank, or of a worker of one."""
+    """The `number`-th of `of` equal parts of all shards, for a rank or one of its workers."""
 
     number: int = 0
     of: int = 1
@@ -37,22 +49,23 @@ class Part(NamedTuple):
 class StreamSampler(Sampler):
     """Draws every element of a stream once in an epoch, in an order that needs `window` shards and one more.
 
-    The shards come in random order. The elements of each are put in random order and spread over `window` rounds,
-    so that a round has a part of each of `window` shards; its elements are shuffled together, and batches are taken
-    from one round after the other. An element can come up to `window` shards late, and none comes twice.
+    Shards come in random order, and the elements of `window` shards at a time are shuffled together; the module shows
+    how. An element can come up to `window` shards late. `ran_out` is True from the last batch of an epoch until the
+    next batch. The state is a few numbers: a sampler that loads it continues with the very next element, as soon as the
+    shards of its window are there.
 
-    - `shuffle`: without it, elements come in the order of the dataset.
-    - `drop_last`: whether the incomplete batch at the end of an epoch is left out.
-    - `ahead`: how many shards beyond the window are brought in the background.
-    - `seed`: the order depends on it, the epoch and nothing else. By default it is drawn with the first batch.
-    - `part`: `(number, of)` takes every `of`-th shard of the epoch's order, from that of this number on; `of`
-      samplers with the same seed draw all elements, and none of them twice.
+    Args:
+        shuffle: False keeps the order of the dataset.
+        drop_last: whether to drop an incomplete batch at the end of an epoch.
+        window: how many shards are shuffled together.
+        ahead: how many more shards are fetched in the background.
+        seed: the order depends on it and the epoch alone; default drawn with the first batch.
+        part: `(number, of)` takes every `of`-th shard of the epoch's order, beginning with this number; `of` samplers
+            with the same seed together draw every element exactly once.
 
-    `ran_out` is True from the last batch of an epoch to the next batch. The state is a few numbers: a sampler that
-    loads it continues with the very next element, as soon as the shards of its window are there.
-
-    SchemaError (a RuntimeError) for any other storage, and for one without a shard in this part; UsageError (a
-    ValueError) for arguments that make no sense.
+    Raises:
+        UsageError: (a ValueError) an argument is invalid.
+        SchemaError: (a RuntimeError) from `sample`: the storage is not a stream, or this part has no shard.
     """
 
     has_epochs: ClassVar[bool] = True
@@ -101,7 +114,7 @@ class StreamSampler(Sampler):
     def _start(self, epoch: int, round_: int = 0, taken: int = 0) -> None:
         """Go to an element of an epoch."""
         self.epoch, self._round, self._taken = epoch, round_, taken
-        self._pools: deque[Numbers] = deque()  # of rounds from `_round` on; `_taken` elements of the first are drawn
+        self._pools: deque[Numbers] = deque()  # rounds from `_round` on; `_taken` elements of the first are drawn
         self._order: Numbers | None = None
         self._dealt: dict[int, Numbers] = {}
         self._started = bool(round_ or taken)
@@ -109,11 +122,11 @@ class StreamSampler(Sampler):
     # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw the next `batch_size` elements of the epoch, or the remaining ones."""
+        """Draw the next `batch_size` elements of the epoch, or what is left of it."""
         return torch.from_numpy(self._next(self._stream(storage), batch_size)), {}
 
     def _stream(self, storage: Storage) -> StreamStorage:
-        """Return the storage if it is a stream with a shard in this part; SchemaError otherwise."""
+        """Return the storage if it is a stream with a shard in this part; otherwise raise SchemaError."""
         if not isinstance(storage, StreamStorage):
             raise SchemaError(f"a {type(self).__name__} draws from a stream, found a {type(storage).__name__}")
         count = len(storage.shards)
@@ -123,7 +136,7 @@ class StreamSampler(Sampler):
                 f"{self.part.of} has none"
             )
         if self._shards is not None and self._shards != count:
-            raise SchemaError(f"the state is of a stream with {self._shards} shards, this one has {count}")
+            raise SchemaError(f"the state belongs to a stream with {self._shards} shards, this one has {count}")
         self._shards = count
         if self.seed is None:
             device = None if self.generator is None else self.generator.device
@@ -131,11 +144,12 @@ class StreamSampler(Sampler):
         return storage
 
     def _next(self, stream: StreamStorage, count: int) -> Numbers:
-        """Take the next `count` elements of the epoch, `[n, ...]`, fewer at its end; `ran_out` states whether it is."""
+        """Take the next `count` elements of the epoch, `[n, ...]`, fewer at its end; sets `ran_out`."""
         least = count if self.drop_last else 1
-        # Also what decides whether this is the last batch: a shard that fails then fails before anything is taken.
+        # Also prepare what decides whether this is the last batch, so that a shard that cannot be read fails before
+        # anything is taken.
         there = self._fill(stream, count + least)
-        if there < least and self._started:  # what is left is for smaller batches
+        if there < least and self._started:  # too few are left for this batch size
             self._start(self.epoch + 1)
             there = self._fill(stream, count + least)
         if there < least:
@@ -155,7 +169,7 @@ class StreamSampler(Sampler):
 
     @contextlib.contextmanager
     def _whole_or_again(self) -> Iterator[None]:
-        """Return to the element of now if the block fails: what it took is taken again."""
+        """If the block fails, return to the present element, so that what it took is drawn again."""
         before, ran_out = (self.epoch, self._round, self._taken), self._ran_out
         try:
             yield
@@ -167,13 +181,13 @@ class StreamSampler(Sampler):
     def _refuse(self, stream: StreamStorage, there: int, count: int) -> NoReturn:
         if there:
             raise UsageError(
-                f"a batch is {count} elements, expected at most the {there} of an epoch with drop_last=True",
-                hint="ask for fewer, or take drop_last=False",
+                f"a batch has {count} elements, expected at most the {there} of an epoch with drop_last=True",
+                hint="use a smaller batch size, or drop_last=False",
             )
         raise EmptyPartError(f"there is nothing to draw in part {self.part.number} of {stream.shards.address}")
 
     def _fill(self, stream: StreamStorage, count: int) -> int:
-        """Prepare rounds until `count` elements are left, or until the epoch ends; return how many are left."""
+        """Prepare rounds until `count` elements are left or the epoch ends; return how many are left."""
         order = self._shard_order(stream)
         while (left := sum(map(len, self._pools)) - self._taken) < count:
             number = self._round + len(self._pools)
@@ -184,7 +198,7 @@ class StreamSampler(Sampler):
         return left
 
     def _skip_empty(self) -> None:
-        """Forget rounds of which all elements are drawn."""
+        """Drop rounds whose elements have all been drawn."""
         while self._pools and self._taken >= len(self._pools[0]):
             self._taken -= len(self._pools.popleft())
             self._round += 1
@@ -192,7 +206,7 @@ class StreamSampler(Sampler):
     # Order -------------------------------------------------------------------------------------------
 
     def shards_of(self, storage: Storage) -> list[int]:
-        """Return the shards of this part in the order of the present epoch."""
+        """Return the shards of this part, in the order of the present epoch."""
         return list(map(int, self._shard_order(self._stream(storage))))
 
     def _shard_order(self, stream: StreamStorage) -> Numbers:
@@ -202,9 +216,9 @@ class StreamSampler(Sampler):
         return self._order
 
     def _round_of(self, stream: StreamStorage, order: Numbers, number: int) -> Numbers:
-        """Return the elements of a round in their order: a part of each shard of its window."""
+        """Return the elements of a round in their order: a part of each shard in its window."""
         first, stop = max(0, number - self.window + 1), min(number + 1, len(order))
-        # The shard that this round leaves stays: a batch can have its last elements and the first ones of this round.
+        # Keep the shard that leaves the window: a batch may still contain its last elements.
         stream.shards.expect(order[max(0, first - 1) : number + 1 + self.ahead].tolist())
         self._dealt = {place: dealt for place, dealt in self._dealt.items() if place >= first}
         lots = []
@@ -220,12 +234,12 @@ class StreamSampler(Sampler):
         return elements[permutation(len(elements), self._generator(kind, number))] if self.shuffle else elements
 
     def _generator(self, kind: int, number: int) -> torch.Generator:
-        """Return the random numbers of one order of this epoch."""
+        """Return the random numbers for one order of this epoch."""
         assert self.seed is not None
         return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, kind, number))
 
     def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
-        """Return the elements of a shard, `[n, ...]`: their numbers, int64 `[n]`."""
+        """Return the elements of a shard, `[n, ...]`; by default their numbers, int64 `[n]`."""
         return stream.numbers(shard, np.arange(stream.take(shard).rows))
 
     def _chosen(self, elements: Numbers, number: int) -> Numbers:
@@ -235,7 +249,7 @@ class StreamSampler(Sampler):
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place of the next element: numbers, few of them."""
+        """Return the place of the next element: a few numbers."""
         return {
             "seed": self.seed, "epoch": self.epoch, "round": self._round, "taken": self._taken,
             "part": self.part.number, "parts": self.part.of, "shards": self._shards, "window": self.window,
@@ -254,7 +268,7 @@ class StreamSampler(Sampler):
         self._start(int(state["epoch"]), int(state["round"]), int(state["taken"]))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, and orders, which are made again."""
+        """Leave out the generator, and orders, which can be recomputed."""
         return super().__getstate__() | {"_pools": deque(), "_order": None, "_dealt": {}}
 
     def __repr__(self) -> str:
@@ -262,18 +276,23 @@ class StreamSampler(Sampler):
 
 
 class StreamSliceSampler(StreamSampler):
-    """Draws a slice of every trajectory of a stream once in an epoch: consecutive steps of one episode.
+    """Draws one slice, consecutive steps, of every trajectory of a stream in each epoch.
 
-    The order of trajectories is that of elements of a `StreamSampler`, whose arguments it takes. `num_slices`,
-    `slice_len`, `truncated_key`, `strict_length` and `pad_output`, the index, the info and what is raised for them are
-    those of `SliceSampler`. Where a slice starts is uniformly random, and depends on the seed and the epoch alone.
+    Trajectories come in the order in which `StreamSampler` draws elements. Where a slice starts is uniformly random,
+    and depends on seed and epoch alone. Index, info and errors are those of `SliceSampler`.
 
-    With `pad_value`, padding has that value instead of the last step of its trajectory, and text is empty there. With
-    `refuse_short` a trajectory that is shorter than a slice is an error, instead of left out. With `batched` the index,
-    and so the batch, is `[num_slices, slice_len]`, always with the mask, as `FrameStack` needs it.
+    Args:
+        num_slices, slice_len, truncated_key, strict_length, pad_output: see `SliceSampler`. The slices of an epoch have
+            one length.
+        pad_value: the value of padding, instead of the last step of the trajectory; texts become empty.
+        refuse_short: whether a trajectory shorter than a slice is an error instead of left out.
+        batched: whether index and batch have the shape `[num_slices, slice_len]`, always with the mask, as `FrameStack`
+            needs it.
+        **options: the arguments of `StreamSampler`.
 
-    The slices of an epoch have one length: SchemaError (a RuntimeError) where a batch asks for another, and for what
-    `refuse_short` refuses.
+    Raises:
+        SchemaError: (a RuntimeError) from `sample`: a batch needs slices of another length than before in the epoch, or
+            `refuse_short` meets a short trajectory.
     """
 
     def __init__(
@@ -298,22 +317,22 @@ class StreamSliceSampler(StreamSampler):
         super().__init__(**options)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise SchemaError for a batch size that is no multiple."""
+        """Raise SchemaError if the batch size is not a multiple."""
         self.measure.of(batch_size)
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw slices with `batch_size` steps in total, or the remaining ones."""
+        """Draw slices with `batch_size` steps in total, or those that are left."""
         count, slice_len = self.measure.of(batch_size)
         if self._started and self._slice_len != slice_len:
-            raise SchemaError(f"slices are {slice_len} steps, expected {self._slice_len} as before in this epoch")
+            raise SchemaError(f"slices have {slice_len} steps, expected {self._slice_len} as before in this epoch")
         if self._slice_len != slice_len:
-            self._start(self.epoch)  # what was prepared for a batch that was refused has slices of another length
+            self._start(self.epoch)  # discard slices of another length, prepared for a batch that was refused
         self._slice_len = slice_len
         with self._whole_or_again():
             return self._slices_of(storage, self._next(self._stream(storage), count), slice_len)
 
     def _slices_of(self, storage: Storage, slices: Numbers, slice_len: int) -> tuple[Index, dict[str, Any]]:
-        """Return the index and the info of slices, each its first step and how many it has."""
+        """Return index and info of slices, given by first step and number of steps."""
         start, taken = slices[:, 0], slices[:, 1]
         ends = SliceEnds.of(taken, slice_len, flat=not self.batched)
         rows = np.minimum(start[:, None] + ends.place, (start + taken - 1)[:, None])
@@ -329,7 +348,7 @@ class StreamSliceSampler(StreamSampler):
         return index, info
 
     def draw_rows(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Draw slices and read their rows, which also gives the flags of the info."""
+        """Draw slices and read their rows, which also provide the flags of the info."""
         with self._marks.reading() as marks:
             index, info = self.draw(storage, batch_size)
             if self.pad_value is not None and (self.batched or self.measure.pad_output):
@@ -338,21 +357,21 @@ class StreamSliceSampler(StreamSampler):
             return index, info, marks.rows
 
     def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
-        """Return the trajectories of a shard that are long enough: the numbers of their first steps, and lengths."""
+        """Return the trajectories of a shard that are long enough: their first steps and lengths."""
         lengths = stream.take(shard).lengths
         first = stream.numbers(shard, np.cumsum(lengths) - lengths)
         found = np.stack([first, lengths], 1)
         long_enough = lengths >= self._rule().minimum
         if self.refuse_short and not long_enough.all():
             raise SchemaError(
-                f"an episode in shard {shard} of {stream.shards.address} has {lengths[~long_enough][0]} steps, and "
+                f"an episode in shard {shard} of {stream.shards.address} has {lengths[~long_enough][0]} steps, but "
                 f"slices have {self._slice_len}",
                 hint="strict_length=False takes it whole",
             )
         return found[long_enough]
 
     def _chosen(self, elements: Numbers, number: int) -> Numbers:
-        """Choose a slice of each of these trajectories: its first step, and how many steps it has."""
+        """Choose a slice in each of these trajectories: its first step and number of steps."""
         rule, first, lengths = self._rule(), elements[:, 0], elements[:, 1]
         place = np.zeros_like(first)
         if self.shuffle:
@@ -366,7 +385,7 @@ class StreamSliceSampler(StreamSampler):
         return SliceRule(self._slice_len, self.measure.strict_length)
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place of the next slice, and the length of those of this epoch."""
+        """Return the place of the next slice, and the slice length of this epoch."""
         return super().save_state() | {"slice_len": self._slice_len, "strict_length": self.measure.strict_length}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -376,7 +395,7 @@ class StreamSliceSampler(StreamSampler):
 
 
 def _fill(rows: TensorDictBase, padding: torch.Tensor, value: float) -> None:
-    """Put a value into the steps that are padding; texts, and their lengths, become 0."""
+    """Set the value of padded steps; texts and their lengths become 0."""
     keys = {(key,) if isinstance(key, str) else key for key in rows.keys(True, True)}
     for key in keys:
         column = rows.get(key)
@@ -386,17 +405,18 @@ def _fill(rows: TensorDictBase, padding: torch.Tensor, value: float) -> None:
 
 
 class StreamEpisodeSampler(StreamSampler):
-    """Draws every trajectory of a stream once in an epoch, whole: a batch of size `n` has the steps of `n` of them.
+    """Draws every trajectory of a stream once in an epoch, whole: a batch of size `n` has the steps of `n`
+    trajectories.
 
-    Their order is that of elements of a `StreamSampler`, whose arguments it takes.
+    They come in the order in which `StreamSampler` draws elements, whose arguments it takes.
     """
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw the steps of the next `batch_size` trajectories, or of the remaining ones."""
+        """Draw the steps of the next `batch_size` trajectories, or of those that are left."""
         episodes = self._next(self._stream(storage), batch_size)
         return torch.from_numpy(np.concatenate([np.arange(first, first + length) for first, length in episodes])), {}
 
     def _elements(self, stream: StreamStorage, shard: int) -> Numbers:
-        """Return the trajectories of a shard: the numbers of their first steps, and lengths."""
+        """Return the trajectories of a shard: their first steps and lengths."""
         lengths = stream.take(shard).lengths
         return np.stack([stream.numbers(shard, np.cumsum(lengths) - lengths), lengths], 1)

@@ -1,8 +1,17 @@
 """Trajectory bounds of a storage, kept up to date as rows are written.
 
-`trajectory_table(storage, source)` returns the one table that all samplers of the storage share. Steps have absolute
-numbers, which grow with time: the row of step `n` is `n % capacity`. A write is only counted; `refresh` reads the new
-rows of the boundary source. `LaneRuns` holds the trajectories that have a slice by some `SliceRule`, ready to be drawn.
+`trajectory_table(storage, source)` returns the one table that all samplers of a storage share. Steps have absolute
+numbers, which grow with time and never wrap; the row of step `n` is `n % capacity`:
+
+    capacity 6, steps 4 to 9 are stored, 9 is the newest
+
+    row         0    1    2    3    4    5
+    step        6    7    8    9    4    5
+    episode     B    B    C    C    A    B        B continues across the wrap: steps 5, 6, 7
+                               ↑ newest: C ends here, whatever row 4 holds
+
+A write only moves counters; `refresh` reads the boundary source for the rows written since the last call. `LaneRuns`
+holds the trajectories that are long enough for a slice by some `SliceRule`, ready to be drawn.
 """
 
 from __future__ import annotations
@@ -26,34 +35,34 @@ from .boundaries import BoundarySource, Ends
 Numbers: TypeAlias = NDArray[np.int64]
 
 _KEPT = 4
-"""The number of rules whose eligible trajectories are kept up to date."""
+"""For how many rules the eligible trajectories are kept up to date."""
 
 _REMEMBERED = 1000
-"""The number of versions whose changes are known."""
+"""For how many past versions the changes are recorded."""
 
 _FEW = 64
-"""Up to so many edited rows are compared one by one."""
+"""Up to this many edited rows are compared one by one."""
 
 _ENDLESS = 1 << 40
-"""A ring with a larger capacity than this is never full."""
+"""A ring with a larger capacity than this never becomes full."""
 
 _TABLES: weakref.WeakKeyDictionary[Storage, dict[BoundarySource, TrajectoryTable]] = weakref.WeakKeyDictionary()
 
 
 _LOCK = threading.RLock()
-"""One thread at a time changes tables: several buffers may sample from one storage."""
+"""Held while a table is changed: several buffers may sample from one storage."""
 
 
 def _renew_lock() -> None:
     global _LOCK
-    _LOCK = threading.RLock()  # the threads of the parent process do not exist in a forked child
+    _LOCK = threading.RLock()  # a forked child lacks the thread that may hold the old one
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 def trajectory_table(storage: Storage, source: BoundarySource) -> TrajectoryTable:
-    """Return the shared table of a storage's trajectories by this boundary source."""
+    """Return the shared table of a storage's trajectories, as separated by this boundary source."""
     with _LOCK:
         tables = _TABLES.setdefault(storage, {})
         table = tables.get(source)
@@ -63,14 +72,14 @@ def trajectory_table(storage: Storage, source: BoundarySource) -> TrajectoryTabl
 
 
 class TableFinder:
-    """Finds the trajectory table of storages, by the boundary source that `choose` returns for a storage."""
+    """Finds the trajectory table of storages; `choose` returns the boundary source for a storage."""
 
     def __init__(self, choose: Callable[[Storage], BoundarySource]) -> None:
         self._choose = choose
         self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
 
     def table(self, storage: Storage) -> TrajectoryTable:
-        """Return the table of a storage, up to date; raises what `choose` and `TrajectoryTable.refresh` do."""
+        """Return the table of a storage, up to date. Errors are those of `choose` and `TrajectoryTable.refresh`."""
         found = self._found
         if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
             found = self._found = weakref.ref(storage), trajectory_table(storage, self._choose(storage))
@@ -79,7 +88,7 @@ class TableFinder:
         return table
 
     def forget(self) -> None:
-        """Choose again with the next call."""
+        """Choose the boundary source again at the next call."""
         self._found = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,11 +101,11 @@ def _is_outdated(source: BoundarySource, storage: Storage) -> bool:
 
 
 class TrajectoryTable:
-    """Trajectories by lane: a lane is one element of a storage's dimensions after the first.
+    """Trajectories by lane; a lane is one element of the storage's dimensions after the first.
 
-    Only steps that were written one after the other belong together: no trajectory continues after the newest row,
-    even if the next row of the ring, an older one, has the same id. A storage that was not written as a ring has no
-    such wrap-around.
+    Only steps that were written one after another can belong together: no trajectory continues behind the newest row,
+    even if the next row of the ring, an older one, has the same id. A storage that was not written as a ring does not
+    wrap.
     """
 
     def __init__(self, storage: Storage, source: BoundarySource) -> None:
@@ -118,8 +127,9 @@ class TrajectoryTable:
     def refresh(self) -> None:
         """Read the rows written since the last call.
 
-        SchemaError (a RuntimeError) for an empty storage and for an entry that does not fit it, MissingKeyError (a
-        KeyError) for a missing entry.
+        Raises:
+            SchemaError: (a RuntimeError) the storage is empty, or an entry does not fit it.
+            MissingKeyError: (a KeyError) an entry does not exist.
         """
         storage = self._storage()
         assert storage is not None, "the caller keeps the storage alive"
@@ -136,7 +146,7 @@ class TrajectoryTable:
             raise SchemaError("Cannot sample from an empty storage: it has no elements yet")
         fresh = now.rows - seen.rows if seen is not None else 0
         holds = seen is not None and self._still_holds(storage, seen)
-        self._seen = None  # until all went well
+        self._seen = None  # a failure leaves the table unusable until it is rebuilt
         if holds and 0 < fresh < self.capacity:
             self._advance(storage, fresh)
         elif fresh or not holds:
@@ -144,7 +154,7 @@ class TrajectoryTable:
         self._seen = now
 
     def _still_holds(self, storage: Storage, seen: Written) -> bool:
-        """Whether all changes other than writes round the ring left the ends as they are."""
+        """Whether all changes, apart from writes around the ring, left the ends as they are."""
         changes = storage.log.since(seen.irregular)
         return changes is not None and all(self._keeps_ends(storage, change) for change in changes)
 
@@ -165,12 +175,12 @@ class TrajectoryTable:
         return len(numbers) <= _FEW and all(self._is_as_before(storage, int(number)) for number in numbers)
 
     def _is_as_before(self, storage: Storage, row: int) -> bool:
-        """Whether the row and the one before it end a trajectory as before."""
+        """Whether the row, and the row before it, end a trajectory exactly as before."""
         step = self.oldest + (row - self.oldest) % self.capacity
         first, last = max(step - 1, self.oldest), min(step + 1, self.newest)
         rows = np.arange(first, last + 1) % self.capacity
         if (rows >= self._rows).any():
-            return False  # a neighbour was never written
+            return False  # a neighbouring row was never written
         found = self.source.ends(storage, rows)
         if self.source.looks_ahead and last < self.newest:
             found, rows = found[:-1], rows[:-1]
@@ -194,14 +204,14 @@ class TrajectoryTable:
         self._note(first)
 
     def _make_room(self, rows: int) -> None:
-        """Make room for the ends of so many rows; a storage may never reach its capacity."""
+        """Make room for the ends of this many rows. It grows on demand, as a storage may never reach its capacity."""
         there = len(self._ends)
         if rows > there:
             more = min(self.capacity, max(rows, 2 * there)) - there
             self._ends = np.concatenate([self._ends, np.zeros((more, self.lanes), bool)])
 
     def _settle(self, rows: int) -> None:
-        """Update the trajectories to the present rows, and count a version."""
+        """Update the trajectories to the present rows, and start a new version."""
         np.maximum(self._open, self.oldest, out=self._open)
         for runs in (self._runs, *self._eligible.values()):
             runs.follow(self._open, self.newest, self.oldest)
@@ -217,7 +227,7 @@ class TrajectoryTable:
         self._changed = (since, firsts)
 
     def _close(self, lane: Numbers, stop: Numbers) -> None:
-        """End trajectories at the steps `stop`, ordered by lane and time."""
+        """End trajectories at the steps `stop`, which are ordered by lane and time."""
         start = np.empty_like(stop)
         start[1:] = stop[:-1] + 1
         begins = np.ones(len(lane), bool)
@@ -235,8 +245,8 @@ class TrajectoryTable:
         self.lanes = int(np.prod(storage.shape[1:], dtype=np.int64))
         self.capacity = max(rows, min(storage.max_size // self.lanes, _ENDLESS))
         following = now.next_row % self.capacity
-        early = max(rows - following, 0)  # rows that come before row 0 in time
-        gap = early > 0 and rows < self.capacity  # rows after the last one were never written
+        early = max(rows - following, 0)  # rows behind the cursor, which come before row 0 in time
+        gap = early > 0 and rows < self.capacity  # rows between the last one and row 0 were never written
         late = rows - early
         offset = self.capacity if early else 0
         self.oldest = following if early else 0
@@ -273,11 +283,11 @@ class TrajectoryTable:
         return self._runs.count
 
     def runs(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of all trajectories, lane by lane, the oldest first."""
+        """Return lanes, first steps and lengths of all trajectories, lane by lane, oldest first."""
         return self._runs.all()
 
     def eligible(self, rule: SliceRule) -> LaneRuns:
-        """Return the trajectories that have a slice by this rule; they are kept up to date."""
+        """Return the trajectories that have a slice by this rule, kept up to date from now on."""
         found = self._eligible.get(rule)
         return self._list_eligible(rule) if found is None else found
 
@@ -292,40 +302,41 @@ class TrajectoryTable:
             return found
 
     def only_lane(self) -> tuple[Numbers, Numbers] | None:
-        """Return the first and last steps of all trajectories, the oldest first, not to be edited.
-
-        None for several lanes.
+        """Return first and last steps of all trajectories, oldest first; do not edit them. None if there are several
+        lanes.
         """
         return self._runs.bounds() if self.lanes == 1 else None
 
     def steps_at(self, row: Numbers) -> Numbers:
-        """Return the absolute numbers of the steps in rows of the storage."""
+        """Return the absolute step numbers of rows of the storage."""
         return self.oldest + (row - self.oldest) % self.capacity
 
     def age(self, step: Numbers, lane: Numbers) -> Numbers:
-        """Return how many steps of its trajectory there are before each step; int64 `[n]`, as `reach` takes them.
-
-        Steps that were overwritten do not count.
+        """Return how many stored steps of its trajectory come before each step; int64 `[n]`, arguments as for
+        `reach`.
         """
         return step - self._runs.start_of(step, lane)
 
     def reach(self, step: Numbers, lane: Numbers, limit: int | None = None) -> Numbers:
-        """Return the number of steps from each step to the end of its trajectory, both included; int64 `[n]`.
+        """Return how many steps there are from each step to the end of its trajectory, both inclusive; int64 `[n]`.
 
-        Steps are absolute numbers of valid rows. With a `limit` the result is at most that, and cheaper.
+        Args:
+            step: absolute numbers of stored steps.
+            lane: their lanes.
+            limit: the result is at most this, which makes it cheaper.
         """
         if limit is None or self.lanes == 1:
             return self._runs.stop_of(step, lane) - step + 1
         ahead = step[:, None] + np.arange(limit)
-        rows = np.minimum(ahead % self.capacity, len(self._ends) - 1)  # an end comes before any row beyond these
+        rows = np.minimum(ahead % self.capacity, len(self._ends) - 1)  # an end comes before any row beyond
         over = self._ends[rows, lane[:, None]]
         over |= ahead >= self.newest
         return np.where(over.any(1), over.argmax(1) + 1, limit)
 
     def changes(self, since: int) -> tuple[int, int] | None:
-        """Return the first and last step that were added after a version; None if others changed too.
+        """Return the first and last step added since a version; None if other steps changed, too.
 
-        Slices that start before the first of them may be able to reach it now.
+        Slices that start before the first of them may now extend into it.
         """
         if since == self.version:
             return self.newest + 1, self.newest
@@ -337,7 +348,7 @@ class TrajectoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Trajectories, lane by lane and the oldest first, with the absolute numbers of their first and last steps."""
+    """Trajectories, lane by lane and oldest first, with the absolute numbers of their first and last steps."""
 
     lane: Numbers
     first: Numbers
@@ -347,32 +358,32 @@ class Runs:
     def of(cls, table: TrajectoryTable) -> Runs:
         """Return all trajectories of a table."""
         lane, start, length = table.runs()
-        return cls(lane, start.copy(), start + length - 1)  # first and last steps are edited in place
+        return cls(lane, start.copy(), start + length - 1)  # copied, as first and last steps are edited in place
 
     def __len__(self) -> int:
         return len(self.lane)
 
     @property
     def length(self) -> Numbers:
-        """The number of steps of each."""
+        """The number of steps of each trajectory."""
         return self.last - self.first + 1
 
     def moved(self, steps: int) -> Runs:
-        """Return the trajectories with other step numbers."""
+        """Return the trajectories with step numbers moved by `steps`."""
         return Runs(self.lane, self.first + steps, self.last + steps)
 
     def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
         """Return TorchRL's order: lane by lane, by the row of the last step.
 
-        `turned` is a row and a number of rows: the order is that in a ring of so many rows before it was rotated, so
-        that the row became row 0.
+        `turned` is a pair of a row and a number of rows: the order is then the one before a ring of that many rows was
+        rotated so that the row became row 0.
         """
         row, before = turned
         place = self.last % rows
         return np.lexsort(((place + row) % before if before else place, self.lane))
 
     def found_in(self, other: Runs) -> Numbers:
-        """Return the trajectory of `other`, a later state, that each continues as; -1 if its last row is gone."""
+        """Return, for each trajectory, its number in `other`, a later state; -1 if its last row is gone."""
         if not len(other):
             return np.full(len(self), -1)
         begin = min(int(self.last.min(initial=0)), int(other.first.min()))
@@ -390,15 +401,20 @@ class Runs:
 _FIRST_WIDTH = 16
 
 _MANY = 32
-"""From so many new trajectories a lane on, `append` loops over lanes, which takes less memory."""
+"""If more new trajectories than this are added per lane, `append` loops over lanes, which takes less memory."""
 
 
 class LaneRuns:
     """The trajectories of `lanes` lanes that are long enough for a slice, ready to be drawn.
 
-    Steps have absolute numbers. Each lane is a queue: `append` adds trajectories that have ended; `follow` removes
-    overwritten ones, cuts the oldest, and puts the growing one at the end. Each trajectory has the cumulative number of
-    possible starts in its lane, by which starts are drawn uniformly. All lanes have the same room.
+    Each lane is a queue in a row of an array, in absolute step numbers:
+
+        removed │ head … ended trajectories … tail │ growing │ free
+                                                   ↑ _tail   ↑ _end
+
+    `append` adds trajectories that have ended; `follow` removes overwritten ones at the head, cuts the oldest one, and
+    puts the growing one at the end. Each trajectory also has the cumulative number of possible starts in its lane, with
+    which starts are drawn uniformly. All lanes have the same amount of room.
     """
 
     def __init__(self, lanes: int, rule: SliceRule) -> None:
@@ -408,8 +424,8 @@ class LaneRuns:
         """The number of trajectories in all lanes."""
         self._lanes = np.arange(lanes)
         self._head: Numbers = np.zeros(lanes, np.int64)
-        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind those that have ended
-        self._end: Numbers = np.zeros(lanes, np.int64)  # behind all
+        self._tail: Numbers = np.zeros(lanes, np.int64)  # behind the ended ones
+        self._end: Numbers = np.zeros(lanes, np.int64)  # behind the growing one
         self._start, self._stop, self._places = (np.zeros((lanes, _FIRST_WIDTH), np.int64) for _ in range(3))
         self._sums: Numbers = np.zeros(lanes, np.int64)
         self._kept = _Kept()
@@ -417,7 +433,7 @@ class LaneRuns:
     # Keeping up --------------------------------------------------------------------------------------
 
     def append(self, lane: Numbers, start: Numbers, stop: Numbers) -> None:
-        """Add trajectories from `start` to `stop`, both included, ordered by lane and time."""
+        """Add trajectories from `start` to `stop`, both inclusive, ordered by lane and time."""
         long = stop - start + 1 >= self.minimum
         if not long.all():
             lane, start, stop = lane[long], start[long], stop[long]
@@ -430,10 +446,10 @@ class LaneRuns:
         if len(lane) < _MANY * len(new):
             place = self._tail[lane] + np.arange(len(lane)) - (end - new)[lane]
             within = np.cumsum(places)
-            within -= (within - places)[(end - new)[lane]]  # a running sum a lane
+            within -= (within - places)[(end - new)[lane]]  # a running sum for each lane
             self._start[lane, place], self._stop[lane, place] = start, stop
             self._places[lane, place] = before[lane] + within
-        else:  # lane by lane, without further memory
+        else:  # lane by lane, without additional memory
             for number in np.flatnonzero(new):
                 there = slice(self._tail[number], self._tail[number] + new[number])
                 own = slice(end[number] - new[number], end[number])
@@ -443,13 +459,13 @@ class LaneRuns:
         self._tail += new
 
     def _make_room(self, new: Numbers) -> None:
-        """Make room for so many new trajectories a lane, and for the growing one."""
+        """Make room for this many new trajectories per lane, and for the growing one."""
         width = self._start.shape[1]
         if int((self._tail + new).max()) < width:
             return
         there = self._tail - self._head
         lasting = int((there + new).max()) + 1
-        wider = max(_FIRST_WIDTH, 2 * lasting)  # amortized: once in as many appends as there are trajectories
+        wider = max(_FIRST_WIDTH, 2 * lasting)  # doubling makes the cost of appends amortized constant
         columns = np.arange(int(there.max()))
         source = np.minimum(self._head[:, None] + columns, width - 1)
         gone = self._places_before(self._head)
@@ -462,13 +478,15 @@ class LaneRuns:
         self._head = np.zeros_like(there)
 
     def _places_before(self, number: Numbers) -> Numbers:
-        """Return the number of starts in all before the `number`-th of each lane."""
+        """Return the number of starts before the `number`-th trajectory of each lane."""
         return np.where(number > 0, self._places[self._lanes, np.maximum(number - 1, 0)], 0)
 
     def follow(self, growing: Numbers, newest: int, oldest: int) -> None:
-        """Update to the present steps, from `oldest` to `newest`; those from `growing` on belong to the growing one."""
+        """Update to the present steps `oldest` to `newest`; steps from `growing` on belong to the growing
+        trajectory.
+        """
         lanes = self._lanes
-        shortest = oldest + self.minimum - 1  # the last step of the shortest possible oldest one
+        shortest = oldest + self.minimum - 1  # an oldest trajectory that ends before this is too short
         if ((self._head < self._tail) & (self._stop[lanes, self._head] < shortest)).any():
             self._end = self._tail
             self._head = self._first_above(self._stop, lanes, np.full(len(lanes), shortest - 1))
@@ -486,7 +504,7 @@ class LaneRuns:
     # Drawing -----------------------------------------------------------------------------------------
 
     def by_number(self, number: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of trajectories by number, from 0 to `count - 1`."""
+        """Return lanes, first steps and lengths of trajectories given by number, from 0 to `count - 1`."""
         if len(self._lanes) == 1:
             place = number + self._head[0]
             start = self._start[0][place]
@@ -495,9 +513,10 @@ class LaneRuns:
         return (lane, *self._at(lane, self._head[lane] + number))
 
     def by_start(self, place: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of trajectories by start, from 0 to `start_count - 1`.
+        """Return lanes, first steps and lengths of trajectories given by one of their starts, from 0 to `start_count -
+        1`.
 
-        The fourth array numbers the starts within their trajectories, from 0.
+        The fourth array numbers these starts within their trajectories, from 0.
         """
         mass = self._masses()
         lane, place = _split(mass.sums, place)
@@ -507,14 +526,14 @@ class LaneRuns:
         return (lane, *self._at(lane, found), own)
 
     def bounds(self) -> tuple[Numbers, Numbers]:
-        """Return the first and last steps of the trajectories of the only lane, as views."""
+        """Return first and last steps of the trajectories of the only lane, as views."""
         there = slice(int(self._head[0]), int(self._end[0]))
         return self._start[0, there], self._stop[0, there]
 
     def table(self, rows: int, *, by_start: bool) -> SliceTable:
-        """Return the trajectories of the only lane of a ring of so many rows, for draws of whole slices.
+        """Return the trajectories of the only lane, in a ring of this many rows, for draws of whole slices.
 
-        It is valid, and kept, up to the next `append` or `follow`.
+        It is cached, and valid until the next `append` or `follow`.
         """
         tables = self._kept.tables
         found = tables.get(by_start)
@@ -548,11 +567,11 @@ class LaneRuns:
     # Looking up --------------------------------------------------------------------------------------
 
     def all(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first steps and lengths of all, lane by lane, the oldest first."""
+        """Return lanes, first steps and lengths of all trajectories, lane by lane, oldest first."""
         return self._listed(self._end)
 
     def over(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Return lanes, first and last steps of those that have ended, in the same order."""
+        """Return lanes, first and last steps of the trajectories that have ended, in the same order."""
         lane, start, length = self._listed(self._tail)
         return lane, start, start + length - 1
 
@@ -563,11 +582,11 @@ class LaneRuns:
         return (lane, *self._at(lane, self._head[lane] + number))
 
     def start_of(self, step: Numbers, lane: Numbers) -> Numbers:
-        """Return the first steps of the trajectories of steps."""
+        """Return the first steps of the trajectories to which steps belong."""
         return self._start[lane, self._of(step, lane)]
 
     def stop_of(self, step: Numbers, lane: Numbers) -> Numbers:
-        """Return the last steps of the trajectories of steps."""
+        """Return the last steps of the trajectories to which steps belong."""
         found = self._of(step, lane)
         return self._stop[0].take(found) if len(self._lanes) == 1 else self._stop[lane, found]
 
@@ -580,7 +599,7 @@ class LaneRuns:
         return start, self._stop[lane, place] - start + 1
 
     def _first_above(self, values: Numbers, lane: Numbers, target: Numbers) -> Numbers:
-        """Return the first trajectory of each lane whose value is above the target, or the end of the lane."""
+        """Return, for each lane, the first trajectory whose value is above the target, or the end of the lane."""
         if len(self._lanes) == 1:
             begin, end = int(self._head[0]), int(self._end[0])
             return begin + np.searchsorted(values[0, begin:end], target, side="right")
@@ -593,7 +612,7 @@ class LaneRuns:
 
 
 class _Mass(NamedTuple):
-    """The starts that were removed from each lane, and the cumulative number of present ones over lanes."""
+    """The starts removed from each lane so far, and the cumulative number of present starts over lanes."""
 
     lost: Numbers
     sums: Numbers
@@ -601,9 +620,9 @@ class _Mass(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What follows from the present trajectories.
+    """Values derived from the present trajectories.
 
-    Another one takes its place when they change: a thread that works it out meanwhile puts it into the old one.
+    When the trajectories change, a new object replaces it: a thread that is still computing then fills the old one.
     """
 
     mass: _Mass | None = None

@@ -1,4 +1,14 @@
-"""Uniform sampling, with replacement and in epochs."""
+"""Uniform sampling: with replacement, and in epochs without replacement.
+
+An epoch is a permutation of the elements of which batches take consecutive parts. Only the part that is left is state:
+
+    order     7 2 9 0 │ 4 1 8 5 │ 3 6         ten elements, batches of 4
+              batch 1 │ batch 2 │ left
+
+A checkpoint holds the elements that are left, in order, and the buffer saves the generator, so all further batches are
+the same after a resume. Elements written during an epoch are inserted at random places of the part that is left; every
+order is then equally likely, and each element is still drawn exactly once.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +33,31 @@ _NEEDED = ("len_storage", "_sample_list", "drop_last", "_ran_out")
 
 
 class EpochSampler(Sampler):
-    """A sampler whose state is the rest of an epoch, in the form of TorchRL's samplers without replacement."""
+    """A sampler that draws in epochs; its state, in TorchRL's form, is what is left of the epoch."""
 
     has_epochs: ClassVar[bool] = True
     replacement: ClassVar[bool] = False
     drop_last: bool
-    """Whether an incomplete batch at the end of an epoch is left out."""
+    """Whether an incomplete batch at the end of an epoch is dropped."""
 
     @abstractmethod
     def epoch_size(self, storage: Storage, batch_size: int) -> tuple[int, int]:
-        """Return how many elements, or trajectories, an epoch has, and how many of them a batch has."""
+        """Return how many elements (or trajectories) an epoch has, and how many of them a batch has."""
 
     @abstractmethod
     def draw_numbered(self, storage: Storage, numbers: Numbers, batch_size: int) -> tuple[Index, dict[str, Any], Any]:
-        """Return index, info and rows (or None) of elements, or slices of trajectories, by number, int64 `[n]`.
+        """Return index, info and rows (or None) of elements, or slices of trajectories, given by number, int64 `[n]`.
 
-        Numbers count up to the size of an epoch, in the order of the storage. The state of the epoch is not used.
+        Numbers go from 0 to the size of an epoch, in the order of the storage. The state of the epoch is not used.
         """
 
     def epoch_batches(self, storage: Storage, batch_size: int) -> int:
-        """Return how many batches an epoch of what there is at present has."""
+        """Return how many batches an epoch of the present elements has."""
         size, each = self.epoch_size(storage, batch_size)
         return size // each if self.drop_last else -(-size // each)
 
     def require_state(self, state: Mapping[str, Any]) -> None:
-        """Raise SchemaError for a state without the entries that all samplers of this kind save."""
+        """Raise SchemaError if a state lacks entries that all samplers of this kind save."""
         missing = [name for name in _NEEDED if name not in state]
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
@@ -78,14 +88,14 @@ def distinct(count: int, below: int, generator: torch.Generator | None) -> Numbe
 
 
 def first_of_each(numbers: Numbers) -> Numbers:
-    """Return the different numbers, in the order in which they come first."""
+    """Return the distinct numbers in the order of their first occurrence."""
     return numbers[np.sort(np.unique(numbers, return_index=True)[1])]
 
 
 def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator | None) -> Numbers:
-    """Insert numbers into others that are in random order, so that all orders are equally likely.
+    """Insert numbers into a sequence in random order, so that all orders are equally likely.
 
-    Each takes one swap: the inside-out form of Durstenfeld's shuffle.
+    Each insertion takes one swap: the inside-out form of Durstenfeld's shuffle.
     """
     order = np.concatenate([left, late])
     for place, chance in enumerate(fractions(len(late), generator).tolist(), start=len(left)):
@@ -95,7 +105,7 @@ def inserted_at_random(left: Numbers, late: Numbers, generator: torch.Generator 
 
 
 def seed_of(*key: int) -> int:
-    """Return a number of 63 bits that depends on all numbers of a key, each of up to 64 bits."""
+    """Return a 63-bit number that depends on all numbers of a key, each of up to 64 bits."""
     words = struct.pack(f"<{len(key)}Q", *(number % (1 << 64) for number in key))
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
@@ -104,18 +114,23 @@ _FEW = 1000
 
 
 class SamplerWithoutReplacement(EpochSampler):
-    """Draws all elements in epochs, in random order or, without `shuffle`, in the order of the storage.
+    """Draws every element once in each epoch.
 
-    The last batch of an epoch may be smaller; with `drop_last` such a batch is left out. `ran_out` is True from the
-    last batch of an epoch to the next batch. Elements that are added during an epoch are drawn in it; if elements are
-    removed, a new epoch starts.
+    `ran_out` is True from the last batch of an epoch until the next batch. Elements added during an epoch are drawn in
+    it; if elements are removed, a new epoch starts. Checkpoints hold the order of the elements that are left: together
+    with the generator's state, which the buffer saves, all further draws are the same.
 
-    Indices are int64, `[batch_size]` or less; for a storage of several dimensions one such tensor a dimension.
-    SchemaError (a RuntimeError) for an empty storage; UsageError (a ValueError) for a batch size below 1, and with
-    `drop_last` for one above the number of elements.
+    Indices are int64 `[batch_size]`, shorter at the end of an epoch; for a storage of several dimensions a tuple with
+    one such tensor for each.
 
-    Checkpoints hold the order of the remaining elements: with the state of the generator, which the buffer saves, all
-    further draws are the same.
+    Args:
+        drop_last: whether to drop an incomplete batch at the end of an epoch, which is otherwise smaller.
+        shuffle: whether the order is random; otherwise it is the storage's.
+
+    Raises:
+        SchemaError: (a RuntimeError) from `sample`, if the storage is empty.
+        UsageError: (a ValueError) from `sample`, if the batch size is below 1, or with `drop_last` above the number of
+            elements.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -135,18 +150,18 @@ class SamplerWithoutReplacement(EpochSampler):
     def reset(self) -> None:
         """Forget the epoch."""
         self.len_storage = 0
-        self._order: Numbers | None = None  # never edited in place: older states refer to it
+        self._order: Numbers | None = None  # never edited in place: saved states refer to it
         self._drawn = 0
         self._batch_size = 0
         self._ran_out = False
 
     def draw(self, storage: Storage, batch_size: int) -> tuple[Index, dict[str, Any]]:
-        """Draw the next `batch_size` elements of the epoch, or the remaining ones."""
+        """Draw the next `batch_size` elements of the epoch, or what is left of it."""
         length = len(storage)
         if self.drop_last and batch_size > length:
             raise UsageError(
                 f"batch_size is {batch_size}, expected at most {length}, the storage's length, with drop_last=True",
-                hint="ask for fewer, or take drop_last=False",
+                hint="use a smaller batch size, or drop_last=False",
             )
         order = self._order_of(length)
         if self.drop_last and len(order) - self._drawn < batch_size:
@@ -161,7 +176,7 @@ class SamplerWithoutReplacement(EpochSampler):
         return index, info
 
     def _order_of(self, length: int) -> Numbers:
-        """Return the order of the epoch, updated to a storage of this length."""
+        """Return the order of the epoch, extended to a storage of this length."""
         if self._order is None or length < self.len_storage or self._drawn >= len(self._order):
             return self._begin(length)
         if length > self.len_storage:
@@ -175,7 +190,7 @@ class SamplerWithoutReplacement(EpochSampler):
         return self._order
 
     def _with_late_ones(self, left: Numbers, late: Numbers) -> Numbers:
-        """Insert new elements into the remaining ones, so that all orders are equally likely."""
+        """Insert new elements into what is left, so that all orders are equally likely."""
         if not self.shuffle:
             return np.concatenate([left, late])
         if len(late) > _FEW:
@@ -184,18 +199,18 @@ class SamplerWithoutReplacement(EpochSampler):
         return inserted_at_random(left, late, self.generator)
 
     def on_rotate(self, row: int, storage: Storage) -> None:
-        """Renumber the remaining elements of the epoch."""
+        """Renumber the elements that are left in the epoch."""
         if self._order is not None:
             self._order = (self._order - row * (len(storage) // storage.shape[0])) % len(storage)
 
     @property
     def _sample_list(self) -> torch.Tensor | None:
-        """The remaining elements of the epoch, in order; None before the first draw."""
+        """The elements left in the epoch, in order; None before the first draw."""
         return None if self._order is None else torch.from_numpy(self._order[self._drawn :])
 
     @property
     def remaining_batches(self) -> int:
-        """How many batches of the last batch size are left of the epoch."""
+        """How many batches of the last batch size are left in the epoch."""
         left = self._sample_list
         if left is None or not self._batch_size:
             return sys.maxsize
@@ -213,9 +228,9 @@ class SamplerWithoutReplacement(EpochSampler):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return the remaining elements, `_sample_list` (int64, or None before the first draw), and the arguments.
+        """Return the elements left, `_sample_list` (int64, or None before the first draw), and the arguments.
 
-        The tensor is not copied; later draws do not change it.
+        The tensor is not a copy; later draws do not change it.
         """
         return {
             "len_storage": self.len_storage,
@@ -227,7 +242,7 @@ class SamplerWithoutReplacement(EpochSampler):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state, also one of TorchRL, which has no `shuffle`; SchemaError for that of another sampler."""
+        """Load a state of this class or TorchRL's (which has no `shuffle`); SchemaError for another sampler's state."""
         self.require_state(state)
         length, left = int(state["len_storage"]), state["_sample_list"]
         order = None if left is None else _checked(left, length).numpy(force=True)
@@ -250,11 +265,14 @@ class SamplerWithoutReplacement(EpochSampler):
 
 
 class RandomSampler(Sampler):
-    """Draws every valid element with the same probability, with replacement.
+    """Draws every element with the same probability, with replacement.
 
-    Indices are int64, `[batch_size]`; for a storage of several dimensions one such tensor a dimension. SchemaError (a
-    RuntimeError) for an empty storage, UsageError (a ValueError) for a batch size below 1.
-    `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement`, with its arguments.
+    Indices are int64 `[batch_size]`; for a storage of several dimensions a tuple with one such tensor for each.
+    `RandomSampler(replacement=False)` makes a `SamplerWithoutReplacement` and takes its arguments.
+
+    Raises:
+        SchemaError: (a RuntimeError) from `sample`, if the storage is empty.
+        UsageError: (a ValueError) from `sample`, if the batch size is below 1.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -270,7 +288,7 @@ class RandomSampler(Sampler):
         """Draw `batch_size` elements."""
         generator, count = self.generator, (batch_size,)
         if generator is None and storage.ndim == 1:
-            return torch.randint(len(storage), count), {}  # keyword arguments cost a tenth of the time
+            return torch.randint(len(storage), count), {}  # keyword arguments would make it 10 % slower
         device = None if generator is None else generator.device
         if storage.ndim == 1:
             return torch.randint(len(storage), count, generator=generator, device=device), {}
@@ -281,5 +299,5 @@ def _checked(left: Any, length: int) -> torch.Tensor:
     if not isinstance(left, torch.Tensor) or left.dtype != torch.int64 or left.dim() != 1:
         raise SchemaError("_sample_list is not an int64 vector in the state")
     if len(left) > length or (len(left) and not 0 <= int(left.min()) <= int(left.max()) < length):
-        raise SchemaError(f"_sample_list names elements outside of the {length} that the state counts")
+        raise SchemaError(f"_sample_list has elements beyond len_storage={length} in the state")
     return left

@@ -1,4 +1,4 @@
-"""Where rows live. torch begins here."""
+"""Storages: where rows live. The lowest part of core that imports torch."""
 
 from .base import Storage, require_like
 

@@ -1,4 +1,16 @@
-"""The contract of a storage, and what its data is taken apart into: elements, entries, rows."""
+"""The contract of storages, and how data is taken apart into elements, entries and rows.
+
+Writers usually fill a storage as a ring. With a capacity of 5, after 7 rows were written:
+
+    row         0    1    2    3    4
+    written     5th  6th  2nd  3rd  4th          counting from 0: row = number % capacity
+                          ↑ cursor: the next row to be written, which holds the oldest element
+
+`len` counts the valid rows: 0 to the highest row ever written. Rows are written without gaps, so that before the first
+wrap the cursor equals `len`, and afterwards `len` stays at the capacity. Two numbers describe the rest: the write log
+counts all rows ever written (see `WriteLog`), from which samplers compute which rows are new, and a writer may count
+how often each row was overwritten (see `Generations`).
+"""
 
 from __future__ import annotations
 
@@ -33,10 +45,14 @@ _CHECKPOINTERS: dict[type[Any], Callable[[], Any]] = {}
 
 
 def register_checkpointer(storage_class: type[Any], factory: Callable[[], Any]) -> None:
-    """Register what makes the default checkpointer of storages of this class and of classes derived from it.
+    """Register the default checkpointer of a class of storages and of its subclasses.
 
-    Storages do not import checkpointers, which register when `core.checkpointers` is imported: at the latest with the
-    first storage that is saved or loaded.
+    Storages do not import checkpointers. These register themselves when `core.checkpointers` is imported, at the latest
+    when a storage is first saved or loaded.
+
+    Args:
+        storage_class: the class of storages.
+        factory: makes the checkpointer.
     """
     _CHECKPOINTERS[storage_class] = factory
 
@@ -59,40 +75,49 @@ _FINAL = {
     "__setitem__": "write_rows(rows, data)",
     "__iter__": "read_rows(rows)",
 }
-"""Methods that do the book-keeping, and what a storage implements instead."""
+"""Final methods, which do the book-keeping, and what a storage implements instead."""
 
 
 class Storage(ABC):
-    """Keeps up to `max_size` elements under the numbers 0 to `len(storage) - 1`.
+    """Keeps up to `max_size` elements, numbered from 0 to `len(storage) - 1`.
 
-    `storage[i]` reads, `storage[i] = data` writes without moving the last cursor, iteration goes over the valid
-    rows. `checkpointer` saves and loads this storage; None takes the one that belongs to its class. `compilable`
-    promises that `torch.compile` may trace the methods. A `max_size` below 1 raises UsageError.
+    `storage[i]` reads elements, `storage[i] = data` replaces them without moving the cursor, and iteration goes over
+    the valid rows.
 
-    A storage of your own calls `super().__init__(max_size)` and implements four methods. The public methods `get`,
-    `set`, `empty`, … are final: they check indices, keep the write log from which samplers derive episodes, the last
-    cursor, and notify attached buffers. A class that overrides one of them raises FinalMethodError (a TypeError).
+    A subclass calls `super().__init__(max_size)` and implements four methods:
 
-    - `write_rows(rows, data)` stores `data` and copies it. `rows` is an int for one element, which has no leading
-      dimension; else a slice with step 1, or int64 `[n]` without repeats, and `data` has n elements along its first
-      dimension. Rows are never beyond `max_size`, and never leave a gap: the new ones follow the last valid row. The
-      method stores all of the data, or raises SchemaError (a RuntimeError) and stores nothing.
-    - `read_rows(rows)` returns the elements of `rows`: an int, a slice with step 1, or int64 `[n]`, all of them valid.
-      Of int64 `[n]` it returns a copy.
-    - `__len__()` counts the valid elements: the highest row that was written since the storage was empty, plus 1.
-    - `clear_rows()` sets the length to 0. Memory can be kept.
+    - `write_rows(rows, data)` copies `data` to `rows`. `rows` is an int, for one element without a leading dimension;
+      or a slice with step 1, or int64 `[n]` without repeats, for n elements along the first dimension of `data`. Rows
+      never exceed `max_size`, and new ones directly follow the last valid row. It stores all of the data, or raises
+      SchemaError (a RuntimeError) and stores nothing.
+    - `read_rows(rows)` returns the elements at `rows`, which are valid: an int, a slice with step 1, or int64 `[n]`.
+      For int64 `[n]` it returns a copy.
+    - `__len__()` returns the number of valid elements: the highest row written since the storage was empty, plus 1.
+    - `clear_rows()` sets the length to 0; memory may be kept.
 
-    `length_after(rows)` gives the length after a write, and `require_like(data, like)`, of this package, raises that
-    SchemaError for other keys, element types and shapes.
+    The helper `length_after(rows)` returns the length after a write, and `require_like(data, like)`, of this package,
+    raises the SchemaError for other keys, element types and shapes.
 
-    A storage whose elements are any objects sets `returns_objects`: then `data` of several rows is a list with one
-    object per row, `read_rows` returns the stored objects (of several rows a list), and nothing is copied.
+    The public methods `get`, `set`, `empty` and so on are final: they check indices, keep the write log from which
+    samplers derive episodes, and notify attached buffers. Overriding one raises FinalMethodError (a TypeError). A
+    storage of arbitrary objects sets `returns_objects`: data for several rows is then a list with one object a row,
+    `read_rows` returns the stored objects, and nothing is copied.
 
-    Optional are `save_state()` and `load_state(state)`, which by default read and write all rows, and what only some
-    storages can do: `entry`, `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten`,
-    `shared`. A storage that changes rows in any other way than these reports it with `mark_changed` or, where all
-    contents are new, with `mark_replaced`. Storages with several dimensions, and storages that index faster than
-    this class, derive from `IndexedStorage`. Ideas and names are those of TorchRL's storages.
+    `save_state()` and `load_state(state)` read and write all rows by default. Optional, and possible for some storages
+    only, are `entry`, `episode_lengths`, `editable`, `put_back`, `write_cells`, `create_entries`, `flatten` and
+    `shared`. A storage that changes rows in any other way reports it with `mark_changed`, or with `mark_replaced` if
+    all contents are new. Storages with several dimensions, or with faster indexing of their own, derive from
+    `IndexedStorage`.
+
+    Args:
+        max_size: the capacity.
+        checkpointer: saves and loads this storage; default the one registered for its class.
+        compilable: whether `torch.compile` may trace the methods.
+
+    Raises:
+        UsageError: (a ValueError) `max_size` is below 1.
+
+    Names and behaviour follow TorchRL's storages.
 
     >>> from rbtool.core.storages import require_like
     >>> class NumberStorage(Storage):
@@ -120,10 +145,10 @@ class Storage(ABC):
     """
 
     ndim = 1
-    """Leading dimensions of the data that count elements."""
+    """How many leading dimensions of the data count elements."""
 
     returns_objects: ClassVar[bool] = False
-    """Whether elements are objects that are stored and returned as they are, without a copy."""
+    """Whether elements are arbitrary objects, stored and returned without a copy."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -132,7 +157,7 @@ class Storage(ABC):
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         require_flags(compilable=compilable)
         if isinstance(max_size, bool) or not isinstance(max_size, int):
-            raise UsageError(f"a storage's max_size is a whole number, found {max_size!r}")
+            raise UsageError(f"max_size is {max_size!r}, expected a whole number")
         if max_size < 1:
             raise UsageError(f"max_size is {max_size}, expected a number from 1")
         self.max_size = max_size
@@ -141,17 +166,17 @@ class Storage(ABC):
         self.generator: torch.Generator | None = None
         """The generator of the buffer, for storages that need random numbers."""
         self.generations: Generations | None = None
-        """How often each row was written over, where a writer counts it."""
+        """How often each row was overwritten, if a writer counts it."""
         self.last_cursor: Any = None
-        """The cursor of the newest write of a writer; None where it is not known."""
+        """The cursor of a writer's newest write; None if unknown."""
         self.numbered_by: str | None = None
-        """The entry in which a writer keeps the number of every row, where one does."""
+        """The entry in which a writer keeps each row's number, if it does."""
         self.rotated: int | None = None
-        """By how many rows a full ring was rotated that a buffer loaded last; None where it is no ring, or not full."""
+        """By how many rows a buffer's last load rotated a full ring; None if it was not a full ring."""
         self.journal: WriteJournal | None = None
-        """Keeps what is replaced, where another process may have to undo a write."""
+        """Keeps what a write replaces, if another process may have to undo it."""
         self.log = WriteLog()
-        """Which rows were written and changed; samplers read it."""
+        """Records which rows were written and changed; samplers read it."""
         self._attached: list[Any] = []
         self._loaded_ring: tuple[bool, int | None] = (False, None)
 
@@ -159,7 +184,7 @@ class Storage(ABC):
 
     @abstractmethod
     def write_rows(self, rows: Any, data: Any) -> None:
-        """Store `data` at `rows` whole, or raise SchemaError (a RuntimeError) and store nothing."""
+        """Store `data` at `rows`; either all of it, or raise SchemaError (a RuntimeError) and store nothing."""
 
     @abstractmethod
     def read_rows(self, rows: Any) -> Any:
@@ -167,7 +192,7 @@ class Storage(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Count the valid elements."""
+        """Return the number of valid elements."""
 
     @abstractmethod
     def clear_rows(self) -> None:
@@ -180,10 +205,10 @@ class Storage(ABC):
         return {"_storage": saved, "_len": length, "_capacity": self.max_size}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the contents with what `save_state` returned; SchemaError, with nothing changed, where it cannot."""
+        """Replace the contents by what `save_state` returned; SchemaError, with nothing changed, if they do not fit."""
         saved, length, before = state["_storage"], int(state["_len"]), len(self)
         if length > self.max_size:
-            raise SchemaError(f"{length} elements are to be loaded; this storage has room for {self.max_size}")
+            raise SchemaError(f"{length} elements do not fit: this storage has room for {self.max_size}")
         saved = deep_copied(saved)
         rotation = self.rotation_of(length, self.max_size, state.get("_capacity"), None)
         if rotation:
@@ -200,7 +225,7 @@ class Storage(ABC):
             raise
 
     def read_at(self, index: Any) -> Any:
-        """Return the valid elements at `index`, in any form; IndexError for what is not there."""
+        """Return the valid elements at `index`, in any form; IndexError for elements that do not exist."""
         length = len(self)
         rows = known_rows(as_index(index, 1), length)
         if not length:
@@ -210,18 +235,18 @@ class Storage(ABC):
         return self.read_rows(rows)
 
     def read_into(self, out: Any, index: Any, added: Mapping[Any, torch.Tensor]) -> Any:
-        """Copy the valid elements at `index`, and entries added to them, to `out`, and return it; see `get`."""
+        """Copy the valid elements at `index`, and additional entries, to `out` and return it; see `get`."""
         rows = self.read_at(index)
         for key, value in added.items():
             rows.set(key, value)
         return fill(out, rows, self.may_hold)
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may share memory with elements; elements that are objects are not looked into."""
+        """Whether a tensor may share memory with elements; elements that are arbitrary objects are not searched."""
         return False
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write `data` at `cursor`, in any form, whole or not at all, and return the rows that were written."""
+        """Write all of `data` at `cursor`, in any form, or nothing; return the rows that were written."""
         index, valid = as_index(cursor, 1), len(self)
         single = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.dim())
         rows = rows_of(index, valid, self.max_size)  # type: ignore[arg-type]  # of one dimension
@@ -237,7 +262,7 @@ class Storage(ABC):
 
     @final
     def length_after(self, rows: int | slice | torch.Tensor) -> int:
-        """Return the length that the storage has once `rows`, as `write_rows` gets them, are written."""
+        """Return the length of the storage once `rows`, as `write_rows` gets them, are written."""
         length = len(self)
         if isinstance(rows, int):
             return max(length, rows + 1)
@@ -247,10 +272,15 @@ class Storage(ABC):
 
     @final
     def get(self, index: Any, out: Any = None) -> Any:
-        """Read the valid elements at `index`: an int, a slice, a list, a mask, an array, a tensor.
+        """Read the valid elements at `index`.
 
-        They are copied to `out`, if it is given, which is what an earlier call returned: SchemaError (a RuntimeError),
-        with nothing changed, if it does not fit. IndexError for elements that are not there.
+        Args:
+            index: an int, a slice, a list, a mask, an array or a tensor.
+            out: the result of an earlier call, into whose memory the elements are copied.
+
+        Raises:
+            IndexError: an element does not exist.
+            SchemaError: (a RuntimeError) `out` does not fit; nothing is changed.
         """
         if out is not None:
             return self.read_into(out, index, {})
@@ -260,10 +290,17 @@ class Storage(ABC):
 
     @final
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write `data` at `cursor`, later elements over earlier ones; nothing changes if it cannot be written whole.
+        """Write `data` at `cursor`; of elements for the same row the later one counts. If it fails, nothing is changed.
 
-        `set_cursor` remembers `cursor` as the place of the newest data. The length grows up to the highest row
-        written. SchemaError (a RuntimeError) for a write beyond the capacity, and for one that leaves a gap below it.
+        The length grows to the highest row written.
+
+        Args:
+            cursor: the rows, in any form of index.
+            data: the elements.
+            set_cursor: whether to remember `cursor` as the place of the newest data.
+
+        Raises:
+            SchemaError: (a RuntimeError) rows are beyond the capacity, or would leave a gap; or the data does not fit.
         """
         rows = self.write_at(cursor, data, set_cursor=set_cursor)
         try:
@@ -272,25 +309,25 @@ class Storage(ABC):
             else:
                 self.last_cursor = own_cursor(cursor)
                 self.log.wrote(rows, self.capacity_rows)
-        except BaseException:  # an interrupt: the rows are written
+        except BaseException:  # an interrupt, after the rows were written
             self.log.changed()
             raise
 
     @final
     def empty(self) -> None:
-        """Remove all elements; SchemaError (a RuntimeError) for a storage that cannot be written."""
+        """Remove all elements; SchemaError (a RuntimeError) for a storage that is read-only."""
         self.clear_rows()
         self.mark_replaced(0)
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return contents and length, by reference."""
+        """Return contents and length; tensors are references."""
         self.log.lend()
         return self.save_state()
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace contents and length with what `state_dict` returned."""
+        """Replace contents and length by what `state_dict` returned."""
         seen = self.log.now
         self.load_state(state_dict)
         if self.log.now == seen:
@@ -298,17 +335,17 @@ class Storage(ABC):
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is anything to draw; a storage whose length is not known states it here."""
+        """Whether there is anything to draw; storages of unknown length override it."""
         return len(self) > 0
 
     @property
     def capacity_rows(self) -> int:
-        """How many rows there is room for, along dimension 0."""
+        """How many rows fit along dimension 0."""
         return self.max_size
 
     @property
     def shape(self) -> torch.Size:
-        """Valid rows, then the other dimensions that count elements."""
+        """The number of valid rows, followed by the other dimensions that count elements."""
         return torch.Size([len(self)])
 
     @property
@@ -317,13 +354,13 @@ class Storage(ABC):
         return False
 
     def flatten(self) -> Storage:
-        """Return a one-dimensional storage of the valid elements; here it is the storage itself."""
+        """Return a one-dimensional storage of the valid elements; by default the storage itself."""
         return self
 
     def contains(self, item: Any) -> Any:
-        """Return whether an element is valid: a bool for an int, a bool tensor for a tensor of indices.
+        """Return whether elements are valid: a bool for an int, a bool tensor for a tensor of indices.
 
-        Where `ndim` is more than 1, the last dimension of a tensor holds the coordinates of each element.
+        If `ndim` is above 1, the last dimension of a tensor holds the coordinates of each element.
         """
         if not isinstance(item, torch.Tensor):
             return 0 <= int(item) < self.shape[0]
@@ -333,9 +370,10 @@ class Storage(ABC):
     # Entries ---------------------------------------------------------------------------------------
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one entry of the elements at `index`, a slice or a tensor; None where some of them have none.
+        """Read one entry of the elements at `index`, a slice or a tensor; None if some of them do not have it.
 
-        SchemaError (a RuntimeError) for elements that are no tensordicts.
+        Raises:
+            SchemaError: (a RuntimeError) elements are not tensordicts.
         """
         rows = self.read_at(index)
         parts = rows if isinstance(rows, list) else [rows]
@@ -352,61 +390,70 @@ class Storage(ABC):
         return False
 
     def repeated(self, index: Any, data: Any) -> Any:
-        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is.
+        """Return data repeated for each element at `index`, if it lacks leading dimensions; otherwise unchanged.
 
-        The rule is that of tensordicts: the dimensions that data has are the last ones that `index` selects. A
-        dimension of size 1 is not repeated.
+        The rule is that of assignments to tensordicts: the dimensions that data has are the last ones that `index`
+        selects. Dimensions of size 1 are not expanded.
         """
         return data
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Return one entry of all valid elements in a tensor to edit, which is then to be given to `put_back`.
+        """Return one entry of all valid elements as a tensor to edit, which is then passed to `put_back`.
 
-        SchemaError for a storage whose elements cannot be edited, MissingKeyError for an entry that is not there.
+        Raises:
+            SchemaError: elements of this storage cannot be edited.
+            MissingKeyError: the entry does not exist.
         """
         raise SchemaError(f"entries of a {type(self).__name__} cannot be edited")
 
     def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
-        """Write what `editable` returned, and was edited at `index`; nothing is to do for views of what is stored."""
+        """Write back what `editable` returned, after edits at `index`; does nothing if it was a view."""
 
     @final
     def add_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all valid elements; MissingKeyError for a storage that cannot take new ones."""
+        """Add entries, with values for all valid elements; MissingKeyError if the storage cannot take new entries."""
         self.create_entries(values)
         self.log.changed(Change(keys=tuple(values)))
 
     def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all valid elements, or raise MissingKeyError."""
+        """Add entries, with values for all valid elements; the default raises MissingKeyError."""
         name = ".".join(next(iter(values)))
-        raise MissingKeyError(f"{name!r} is a new entry, expected one that this {type(self).__name__} has")
+        raise MissingKeyError(f"a {type(self).__name__} cannot take the new entry {name!r}")
 
     @final
     def set_cells(self, index: Any, data: Any, *, dim: int = 0, label: str | None = None) -> None:
-        """Write at an index of several dimensions of what `get(slice(None))` reads, `dim` being the first of them.
+        """Write at an index of several dimensions of what `get(slice(None))` returns.
 
-        Data is repeated along dimensions that it lacks. The entry `label`, if data lacks it, stays what it is.
-        IndexError for what is not there, SchemaError for other keys, types or shapes, with nothing changed.
+        Args:
+            index: the index; its first dimension is `dim`.
+            data: is repeated along dimensions that it lacks.
+            dim: the dimension of the user's data that the storage keeps as dimension 0.
+            label: an entry that keeps its values if data does not have it.
+
+        Raises:
+            IndexError: an element does not exist.
+            SchemaError: keys, types or shapes differ. Nothing is changed.
         """
         try:
             self.write_cells(index, data, dim, label)
         finally:
-            self.log.changed()  # also where an interrupt comes in the middle
+            self.log.changed()  # also after an interrupt in the middle of the write
         if self._attached:
             self.notify(self.elements_of_cells(index, dim))
 
     def write_cells(self, index: Any, data: Any, dim: int = 0, label: str | None = None) -> None:
-        """Write as `set_cells` does; IndexError for a storage that has one dimension."""
+        """Implements `set_cells`; the default, for storages of one dimension, raises IndexError."""
         count = len(index) if isinstance(index, tuple) else 1
         raise IndexError(f"{count} coordinates given, the storage has 1 dimension")
 
     def elements_of_cells(self, index: Any, dim: int) -> Any:
-        """Return the index of the elements that a write at such an index concerns."""
+        """Return the index of the elements affected by a write at such an index."""
         return slice(None)
 
     def episode_lengths(self) -> NDArray[np.int64] | None:
-        """List the lengths of the episodes whose steps are the rows, in their order; None where that is not known.
+        """Return the lengths of the episodes whose steps are the rows, in order; None if unknown.
 
-        Rows behind them are of one that is under way.
+        Further rows belong to an unfinished episode.
         """
         return None
 
@@ -414,22 +461,25 @@ class Storage(ABC):
 
     @final
     def mark_changed(self, change: Change | None = None) -> None:
-        """Report a change that no method of this class makes, as an edit in place of what `get` returned by reference.
+        """Report a change made outside of this class's methods, such as an in-place edit of what `get` returned.
 
-        Without a `change`, which names rows and entries, anything may have changed.
+        Args:
+            change: the rows and entries that changed; None if anything may have.
         """
         self.log.changed(change)
 
     @final
     def mark_replaced(self, next_row: int, last_cursor: Any = None) -> None:
-        """Report that all contents were replaced. The ring continues at `next_row` unless a writer sets another."""
+        """Report that all contents were replaced. The ring continues at `next_row`, unless a writer sets
+        another row.
+        """
         self.last_cursor = last_cursor
         self.log.go_on_at(next_row)
         self.log.changed()
 
     @final
     def notify(self, index: Any) -> None:
-        """Report to the attached buffers that the elements at `index` were written."""
+        """Tell the attached buffers that the elements at `index` were written."""
         for buffer in self._attached:
             buffer.mark_update(index)
 
@@ -441,20 +491,22 @@ class Storage(ABC):
         return self.log.counters
 
     def keep(self, rows: slice | torch.Tensor, key: tuple[str, ...] | None = None) -> None:
-        """Before rows, or an entry of them, are replaced in place: keep them in the journal, if there is one."""
+        """Before rows, or one entry of them, are replaced in place: keep their old contents in the journal, if there is
+        one.
+        """
 
     def undo(self) -> None:
-        """Undo the write of a process that was killed, by the journal."""
+        """Undo the write of a killed process, from the journal."""
 
     # Full rings ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def loading_ring(self, next_row: int | None) -> Iterator[None]:
-        """Load a ring inside, of which `next_row` is the row that is written next; None where that is not known.
+        """Load a ring inside the context; `next_row` is the row to be written next, None if unknown.
 
-        A full ring that is loaded into a larger storage is rotated, so that its rows are in the order of time in front
-        of free ones: a writer continues after them. `rotated` is then the number of rows. A storage that is loaded
-        without this keeps every row where it was.
+        If a full ring is loaded into a larger storage, its rows are rotated into the order of time, followed by free
+        rows, so that a writer can continue behind them; `rotated` is then the number of rows. Loads outside of this
+        context keep every row where it was.
         """
         self.rotated, self._loaded_ring = None, (True, next_row)
         try:
@@ -463,9 +515,13 @@ class Storage(ABC):
             self._loaded_ring = (False, None)
 
     def rotation_of(self, rows: int, room: int, capacity: int | None, last_row: int | None) -> int:
-        """Return which row is to become row 0 of `rows` rows that are loaded into `room` rows; also in `rotated`.
+        """Return which of `rows` loaded rows has to become row 0; also stored as `rotated`.
 
-        The rows are from a storage of `capacity` rows of which `last_row` was written last, None where not known.
+        Args:
+            rows: how many rows are loaded.
+            room: how many rows fit into this storage.
+            capacity: the capacity of the storage that the rows come from; None if unknown.
+            last_row: the row written last there; None if unknown.
         """
         ring, next_row = self._loaded_ring
         next_row = next_row if last_row is None else last_row + 1
@@ -477,7 +533,7 @@ class Storage(ABC):
 
     @final
     def attach(self, buffer: Any) -> None:
-        """Have a buffer (anything with `mark_update(index)`) notified of elements that are written by index."""
+        """Notify a buffer (anything with `mark_update(index)`) of elements that are written by index."""
         if not any(buffer is known for known in self._attached):
             self._attached.append(buffer)
 
@@ -490,7 +546,7 @@ class Storage(ABC):
 
     @property
     def checkpointer(self) -> Any:
-        """What saves and loads this storage. Setting None goes back to the one that belongs to its class."""
+        """The object that saves and loads this storage. Setting None restores the default of its class."""
         if self._checkpointer is None:
             self._checkpointer = _checkpointer_for(type(self))
         return self._checkpointer
@@ -500,9 +556,9 @@ class Storage(ABC):
         self._checkpointer = checkpointer
 
     def dumps(self, path: str | os.PathLike[str], *, durable: Durable = "full") -> None:
-        """Write a checkpoint to the folder `path`, with the storage's checkpointer.
+        """Write a checkpoint to the folder `path` with the storage's checkpointer.
 
-        `durable` is that of `ReplayBuffer.dumps`; checkpointers that were written for TorchRL take "full" only.
+        `durable` is explained at `ReplayBuffer.dumps`; checkpointers written for TorchRL only support `"full"`.
         """
         if durable == "full":
             self.checkpointer.dumps(self, path)
@@ -510,9 +566,9 @@ class Storage(ABC):
             self.checkpointer.dumps(self, path, durable=durable)
 
     def loads(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        """Take over what the checkpoint in the folder `path` holds.
+        """Load the checkpoint in the folder `path`.
 
-        `verify` also compares the bytes of rows that are only mapped with their digests, and reads all of them for it.
+        With `verify`, rows that are only mapped are read completely and compared with their digests.
         """
         require_flags(verify=verify)
         options = {"verify": True} if verify and getattr(self.checkpointer, "verifies_on_request", False) else {}
@@ -522,11 +578,11 @@ class Storage(ABC):
     load = loads
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it is about to write through `hook(data, path=...)`."""
+        """Let the checkpointer pass what it is about to write through `hook(data, path=...)`."""
         self.checkpointer.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the checkpointer pass what it has read through `hook(data, out=...)`."""
+        """Let the checkpointer pass what it has read through `hook(data, out=...)`."""
         self.checkpointer.register_load_hook(hook)
 
     # Python's own protocols ------------------------------------------------------------------------
@@ -546,7 +602,7 @@ class Storage(ABC):
             return
         if isinstance(index, list | np.ndarray):
             index = as_index(index, self.ndim)
-        if isinstance(index, torch.Tensor) and index.dim() > 1:  # a buffer would take a matrix for coordinates
+        if isinstance(index, torch.Tensor) and index.dim() > 1:  # a buffer would read a matrix as coordinates
             index = index.nonzero() if index.dtype == torch.bool else index.reshape(-1)
         self.notify(index)
 
@@ -555,29 +611,35 @@ class Storage(ABC):
         return (self.get(row) for row in range(self.shape[0]))
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is None:  # a plain copy may have the same tensors, and has a log of its own
+        if get_spawning_popen() is None:  # a plain copy may share the tensors, but has a log of its own
             self.log.lend()
-        # A copy belongs to no buffer yet, and draws from no generator of this one.
+        # A copy does not belong to a buffer yet, and does not share the generator.
         return self.__dict__ | {"_attached": [], "generator": None, "journal": None}
 
 
 class IndexedStorage(Storage):
-    """A storage that takes every form of index itself: one with several dimensions, or one that does so faster.
+    """A storage that handles all forms of indices itself, because it has several dimensions or can do it faster.
 
-    It implements `read_at` and `write_at` in place of `read_rows` and `write_rows`; `as_index`, `rows_of`,
-    `grown_rows` and `last_of_repeats` help.
+    It implements `read_at` and `write_at` instead of `read_rows` and `write_rows`; `as_index`, `rows_of`, `grown_rows`
+    and `last_of_repeats` help with that.
     """
 
     @abstractmethod
     def read_at(self, index: Any) -> Any:
-        """Return the valid elements at `index`, in any form; IndexError for what is not there."""
+        """Return the valid elements at `index`, in any form; IndexError for elements that do not exist."""
 
     @abstractmethod
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write `data` at `cursor`, in any form, whole or not at all; later elements go over earlier ones.
+        """Write all of `data` at `cursor`, in any form, or nothing; of elements for the same row the later one counts.
 
-        Returns the rows that were written, in their order: a slice with step 1 or int64 `[n]`; None where only parts of
-        rows were. Samplers derive episodes from them. `set_cursor` is False where existing elements are replaced.
+        Args:
+            cursor: the rows.
+            data: the elements.
+            set_cursor: False if existing elements are replaced.
+
+        Returns:
+            The rows written, in their order, from which samplers derive episodes: a slice with step 1, or int64 `[n]`.
+            None if only parts of rows were written.
         """
 
     def read_rows(self, rows: Any) -> Any:
@@ -595,8 +657,8 @@ def _checkpointer_for(storage_class: type[Any]) -> Any:
         if ancestor in _CHECKPOINTERS:
             return _CHECKPOINTERS[ancestor]()
     raise UsageError(
-        f"no checkpointer is known for a {storage_class.__name__}",
-        hint="give the storage a checkpointer",
+        f"there is no default checkpointer for a {storage_class.__name__}",
+        hint="create the storage with a checkpointer",
     )
 
 
@@ -604,14 +666,17 @@ def _checkpointer_for(storage_class: type[Any]) -> Any:
 
 
 class NoRowsError(SchemaError, TypeError):
-    """Data for several rows is of a type that is not taken apart into rows."""
+    """Data for several rows has a type that cannot be divided into rows."""
 
 
 def elements_of(data: Any, count: int, *, as_list: bool) -> Any:
-    """Return data of `count` elements, which lie along the first dimension, or are in a list with `as_list`.
+    """Return data with `count` elements along its first dimension, or in a list with `as_list`.
 
-    A list of tensors or tensordicts, one per element, is stacked. SchemaError for another number of elements, and
-    NoRowsError, which is also a TypeError, for data that has none.
+    A list of tensors or tensordicts, one for each element, is stacked.
+
+    Raises:
+        SchemaError: the number of elements is another one.
+        NoRowsError: (also a TypeError) the data has no rows.
     """
     if as_list:
         data = objects_of(data)
@@ -629,7 +694,7 @@ def elements_of(data: Any, count: int, *, as_list: bool) -> Any:
 
 
 def objects_of(data: Any) -> list[Any]:
-    """Take data of several rows apart into one object per row; NoRowsError for data that has no rows."""
+    """Divide data for several rows into one object a row; NoRowsError if it has no rows."""
     if isinstance(data, list | tuple | set | frozenset | range):
         return list(data)
     rows = getattr(data, "ndim", 0)
@@ -641,28 +706,28 @@ def objects_of(data: Any) -> list[Any]:
         return list(data.unbind(0))
     raise NoRowsError(
         f"several rows cannot be written from a {type(data).__name__}, expected a list, tuple, set, range, array, "
-        "tensor or tensordict of one object a row"
+        "tensor or tensordict with one object for each row"
     )
 
 
 def rows_without_repeats(rows: slice | torch.Tensor, elements: Any) -> tuple[slice | torch.Tensor, Any]:
-    """Leave out the elements whose row a later one names again."""
+    """Leave out elements whose row occurs again later."""
     if isinstance(rows, slice) or (kept := last_of_repeats(rows)) is None:
         return rows, elements
     return rows[kept], taken(elements, kept)
 
 
 def taken(elements: Any, places: torch.Tensor) -> Any:
-    """Return the elements at these places, int64 `[n]`; a list where a list of objects was given."""
+    """Return the elements at these places, int64 `[n]`; a list if elements are a list."""
     if isinstance(elements, list):
         return [elements[place] for place in places.tolist()]
     return _mapped(elements, lambda leaf: leaf[places])
 
 
 def unflattened(elements: Any, shape: torch.Size) -> Any:
-    """Give elements of several rows, which lie along the first dimension, this shape in its place."""
+    """Replace the first dimension of elements by this shape."""
     if isinstance(elements, list):
-        raise IndexError(f"rows are named by a vector, found an index of shape {list(shape)}")
+        raise IndexError(f"rows are selected by a vector, found an index of shape {list(shape)}")
     return _mapped(elements, lambda leaf: leaf.reshape((*shape, *leaf.shape[1:])))
 
 
@@ -671,8 +736,8 @@ def _mapped(elements: Any, change: Any) -> Any:
 
 
 def copied(data: Any) -> Any:
-    """Return a copy of a tensor, a tensordict or a tensorclass, bit for bit."""
-    # A tensordict that has a device adds 0 to its leaves to clone them, which makes 0.0 of -0.0 and NaN of other NaN.
+    """Return a bit-for-bit copy of a tensor, a tensordict or a tensorclass."""
+    # A tensordict with a device clones its leaves by adding 0, which turns -0.0 into 0.0 and changes the bits of NaN.
     return data.clone() if isinstance(data, torch.Tensor) else data.apply(torch.clone)
 
 
@@ -699,7 +764,7 @@ def _stacked(elements: list[Any]) -> Any:
     try:
         return torch.stack(elements)
     except (RuntimeError, TypeError, KeyError) as error:
-        raise SchemaError(f"the elements are not alike: {error}".splitlines()[0]) from error
+        raise SchemaError(f"the elements differ: {error}".splitlines()[0]) from error
 
 
 def require_like(data: Any, like: Any) -> None:

@@ -1,4 +1,4 @@
-"""How the bytes of one tensor are compressed, and how they come back."""
+"""Compression of the bytes of single tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zstandard
 from ..errors import CorruptDataError, FormatError, UsageError
 
 _MOST_PER_BYTE = 1 << 16
-"""More than one compressed byte can stand for: zstd reaches 2^15, zlib 2^10."""
+"""Upper bound for the bytes that one compressed byte can stand for: zstd reaches 2^15, zlib 2^10."""
 
 _DTYPES = {
     str(dtype): dtype
@@ -29,9 +29,9 @@ _DTYPES = {
 
 
 def dtype_named(name: object) -> torch.dtype:
-    """Return the element type written `torch.float32` and so on; FormatError for any other text.
+    """Return the element type written like `torch.float32`; FormatError for any other text.
 
-    A table decides: nothing is looked up by name or evaluated.
+    A table decides; nothing is looked up in torch or evaluated.
     """
     if isinstance(name, torch.dtype):
         return name
@@ -42,29 +42,30 @@ def dtype_named(name: object) -> torch.dtype:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor as bytes in C order, without a copy where they lie so on the CPU."""
+    """Return the elements of a tensor as bytes in C order, without a copy if they are contiguous on the CPU."""
     return bytes_behind(tensor.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous())
 
 
 def bytes_behind(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU, to be read or written."""
-    if not tensor.numel():  # whose strides may be such that torch cannot view it as bytes
+    """Return the memory of a contiguous CPU tensor, for reading or writing."""
+    if not tensor.numel():  # torch may be unable to view it as bytes, because of its strides
         return memoryview(bytearray())
-    # One element counts as contiguous whatever its strides are, and torch views only those of stride 1 as bytes.
+    # A single element counts as contiguous with any stride, but torch only views stride 1 as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def tensor_from_bytes(data: Any, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Make a tensor that owns a copy of these bytes, which must be as many as dtype and shape ask for."""
+    """Make a tensor that owns a copy of these bytes; their number must match dtype and shape."""
     if not len(data):
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tuple(shape))
 
 
 def to_bytestream(data: Any) -> bytes:
-    """Return the elements of a tensor or an array as bytes in C order; bytes come back as they are.
+    """Return the elements of a tensor or an array as bytes in C order; bytes are returned as they are.
 
-    TypeError for anything else: its bytes would be a pickle.
+    Raises:
+        TypeError: it is anything else, whose bytes would be a pickle.
     """
     if isinstance(data, torch.Tensor):
         return bytes(tensor_bytes(data))
@@ -72,12 +73,12 @@ def to_bytestream(data: Any) -> bytes:
         return data.tobytes()
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
-    raise TypeError(f"a {type(data).__name__} has no bytes of its own; tensors, arrays and bytes have")
+    raise TypeError(f"a {type(data).__name__} cannot be converted to bytes; tensors, arrays and bytes can")
 
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A lossless compression of bytes at some level; the level matters for compressing only."""
+    """A lossless compression of bytes; the level only matters for compressing."""
 
     level: int = 3
 
@@ -87,7 +88,7 @@ class Codec(ABC):
     def __post_init__(self) -> None:
         if self.level not in self.levels:
             known = f"{self.levels[0]} to {self.levels[-1]}"
-            raise UsageError(f"compression level {self.level} is not known to {self.name}, which has {known}")
+            raise UsageError(f"{self.name} has no compression level {self.level}, only {known}")
 
     @abstractmethod
     def compress(self, data: memoryview) -> bytes:
@@ -95,16 +96,16 @@ class Codec(ABC):
 
     @abstractmethod
     def _expand(self, data: bytes, size: int) -> bytes:
-        """Undo `compress`; more than `size` bytes need not be produced."""
+        """Undo `compress`; not more than `size` bytes are needed."""
 
     @staticmethod
     def refuse_too_few(data: bytes, size: int) -> None:
-        """Raise CorruptDataError for a size that compressed bytes cannot stand for, before memory is taken for it."""
+        """Raise CorruptDataError, before memory is allocated, if compressed bytes cannot expand to this size."""
         if size > len(data) * _MOST_PER_BYTE:
             raise CorruptDataError(f"{len(data):,} compressed bytes cannot hold the {size:,} expected")
 
     def decompress(self, data: bytes, size: int) -> bytes:
-        """Undo `compress`, which must give `size` bytes; else CorruptDataError. No more memory than that is used."""
+        """Undo `compress`, using no more memory than `size`; CorruptDataError if the result is not `size` bytes."""
         self.refuse_too_few(data, size)
         try:
             found = self._expand(data, size)
@@ -126,11 +127,11 @@ class Zlib(Codec):
 
     def _expand(self, data: bytes, size: int) -> bytes:
         stream = zlib.decompressobj()
-        found = stream.decompress(data, size + 1)  # one more than may be there: a longer stream shows
+        found = stream.decompress(data, size + 1)  # one byte more, to notice a stream that is too long
         if len(found) == size and not stream.eof:
-            raise zlib.error("the stream has no end")
+            raise zlib.error("the stream is incomplete")
         if stream.unused_data:
-            raise zlib.error("bytes follow the stream")
+            raise zlib.error("there are bytes after the stream")
         return found
 
 
@@ -151,18 +152,18 @@ class Zstd(Codec):
 
 
 CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Zlib, Zstd)}
-"""The codecs by the name that a checkpoint records."""
+"""The codecs, by the names recorded in checkpoints."""
 
 
 def codec_of_bytes(data: bytes) -> str:
-    """Return the codec of compressed bytes, by their first bytes; FormatError if it is none of `CODECS`."""
+    """Return the codec of compressed bytes, detected by their first bytes; FormatError if it is not in `CODECS`."""
     if data[:4] == b"\x28\xb5\x2f\xfd":
         return "zstd"
     if len(data) > 1 and data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0:
         return "zlib"
     raise FormatError(
         f"the codec of {len(data):,} bytes is not recorded, and they begin neither like zlib nor like zstd",
-        hint="give the storage the decompression_fn that reads them",
+        hint="create the storage with the decompression_fn that reads them",
     )
 
 

@@ -1,8 +1,8 @@
-"""Reads and writes rows of plain tensors, and fills batches again.
+"""Reading and writing rows of plain tensors, and refilling batches.
 
-Random rows on the CPU are gathered by numpy's `take`: with 11 leaves it needs 0.5 to 0.8 of the time of torch's
-`index_select`, starts no threads and releases the interpreter lock. Where the rows exceed the processor's caches, a
-compiled loop over all leaves takes over. Consecutive rows are copied whole.
+Random rows on the CPU are gathered by NumPy's `take`: with 11 leaves it takes 0.5 to 0.8 of the time of torch's
+`index_select`, starts no threads and releases the interpreter lock. If the rows exceed the processor's caches, a
+compiled loop over all leaves takes over. Consecutive rows are copied in one piece.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .pytree import TensorDictNode, TreeSpec, place, tree_spec_of
 
 
 class Memory:
-    """The current memory of some tensors.
+    """The memory of some tensors, to find out whether others share it.
 
-    Whole allocations are compared by their addresses: two views of one count as the same memory even where they
-    do not overlap, and so do two that were wrapped separately around one buffer.
+    Whole allocations are compared by address: two views of one allocation count as shared even if they do not overlap,
+    and so do two tensors that separately wrap one buffer.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -41,25 +41,25 @@ class Memory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The lowest address, and the one behind the highest."""
+        """The lowest address, and the address behind the highest."""
         return (self._starts[0], self._stops[-1]) if self._starts else (0, 0)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The first address and the one behind the last of each part, in ascending order."""
+        """First address, and address behind the last, of each part, in ascending order."""
         return list(zip(self._starts, self._stops, strict=True))
 
     def may_hold(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` may share an element with one of the tensors."""
+        """Whether `tensor` may share an element with any of the tensors."""
         return self.touches(*_addresses(tensor))
 
     def touches(self, start: int, stop: int) -> bool:
-        """Whether addresses from `start` to before `stop` are in the memory of one of the tensors."""
+        """Whether addresses from `start` to before `stop` belong to the memory of any of the tensors."""
         before = bisect_left(self._starts, stop)
         return before > 0 and self._stops[before - 1] > start
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` itself, or a copy where it may share memory."""
+        """Return `tensor`, or a copy if it may share memory."""
         return tensor.detach().as_subclass(torch.Tensor).clone() if self.may_hold(tensor) else tensor
 
 
@@ -69,18 +69,18 @@ def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + memory.nbytes()
 
 
-# torch gathers no unsigned integers wider than a byte; their bits travel in the signed type of the same width.
+# torch cannot gather unsigned integers wider than a byte, so their bits are handled as the signed type of that width.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def plain_column(leaf: torch.Tensor) -> torch.Tensor:
-    """Return a view of the same memory that torch indexes without detours: no subclass, no wide unsigned type."""
+    """Return a view of the same memory that torch indexes quickly: not a subclass, not a wide unsigned type."""
     column = leaf.detach().as_subclass(torch.Tensor)
     return column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column
 
 
 def zeros(dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Make zeros; on the CPU, of memory that is only taken when it is first written."""
+    """Make zeros; memory on the CPU is only taken when it is first written."""
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     whole = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
@@ -94,7 +94,7 @@ _KNOWN_TO_NUMPY = frozenset({
 })  # fmt: skip
 
 
-# Bytes of rows from which on it pays to import what compiles loops: they no longer fit into the processor's caches.
+# Above this many bytes, rows no longer fit into the processor's caches, and importing the compiled loops pays off.
 _MANY = 32 << 20
 
 
@@ -102,15 +102,15 @@ _DATA_PTR = torch.Tensor.data_ptr
 
 
 def renames(dtype: torch.dtype) -> bool:
-    """Whether numpy has no name for a type, whose bits are then copied as integers."""
+    """Whether NumPy has no such type, so that its bits are handled as integers."""
     return dtype not in _KNOWN_TO_NUMPY
 
 
 class Columns:
-    """The leaves of a storage, cut along their first dimension into rows.
+    """The leaves of a storage, divided into rows along their first dimension.
 
-    `ndim` leading dimensions count elements; all leaves share them. What is written must have been
-    compared with `check`.
+    All leaves share the `ndim` leading dimensions that count elements. Values must be compared with `check` before they
+    are written.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor], names: Sequence[str], ndim: int) -> None:
@@ -122,8 +122,8 @@ class Columns:
         self.others = tuple(self.lead[1:])
         self.plain = [plain_column(leaf) for leaf in leaves]
         self.widths = [math.prod(column.shape[1:]) * column.element_size() for column in self.plain]
-        """Bytes of a row of each column."""
-        # numpy has no word for these types: their bits are gathered, and named again afterwards.
+        """Bytes of one row, for each column."""
+        # NumPy does not have these types: their bits are gathered, and viewed as the type afterwards.
         self._renamed = [(number, dtype) for number, dtype in enumerate(self.dtypes) if renames(dtype)]
         self._widest = max(self.widths)
         marks = [(number, _mark_of(dtype)) for number, dtype in enumerate(self.dtypes)]
@@ -132,7 +132,9 @@ class Columns:
         self._locate()
 
     def _locate(self) -> None:
-        """Note where the rows lie. Sharing a tensor with another process moves it, so this may be asked again."""
+        """Note the addresses of the rows. Sharing a tensor with another process moves it, so this may be
+        called again.
+        """
         self._memory = Memory(self.plain)
         self._span = self._memory.span
         self._places = [column.data_ptr() for column in self.plain]
@@ -151,31 +153,39 @@ class Columns:
             self._locate()
 
     def _mover(self, rows: int) -> PlainRows:
-        """What moves rows of which there are so many."""
+        """Return the object that moves rows, for this number of rows."""
         if rows >= self._many:
             self._rows, self._many = fastest_rows(self._arrays), math.inf
             self._finder = tensor_finder(self.leaves, self.ndim, self._memory.ranges) if self._in_rows else None
         return self._rows
 
     def _of(self, rows: int) -> list[torch.Tensor]:
-        """The first `rows` rows."""
+        """Return the first `rows` rows."""
         if self._valid[0] != rows:
             self._valid = (rows, [column[:rows] for column in self.plain])
         return self._valid[1]
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The columns on the CPU as arrays, bits that numpy has no word for as integers."""
+        """The columns on the CPU as arrays; types that NumPy lacks as integers."""
         self._follow_moves()
         return self._arrays or [_array(column.cpu()) for column in self.plain]
 
     # Reading ---------------------------------------------------------------------------------------
 
     def read(self, index: Index, rows: int) -> tuple[list[torch.Tensor], torch.Size]:
-        """Read `index` among the first `rows` rows; return the tensors and their leading shape.
+        """Read elements of the first `rows` rows.
 
-        Tensors of row numbers, and tuples of `ndim` of them, give fresh tensors; ints and slices give views, but of
-        slices that go backwards. IndexError for rows that are not there.
+        Args:
+            index: row numbers or a tuple of `ndim` tensors give fresh tensors; ints and slices give views, except
+                slices with a negative step.
+            rows: the number of valid rows.
+
+        Returns:
+            The tensors, and their common leading shape.
+
+        Raises:
+            IndexError: a row does not exist.
         """
         if not self._stays:
             self._follow_moves()
@@ -197,7 +207,7 @@ class Columns:
         return self._typed(found), batch
 
     def _backwards(self, index: Index, rows: int) -> list[torch.Tensor]:
-        """Read what is named with slices that go backwards, which torch has no views for: it is copied turned round."""
+        """Read slices with a negative step, which torch cannot view: their rows are copied in reverse."""
         parts = index if isinstance(index, tuple) else (index,)
         found = self._of(rows)
         for dimension, part in enumerate(parts):
@@ -218,30 +228,30 @@ class Columns:
         if index.is_cpu:
             try:
                 return self._typed([column.index_select(0, index) for column in self._of(rows)])
-            except IndexError:  # a negative number, or one out of range: torch's indexing handles both
+            except IndexError:  # a negative or invalid number: torch's indexing handles both
                 pass
         elif index.numel() and not -rows <= int(index.min()) <= int(index.max()) < rows:
-            # Indexing there would stop the device for the rest of the process.
+            # An invalid index on the device would make it unusable for the rest of the process.
             raise IndexError(f"rows are {int(index.min())} to {int(index.max())}, expected within {rows} rows")
         return self._typed([column[index] for column in self._of(rows)])
 
     @property
     def gathers_into(self) -> bool:
-        """Whether rows can be copied to given memory: they are contiguous, and on the CPU."""
+        """Whether rows can be copied to given memory, because they are contiguous and on the CPU."""
         return self._in_rows
 
     @property
     def numpy_types(self) -> list[np.dtype[Any]]:
-        """The types of the memory that rows are copied to: integers where numpy has no name for a type."""
+        """The types of the memory that rows are copied to; integers for types that NumPy lacks."""
         return [array.dtype for array in self._arrays]
 
     @property
     def known_addresses(self) -> list[int]:
-        """Where the columns were in memory when it was last asked for."""
+        """The columns' addresses when they were last determined."""
         return self._places
 
     def addresses(self) -> list[int]:
-        """Return where the columns are in memory; the same list as long as they stay there."""
+        """Return the columns' addresses in memory; the same list as long as they do not move."""
         self._follow_moves()
         return self._places
 
@@ -253,9 +263,14 @@ class Columns:
         chosen: Sequence[int] | None = None,
         addresses: Sequence[int] | Numbers | None = None,
     ) -> None:
-        """Copy the rows `index`, int64 `[n]`, of the columns `chosen`, or of all, to tensors of their `numpy_types`.
+        """Copy rows to given tensors, which are contiguous.
 
-        They are contiguous. `addresses`, of all, are those that `sources` just found, without gaps.
+        Args:
+            index: the rows, int64 `[n]`.
+            rows: the number of valid rows.
+            targets: tensors of the columns' `numpy_types`.
+            chosen: the columns; default all.
+            addresses: the targets' addresses, for all columns, if `sources` has just found them.
         """
         if addresses is None:
             self._follow_moves()
@@ -270,7 +285,7 @@ class Columns:
         return self._memory.may_hold(tensor)
 
     def _flat(self, index: tuple[Any, ...], rows: int) -> torch.Tensor | None:
-        """One row number for each element that a tuple of tensors names; None if it is something else."""
+        """Return the row number of each element that a tuple of tensors selects; None for other indices."""
         if len(index) != self.ndim or not self._in_rows:
             return None
         if any(not isinstance(part, torch.Tensor) or part.dtype != torch.int64 or not part.dim() for part in index):
@@ -280,7 +295,7 @@ class Columns:
         try:
             parts = tuple(part.flatten().numpy(force=True) for part in index)
             return torch.from_numpy(np.ravel_multi_index(parts, (rows, *self.lead[1:])))
-        except ValueError:  # negative coordinates, which torch counts from the end, or coordinates out of range
+        except ValueError:  # negative coordinates, which count from the end, or invalid ones
             return None
 
     def _typed(self, found: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -291,7 +306,7 @@ class Columns:
     # Writing ---------------------------------------------------------------------------------------
 
     def check(self, values: Sequence[torch.Tensor], lead: tuple[int, ...]) -> None:
-        """Raise SchemaError unless the values are what these columns keep, with `lead` in front."""
+        """Raise SchemaError unless values have the types and shapes of these columns, with `lead` in front."""
         shapes = self._shapes(lead)
         if [value.dtype for value in values] == self.dtypes and [value.shape for value in values] == shapes:
             return
@@ -301,7 +316,7 @@ class Columns:
                 raise SchemaError(f"{name or 'the tensor'} is {found}, expected {dtype} {list(shape)}")
 
     def _shapes(self, lead: tuple[int, ...]) -> list[torch.Size]:
-        """The shapes of values with `lead` in front."""
+        """Return the shapes of values with `lead` in front."""
         known, shapes = self._expected
         if known != lead:
             shapes = [torch.Size([*lead, *leaf.shape[self.ndim :]]) for leaf in self.leaves]
@@ -309,10 +324,11 @@ class Columns:
         return shapes
 
     def sources(self, values: Sequence[torch.Tensor], lead: tuple[int, ...], stop: int) -> Sources | None:
-        """Return where the bytes of values are that can be copied as they are, to rows before `stop` by `copy_run`.
+        """Return the addresses of values whose bytes can be copied as they are, by `copy_run`, to rows before `stop`.
 
-        None unless all of them are what these columns keep, with `lead` in front, on the CPU, in other memory, and
-        contiguous; compiled loops also take contiguous elements. It replaces `check`, which names what differs.
+        None unless all values match these columns, with `lead` in front, and are contiguous, on the CPU and in other
+        memory; compiled loops also accept values of which only the elements are contiguous. It replaces `check`, which
+        says what differs.
         """
         self._follow_moves()
         if not self._in_rows:
@@ -336,16 +352,16 @@ class Columns:
         return None if any(touches(at, at + count * width) for at, width in pairs) else Sources(found)
 
     def copy_run(self, start: int, count: int, sources: Sources, *, together: bool = False) -> None:
-        """Copy rows that follow one another from where `sources` found them; `together`, by several threads."""
+        """Copy consecutive rows from the addresses found by `sources`; with `together`, by several threads."""
         if sources.steps is None:
             write = self._rows.write_together if together else self._rows.write
             write(start, count, sources.addresses)
         else:
-            assert self._finder is not None  # it found them
+            assert self._finder is not None  # `sources` made it
             self._finder.copy(start, count, sources)
 
     def write_run(self, start: int, count: int, values: Sequence[torch.Tensor], *, together: bool = False) -> None:
-        """Write rows that follow one another; the values may be views of the columns. For `together` see `copy_run`."""
+        """Write consecutive rows; the values may be views of the columns. For `together` see `copy_run`."""
         sources = self.sources(values, (count, *self.others), start + count)
         if sources is not None:
             self.copy_run(start, count, sources, together=together)
@@ -358,7 +374,7 @@ class Columns:
             target.copy_(plain_column(value))
 
     def write_rows(self, rows: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
-        """Write rows by number, of which none repeats; the values may be views of the columns."""
+        """Write rows by number, without repeats; the values may be views of the columns."""
         for column, value in zip(self.plain, self.apart(values), strict=True):
             column.index_copy_(0, rows.to(column.device), plain_column(value).to(column.device))
 
@@ -372,11 +388,18 @@ class Columns:
         dim: int = 0,
         whole: int | None = None,
     ) -> None:
-        """Write at any index of the first `rows` rows, with dimension `dim` in front; nothing is written beyond them.
+        """Write at any index of the first `rows` rows, with dimension `dim` in front; nothing beyond them is written.
 
-        The index concerns up to `depth` dimensions. Values are repeated along those in front that all of them lack,
-        but for the value `whole`, which lacks none.
-        SchemaError, with nothing written, for values of other types and shapes.
+        Args:
+            index: concerns up to `depth` dimensions.
+            rows: the number of valid rows.
+            values: are repeated along leading dimensions that all of them lack.
+            depth: the number of dimensions that can be indexed.
+            dim: the dimension of the user's data that is dimension 0 here.
+            whole: the number of a value that lacks no dimensions.
+
+        Raises:
+            SchemaError: types or shapes differ; nothing is written.
         """
         targets = [column.transpose(0, dim) for column in self._of(rows)]
         shapes = [target[index].shape for target in targets]
@@ -395,8 +418,14 @@ class Columns:
     ) -> list[torch.Tensor]:
         """Repeat values along leading dimensions that all of them lack, up to these shapes.
 
-        The last `tails` dimensions of each are those of one element. The value `whole` lacks none.
-        SchemaError for other types and shapes.
+        Args:
+            values: the values.
+            shapes: their final shapes.
+            tails: how many of the last dimensions of each belong to one element.
+            whole: the number of a value that lacks no dimensions.
+
+        Raises:
+            SchemaError: types or shapes differ.
         """
         lacking = {
             len(shape) - value.dim()
@@ -413,7 +442,7 @@ class Columns:
         return found
 
     def write_stacked(self, rows: slice | torch.Tensor, items: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Write items, each a list of values, one below the other, without a stack of the whole in between."""
+        """Write items, each a list of values, one below another, without stacking all of them first."""
         fresh = [self.apart(parts) for parts in zip(*items, strict=True)]
         for column, parts in zip(self.plain, fresh, strict=True):
             plain = [plain_column(part).to(column.device) for part in parts]
@@ -423,15 +452,15 @@ class Columns:
                 column.index_copy_(0, rows.to(column.device), torch.stack(plain))
 
     def apart(self, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy those values that a write into the columns, any of them, might change before they are read."""
+        """Copy the values that a write into these columns might change before they are read."""
         self._follow_moves()
         return [self._memory.apart(value) for value in values]
 
 
 def _mark_of(dtype: torch.dtype) -> Callable[[torch.Tensor], bool] | None:
-    """Return what finds out whether numbers of a type read otherwise than their bytes; None for types that never do.
+    """Return a function that tells whether numbers of a type differ from their bytes; None for types that never do.
 
-    Views of complex numbers, and of their halves, may be marked as conjugate or negative.
+    Views of complex numbers, or of their parts, may be marked as conjugate or negative.
     """
     if dtype.is_complex:
         return lambda value: value.is_conj() or value.is_neg()
@@ -439,39 +468,45 @@ def _mark_of(dtype: torch.dtype) -> Callable[[torch.Tensor], bool] | None:
 
 
 def _forwards(index: Index) -> bool:
-    """Whether torch takes an index as it is: it takes no slices with negative steps."""
+    """Whether torch accepts the index as it is, that is, without slices with negative steps."""
     if isinstance(index, tuple):
         return all(_forwards(part) for part in index)
     return not (isinstance(index, slice) and index.step is not None and index.step < 0)
 
 
 def _shaped(found: list[torch.Tensor], batch: torch.Size) -> list[torch.Tensor]:
-    """Give rows that were gathered one below the other the shape of the index that named them."""
+    """Give gathered rows the shape of the index that selected them."""
     return found if len(batch) == 1 else [rows.view(*batch, *rows.shape[1:]) for rows in found]
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one type and shape are the same elements."""
+    """Whether two tensors of one type and shape are the same memory."""
     return one.device == other.device and one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """View a tensor as an array; bits that numpy has no word for as integers."""
+    """View a tensor as an array; types that NumPy lacks as integers."""
     return (tensor if tensor.dtype in _KNOWN_TO_NUMPY else tensor.view(_BITS[tensor.element_size()])).numpy()
 
 
 _ADDRESS = torch.Tensor.data_ptr
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _CPU = torch.device("cpu")
-_HINT = "give a batch of that size which an earlier call returned, without entries that were added to it"
+_HINT = "pass a batch of the same size that an earlier call returned, without entries added since"
 
 
 def fill(out: Any, batch: Any, stored: Callable[[torch.Tensor], bool]) -> Any:
-    """Copy a batch into another one that is made as it is, and return that one.
+    """Copy a batch into another batch of the same structure, and return that one.
 
-    `stored` returns whether a tensor may share memory with stored rows. SchemaError (a RuntimeError), with nothing
-    changed, for other entries, element types, shapes or devices, and for tensors that are not contiguous, that require
-    gradients, or that share memory with each other or with stored rows.
+    Args:
+        out: the batch to be filled.
+        batch: the batch to be copied.
+        stored: returns whether a tensor may share memory with stored rows.
+
+    Raises:
+        SchemaError: (a RuntimeError) `out` differs in entries, element types, shapes or devices; or has tensors that
+            are not contiguous, require gradients, or share memory with each other or with stored rows. Nothing is
+            changed.
     """
     try:
         structure = tree_spec_of(batch)
@@ -490,9 +525,9 @@ def fill(out: Any, batch: Any, stored: Callable[[torch.Tensor], bool]) -> Any:
 
 
 class Filler:
-    """Fills batches of rows of a storage of tensors, in one call for all columns.
+    """Fills batches with rows of a tensor storage, in one call for all columns.
 
-    Batches may have more entries at their root than the rows, which are copied.
+    Batches may have additional entries at their root, which are copied.
     """
 
     def __init__(self, structure: TreeSpec, columns: Columns, added: Sequence[str]) -> None:
@@ -505,12 +540,12 @@ class Filler:
         self._paths = paths
         self._order = [paths.index(path) for path in structure.paths()]
         self._places = [paths.index((name,)) for name in added]
-        # Several threads use this: it is replaced as a whole.
+        # Several threads use this, so it is only replaced as a whole.
         self._apart: tuple[list[int], list[int], int] = ([], [], -1)
 
     @classmethod
     def of(cls, structure: TreeSpec, columns: Columns, out: Any, added: Mapping[Any, Any]) -> Filler | None:
-        """Return what fills such a batch; None where rows are not copied as they are."""
+        """Return a filler for such batches; None if rows cannot be copied as they are."""
         if not columns.gathers_into or columns.ndim != 1 or any(map(renames, columns.dtypes)):
             return None
         if added and not (type(structure) is TensorDictNode and structure.kind is None and type(out) is TensorDict):
@@ -518,7 +553,7 @@ class Filler:
         return cls(structure, columns, tuple(added)) if all(type(key) is str for key in added) else None
 
     def fill(self, index: torch.Tensor, rows: int, out: Any, added: Mapping[str, torch.Tensor]) -> Any:
-        """Copy the rows `index`, int64 `[n]`, among the first `rows`, and the entries `added`; see `fill`."""
+        """Copy the rows `index`, int64 `[n]`, of the first `rows`, and the entries `added`, to `out`; see `fill`."""
         try:
             leaves = self._whole.flatten(out)
         except SchemaError as error:
@@ -527,7 +562,7 @@ class Filler:
         if type(out) is TensorDict and out.batch_size[:1] != index.shape:
             raise _refused(f"its batch size is {list(out.batch_size)}, expected {count} elements")
         targets = [leaves[number] for number in self._order]
-        found = self.columns.sources(targets, (count,), rows)  # other memory of the same kind, as of rows to write
+        found = self.columns.sources(targets, (count,), rows)  # the targets must be what `sources` accepts for writes
         addresses = None if found is None or found.steps is not None else found.addresses
         if addresses is None:
             self._require_rows(targets, count)
@@ -538,7 +573,7 @@ class Filler:
         self.columns.gather_into(index, rows, targets, addresses=addresses)
         try:
             increment_version(targets)
-        except RuntimeError:  # tensors of inference have no version
+        except RuntimeError:  # inference tensors have no version counter
             increment_version([target for target in targets if not target.is_inference()])
         for number, value in zip(self._places, values, strict=True):
             leaves[number].copy_(value)
@@ -551,13 +586,13 @@ class Filler:
     def _require_apart(
         self, leaves: Sequence[torch.Tensor], count: int, addresses: Sequence[int] | Numbers | None
     ) -> None:
-        """Refuse tensors as `fill` does; those that were there with the batch before are looked at only once."""
+        """Refuse tensors as `fill` does; tensors of the previous batch are only checked once."""
         if addresses is None:
             places = list(map(_ADDRESS, leaves))
         else:
             places = addresses.tolist() if isinstance(addresses, np.ndarray) else list(addresses)
             places.extend(leaves[number].data_ptr() for number in self._places)
-        stored = self.columns.known_addresses  # `sources` has asked for them
+        stored = self.columns.known_addresses  # `sources` has just determined them
         if self._apart != (places, stored, count):
             _require_apart(self._whole, leaves, self.columns.may_hold)
             self._apart = places, stored, count
@@ -576,7 +611,7 @@ def _require_like(name: str, target: torch.Tensor, dtype: torch.dtype, shape: to
 
 
 def _require_apart(structure: TreeSpec, leaves: Sequence[torch.Tensor], stored: Callable[[torch.Tensor], bool]) -> None:
-    """Refuse tensors of which a write changes another one, or stored rows, and tensors of a graph."""
+    """Refuse tensors that share memory with each other or with stored rows, and tensors that require gradients."""
     end, before = 0, ""
     named = zip(map(place, structure.paths()), leaves, strict=True)
     for name, leaf in sorted(named, key=lambda pair: pair[1].data_ptr()):

@@ -1,4 +1,4 @@
-"""Indices of storages: the rows that they name, those that a write there concerns, and the numbers of elements."""
+"""Indices of storages: which rows they select, which rows a write concerns, and the numbers of elements."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ _FAR = 1 << 63
 
 
 def as_index(item: Any, ndim: int) -> Index:
-    """Bring ints, slices, ranges, lists, arrays, masks, tensors and tuples of them into the form torch indexes with.
+    """Convert ints, slices, ranges, lists, arrays, masks, tensors and tuples of them to a form that torch can index
+    with.
 
-    Tensors come out as masks or int64. IndexError for more coordinates than `ndim`, the dimensions that count
-    elements, and for what names no rows: fractions, texts, None, a lone truth value.
+    Tensors become masks or int64.
+
+    Raises:
+        IndexError: there are more coordinates than `ndim`, the dimensions that count elements; or the index cannot
+            select rows: fractions, texts, None, a single truth value.
     """
     if isinstance(item, tuple) and len(item) == 1:
         item = item[0]
@@ -42,12 +46,12 @@ def as_index(item: Any, ndim: int) -> Index:
             raise IndexError(f"a mask of {index.dim()} dimensions given, the storage has {ndim}")
         return index
     if index.is_floating_point() or index.is_complex():
-        raise IndexError(f"rows are named by whole numbers, slices or masks, found {index.dtype}")
+        raise IndexError(f"rows are selected by whole numbers, slices or masks, found {index.dtype}")
     return index if index.dtype == torch.int64 else index.long()
 
 
 def _tensor(item: Any) -> torch.Tensor:
-    """Make a tensor of numbers or truth values that are given one by one, or as an array."""
+    """Make a tensor of numbers or truth values given one by one, or as an array."""
     try:
         if isinstance(item, np.ndarray) and item.dtype.kind in "iu":  # of any width, byte order and strides
             return torch.from_numpy(item.astype(np.int64))
@@ -55,27 +59,30 @@ def _tensor(item: Any) -> torch.Tensor:
         found = torch.as_tensor(plain)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         kind = "None" if item is None else f"the type {type(item).__name__}"
-        raise IndexError(f"rows are named by whole numbers, slices or masks, found {kind}") from None
+        raise IndexError(f"rows are selected by whole numbers, slices or masks, found {kind}") from None
     return found if found.numel() else found.long()
 
 
 def _in_range(row: int) -> int:
     if not -_FAR <= row < _FAR:
-        raise IndexError(f"row is {row}, expected a row that a storage can have")
+        raise IndexError(f"row {row} is beyond what any storage can hold")
     return row
 
 
 def row_numbers(index: Index, length: int) -> NDArray[np.int64]:
-    """Return the numbers, from 0 on, of the rows that `as_index` made `index` of, in its shape: `[]` for an int.
+    """Return the numbers, from 0 on, of the rows selected by an index of `as_index`, in its shape (`[]` for an int).
 
-    IndexError for rows that are not there.
+    Raises:
+        IndexError: a row does not exist.
     """
     if isinstance(index, slice):
         return np.arange(*index.indices(length), dtype=np.int64)
     numbers = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
     if numbers.dtype == bool:
         if numbers.shape != (length,):
-            raise IndexError(f"the mask is {list(numbers.shape)}, expected [{length}]: one for each row")
+            raise IndexError(
+                f"the mask has the shape {list(numbers.shape)}, expected [{length}]: one value for each row"
+            )
         return np.flatnonzero(numbers)
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
@@ -84,9 +91,9 @@ def row_numbers(index: Index, length: int) -> NDArray[np.int64]:
 
 
 def known_rows(index: Index, length: int) -> int | slice | torch.Tensor:
-    """Return the valid rows that `as_index` made `index` of: an int, a slice with step 1, or int64 of any shape.
+    """Return the valid rows selected by an index of `as_index`: an int, a slice with step 1, or int64 of any shape.
 
-    All are from 0 to `length - 1`; IndexError for rows that are not there.
+    All are from 0 to `length - 1`; IndexError for rows that do not exist.
     """
     if isinstance(index, slice):
         start, stop, step = index.indices(length)
@@ -97,7 +104,8 @@ def known_rows(index: Index, length: int) -> int | slice | torch.Tensor:
 
 
 def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> slice | torch.Tensor:
-    """Return the rows that a write at `index` concerns: a slice of step 1 where possible, else a vector of row numbers.
+    """Return the rows that a write at `index` concerns: a slice with step 1 if possible, otherwise a vector of row
+    numbers.
 
     Negative numbers and open ends count from the last valid row. SchemaError for rows beyond the capacity.
     """
@@ -126,12 +134,12 @@ def rows_of(index: int | slice | torch.Tensor, valid: int, capacity: int) -> sli
 
 
 def are_numbers(index: Any) -> bool:
-    """Whether an index is a tuple of tensors with a dimension each, which names elements by their coordinates."""
+    """Whether an index is a tuple of tensors with dimensions, which selects elements by their coordinates."""
     return type(index) is tuple and bool(index) and all(type(part) is torch.Tensor and part.dim() for part in index)
 
 
 def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
-    """Return rows that an index of several dimensions may concern, by its first part; for a mask all of them."""
+    """Return the rows that an index of several dimensions may concern, from its first part; all rows for a mask."""
     first = index[0] if isinstance(index, tuple) and index else index
     if isinstance(first, int | slice) or (isinstance(first, torch.Tensor) and first.dim() == 1):
         return rows_of(first if isinstance(first, slice) else as_index(first, 1), valid, valid)  # type: ignore[arg-type]
@@ -139,11 +147,11 @@ def rows_named(index: Any, valid: int) -> slice | torch.Tensor:
 
 
 def _bounds(index: slice, valid: int, capacity: int) -> tuple[int, int, int]:
-    """The bounds of a slice: explicit ends may reach the capacity, open and negative ones count valid rows.
+    """Return the bounds of a slice: explicit ends may reach the capacity; open and negative ones count valid rows.
 
-    One that goes backwards reaches no further than the valid rows.
+    A slice with a negative step does not reach beyond the valid rows.
     """
-    bounds = index.indices(valid)  # which refuses a step of 0, and bounds that are no whole numbers
+    bounds = index.indices(valid)  # refuses a step of 0, and bounds that are not whole numbers
     if (step := bounds[2]) < 0:
         return bounds
     ends = (0 if index.start is None else index.start, valid if index.stop is None else index.stop)
@@ -159,7 +167,7 @@ def _refuse_outside(low: int, high: int, valid: int, capacity: int) -> None:
 
 
 def grown_rows(rows: slice | torch.Tensor, valid: int) -> int:
-    """Count the valid rows after a write; SchemaError if it would leave rows below it unwritten."""
+    """Return the number of valid rows after a write; SchemaError if it would leave a gap of unwritten rows."""
     if isinstance(rows, slice):
         top: int = rows.stop
         if top <= valid or top == rows.start:
@@ -170,12 +178,12 @@ def grown_rows(rows: slice | torch.Tensor, valid: int) -> int:
     if fresh <= 0:
         return valid
     if fresh < top - valid:
-        raise SchemaError(f"row {top - 1} cannot be written yet: only {valid} rows are there below it")
+        raise SchemaError(f"row {top - 1} cannot be written yet: only {valid} rows are written below it")
     return top
 
 
 def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
-    """Positions of the last mention of each row; None where no row is mentioned twice."""
+    """Return the positions of the last occurrence of each row; None if no row is repeated."""
     order = rows.argsort(stable=True)
     ordered = rows[order]
     last = torch.ones_like(ordered, dtype=torch.bool)
@@ -184,9 +192,9 @@ def last_of_repeats(rows: torch.Tensor) -> torch.Tensor | None:
 
 
 def last_row(cursor: Any) -> int | None:
-    """Return the row that a write at `cursor` filled last; None where it filled none, or where this is not known.
+    """Return the row that a write at `cursor` filled last; None if it filled none, or this is unknown.
 
-    It is not known for negative numbers and for slices with open ends.
+    It is unknown for negative numbers and for slices with open ends.
     """
     index = cursor[0] if isinstance(cursor, tuple) and cursor else cursor
     if index is None or isinstance(index, bool | str):
@@ -208,7 +216,7 @@ def last_row(cursor: Any) -> int | None:
 
 # Element numbers -----------------------------------------------------------------------------------
 
-_WHOLE = "elements are named by whole numbers"
+_WHOLE = "elements are selected by whole numbers"
 
 
 class NoNumbersError(UsageError, TypeError):
@@ -216,7 +224,7 @@ class NoNumbersError(UsageError, TypeError):
 
 
 def as_numbers(expected: str, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return numbers as a tensor; NoNumbersError with the words `expected` for anything else."""
+    """Return numbers as a tensor; NoNumbersError, with the text `expected`, for anything else."""
     try:
         return torch.as_tensor(values, dtype=dtype)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -224,12 +232,16 @@ def as_numbers(expected: str, values: Any, dtype: torch.dtype | None = None) -> 
 
 
 def element_numbers(index: Any, lanes: tuple[int, ...] | None) -> torch.Tensor:
-    """Return element numbers, int64 `[n]`, of an int, `[n]`, `[n, ndim]`, or a tuple of one tensor a dimension.
+    """Return element numbers, int64 `[n]`, which count through all dimensions in row-major order.
 
-    They count through all dimensions in row-major order. `lanes` are the dimensions of the storage after the first,
-    None if unknown. A negative coordinate gives -1.
-    IndexError for a coordinate beyond the lanes and for numbers that are not whole, NoNumbersError (a TypeError) for
-    other types, SchemaError (a RuntimeError) for another number of coordinates, or for several without `lanes`.
+    Args:
+        index: an int, `[n]`, `[n, ndim]`, or a tuple with one tensor for each dimension. Negative coordinates give -1.
+        lanes: the dimensions of the storage after the first; None if unknown.
+
+    Raises:
+        IndexError: a coordinate is beyond the lanes, or not a whole number.
+        NoNumbersError: (a TypeError) the index has another type.
+        SchemaError: (a RuntimeError) the number of coordinates is wrong, or there are several and `lanes` is unknown.
     """
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.dim() == 1:
         return index
@@ -251,11 +263,11 @@ def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.
     count = coordinates.shape[1]
     if lanes is None:
         raise SchemaError(
-            f"elements are named by {count} coordinates, which dimensions the storage has is not known yet",
-            hint="give the storage: update_priority(index, priority, storage=…)",
+            f"elements have {count} coordinates, but the dimensions of the storage are not known yet",
+            hint="pass the storage: update_priority(index, priority, storage=…)",
         )
     if count != 1 + len(lanes):
-        raise SchemaError(f"elements are named by {count} coordinates, the storage has {1 + len(lanes)} dimensions")
+        raise SchemaError(f"elements have {count} coordinates, the storage has {1 + len(lanes)} dimensions")
     numbers = coordinates[:, 0]
     for dimension, size in enumerate(lanes, start=1):
         part = coordinates[:, dimension]
@@ -266,10 +278,12 @@ def _raveled(coordinates: torch.Tensor, lanes: tuple[int, ...] | None) -> torch.
 
 
 def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
-    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes in a storage of this shape."""
+    """Return the numbers, int64 `[n]`, of the elements that `storage[index] = …` writes, for a storage of this
+    shape.
+    """
     if ndim > 1:
         if isinstance(index, tuple) and all(isinstance(part, torch.Tensor) for part in index):
-            with contextlib.suppress(TypeError, ValueError):  # masks and negative numbers: see below
+            with contextlib.suppress(TypeError, ValueError):  # masks and negative numbers are handled below
                 coordinates = tuple(part.numpy(force=True) for part in index)
                 return torch.from_numpy(np.ravel_multi_index(coordinates, tuple(shape))).reshape(-1)
         numbers = torch.arange(shape.numel()).reshape(shape)
@@ -285,7 +299,7 @@ def marked_numbers(index: Any, shape: torch.Size, ndim: int) -> torch.Tensor:
 
 
 def own_cursor(cursor: Any) -> Any:
-    """Return a copy of a cursor that its caller could fill with other rows, else the cursor itself."""
+    """Return a cursor, copied if its caller could change its contents later."""
     if isinstance(cursor, tuple):
         return tuple(map(own_cursor, cursor))
     if isinstance(cursor, torch.Tensor):

@@ -1,8 +1,9 @@
 """Datasets on disk as tensors: memory-mapped, or read row by row.
 
-Files that do not fit into memory are mapped with advice to the kernel: read-ahead would load pages that nobody needs
-and evict those in use, and random rows would cost one page fault after another. With MADV_RANDOM, and MADV_WILLNEED
-for the rows of each batch, the kernel reads just these, in parallel. Files that fit get no advice.
+Files that do not fit into memory are mapped with advice to the kernel. Without it, read-ahead would load pages that
+nobody needs and evict those in use, and random rows would cost one page fault after another. With MADV_RANDOM for the
+whole map, and MADV_WILLNEED for the rows of each batch, the kernel reads just these rows, in parallel. Files that fit
+into memory get no advice.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def exceeds_memory(size: int) -> bool:
-    """Whether so many bytes of files cannot all stay in memory."""
+    """Whether files of this total size cannot all stay in memory."""
     available = available_memory()
     return available is not None and size > available
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can have and the page cache can use: the system's, or its control group's if fewer.
+    """Return the bytes that this process and its page cache may use: the machine's, or its control group's if that is
+    less.
 
-    None where the system reports none.
+    None if the system does not say.
     """
     found = [limit for limit in (_system(), *_groups()) if limit is not None]
     return min(found) if found else None
@@ -57,7 +59,7 @@ def _system() -> int | None:
 
 
 def _groups() -> Iterable[int]:
-    """The limits of the control groups (version 2, and 1) that this process is in."""
+    """Yield the memory limits of the control groups (version 2 and 1) of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -77,7 +79,7 @@ def _groups() -> Iterable[int]:
 
 
 class Pages:
-    """A mapped file of which rows are read in no order."""
+    """A mapped file whose rows are read in random order."""
 
     def __init__(self, pages: mmap.mmap) -> None:
         self._pages = pages
@@ -85,14 +87,14 @@ class Pages:
         advise_random(pages)
 
     def expect(self, starts: NDArray[Any], lengths: int | NDArray[Any]) -> None:
-        """Hint that `lengths` bytes from each of `starts` on are about to be read."""
+        """Hint that `lengths` bytes from each of `starts` are about to be read."""
         will_need = getattr(mmap, "MADV_WILLNEED", None)
         if will_need is None or not len(starts):
             return
         page = mmap.PAGESIZE
         first = np.sort(starts // page)
         last = np.sort((starts + (lengths - 1)) // page)
-        # Rows of neighbouring pages are asked for together.
+        # Rows on neighbouring pages are combined into one hint.
         apart = np.flatnonzero(first[1:] > last[:-1] + 1)
         begins = first[np.concatenate(([0], apart + 1))] * page
         stops = np.minimum((last[np.concatenate((apart, [len(last) - 1]))] + 1) * page, self._size)
@@ -111,13 +113,13 @@ def advise_random(pages: mmap.mmap) -> None:
 
 
 def tensor_of(array: Array, field: Field) -> torch.Tensor:
-    """View an array as a tensor of the field's element type; bfloat16 arrives as its bits."""
+    """View an array as a tensor of the field's element type; bfloat16 comes as its bits."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if field.dtype == "bfloat16" else tensor
 
 
 def tensordict_of(tensors: Mapping[Key, torch.Tensor], batch: tuple[int, ...]) -> TensorDict:
-    """Nest tensors by their keys in one tensordict of this batch size."""
+    """Nest tensors by their keys in a tensordict of this batch size."""
     nest: dict[str, Any] = {}
     for (*folders, name), tensor in tensors.items():
         inner = nest
@@ -128,23 +130,28 @@ def tensordict_of(tensors: Mapping[Key, torch.Tensor], batch: tuple[int, ...]) -
 
 
 def dataset_tensors(dataset: str | os.PathLike[str] | TedReader, *, copy_on_write: bool = True) -> TensorDict:
-    """Map every leaf of a dataset in layout `ted`, at a path or open, into a tensordict of batch size `[steps]`.
+    """Map all leaves of a dataset in layout `ted` into a tensordict of batch size `[steps]`.
 
-    Rows are read from the disk when first touched. The maps are private and the files are opened read-only: an
-    edit in place stays in this process. With `copy_on_write=False` the pages cannot be written at all, which
-    costs no room under a limit on data memory (`RLIMIT_DATA`), but an edit in place ends the process.
+    Rows are read from the disk when first touched. The maps are private and the files are opened read-only, so an
+    in-place edit stays in this process.
 
-    Raises FormatError for another layout and CorruptDataError for a file that is missing or has another size than
-    in the manifest.
+    Args:
+        dataset: a path or an open reader.
+        copy_on_write: if False, the pages cannot be written at all, which takes nothing from a limit on data memory
+            (`RLIMIT_DATA`), but an in-place edit ends the process.
+
+    Raises:
+        FormatError: the dataset has another layout.
+        CorruptDataError: a file is missing, or does not have the size given in the manifest.
     """
     return MappedDataset(dataset, copy_on_write=copy_on_write).tensors
 
 
 class MappedDataset:
-    """The maps of a dataset in layout `ted`: `tensors` is what `dataset_tensors` returns.
+    """The maps of a dataset in layout `ted`; `tensors` is what `dataset_tensors` returns.
 
-    Where the files do not fit into memory, or with `larger_than_memory`, the kernel is advised that rows are read in
-    random order, and with `expect` which rows come next.
+    If the files do not fit into memory, or with `larger_than_memory`, the kernel is advised that rows are read in
+    random order, and by `expect` which rows come next.
     """
 
     def __init__(
@@ -167,11 +174,11 @@ class MappedDataset:
 
     @property
     def advises(self) -> bool:
-        """Whether the kernel is advised of rows."""
+        """Whether the kernel gets advice."""
         return bool(self._pages)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """Hint at the rows to be read next; negative numbers count from the end, and what is beyond is left out."""
+        """Hint at the rows to be read next; negative numbers count from the end, invalid ones are skipped."""
         if self._pages:
             rows = np.where(rows < 0, rows + self._steps, rows)
             rows = np.sort(rows[(rows >= 0) & (rows < self._steps)])
@@ -181,7 +188,7 @@ class MappedDataset:
     def _map(self, files: ListedFiles, field: Field, steps: int) -> torch.Tensor:
         shape = (steps, *field.shape)
         size = steps * field.row_bytes
-        if not size:  # a map cannot be empty, and there is no file
+        if not size:  # an empty field has no file, and cannot be mapped
             return tensor_of(np.empty(shape, field.numpy), field)
         pages = _pages(files, leaf_path(field.key), size, self._copy_on_write)
         if self._advise:
@@ -193,9 +200,9 @@ class MappedDataset:
 def _pages(files: ListedFiles, name: str, size: int, copy_on_write: bool) -> mmap.mmap:
     path, descriptor = files.root / name, files.descriptor(name)
     found = os.fstat(descriptor).st_size
-    if found != size:  # a read beyond the end of a mapped file would kill the process
+    if found != size:  # reading beyond the end of a mapped file would kill the process
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
-    # No swap is set aside for pages that are never written: a dataset may be larger than memory.
+    # Reserve no swap for pages that are never written, as a dataset may be larger than memory.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if copy_on_write else 0)
     return mmap.mmap(descriptor, size, flags=flags, prot=protection)
@@ -208,19 +215,19 @@ def _read_only_tensor(array: Array, field: Field) -> torch.Tensor:
 
 
 class MappedSteps(TensorStorage):
-    """The rows of an open dataset in layout `ted`, mapped read-only; an edit in place ends the process."""
+    """The rows of an open dataset in layout `ted`, mapped read-only; an in-place edit ends the process."""
 
     def __init__(self, reader: TedReader) -> None:
         self._lengths = reader.episodes.length
         super().__init__(dataset_tensors(reader, copy_on_write=False))
 
     def episode_lengths(self) -> NDArray[np.int64]:
-        """List the lengths of the episodes."""
+        """Return the lengths of the episodes."""
         return self._lengths
 
 
 class StepStorage(IndexedStorage):
-    """The rows behind a `StepReader`, as a storage that cannot be written: each `get` reads just those rows.
+    """The rows of a `StepReader` as a read-only storage; each `get` reads just the rows asked for.
 
     Neighbouring rows are read together. Writing raises SchemaError.
     """
@@ -233,11 +240,11 @@ class StepStorage(IndexedStorage):
         return self._reader.manifest.steps
 
     def episode_lengths(self) -> NDArray[np.int64]:
-        """List the lengths of the episodes."""
+        """Return the lengths of the episodes."""
         return self._reader.episodes.length
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one leaf of the rows at `index` alone; None where there is none."""
+        """Read one leaf of the rows at `index`; None if it does not exist."""
         field = next((field for field in self._reader.fields if field.key == key), None)
         return None if field is None else self._tensors([field], row_numbers(as_index(index, 1), len(self)))[key]
 
@@ -255,7 +262,7 @@ class StepStorage(IndexedStorage):
         return tensors
 
     def _read(self, field: Field, rows: Array) -> Array:
-        """Read sorted rows of one leaf, each run of neighbours at once."""
+        """Read sorted rows of one leaf, combining neighbours into one read."""
         found = np.empty((len(rows), *field.shape), field.numpy)
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
@@ -263,22 +270,22 @@ class StepStorage(IndexedStorage):
         return found
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")
 
     def save_state(self) -> dict[str, Any]:
-        """Return the digest of the contents, which lie on disk."""
+        """Return the digest of the contents, which are on disk."""
         return {"content_digest": self._reader.manifest.content_digest, "_len": len(self)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is of these very contents."""
+        """Check that the state belongs to the same contents."""
         if state["content_digest"] != self._reader.manifest.content_digest:
             raise SchemaError(f"the state belongs to other data than {self._reader.path}")
 
     def clear_rows(self) -> None:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self._reader.path} is read-only: datasets are never edited in place")

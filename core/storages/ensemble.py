@@ -1,4 +1,4 @@
-"""Several storages as one, whose rows are gathered into one batch without a copy in between."""
+"""Several storages as one; their rows are gathered directly into one batch."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from .tensor import TensorStorage
 BUFFER_IDS, INDEX, SOURCE_ID = "buffer_ids", "index", "source_id"
 
 Drawn: TypeAlias = list[tuple[int, Any]]
-"""Rows with the number of their member."""
+"""Rows, each part with the number of its member."""
 
 LoadPart: TypeAlias = Callable[[Any, Callable[[], Any]], None]
-"""Loads a part, as `all_or_none` has it: the part, and what loads it."""
+"""Loads a part inside `all_or_none`: called with the part, and a function that loads it."""
 
 
 class EnsembleKindError(UsageError, TypeError):
-    """A member or an index of an ensemble is of the wrong type."""
+    """A member or an index of an ensemble has the wrong type."""
 
 
 class EnsembleWriteError(SchemaError, TypeError):
-    """An ensemble was written to: only its members can be."""
+    """Something was written to an ensemble, of which only the members can be written."""
 
 
 def refuse_write(ensemble: Any) -> NoReturn:
     """Raise EnsembleWriteError (a RuntimeError and a TypeError)."""
     raise EnsembleWriteError(
-        f"a {type(ensemble).__name__} cannot be written to, only its members can",
+        f"a {type(ensemble).__name__} cannot be written to; only its members can",
         hint="write to a member: rb[0].extend(…)",
     )
 
 
 def checked_members(name: str, members: Sequence[Any], kind: type[Any]) -> tuple[Any, ...]:
-    """Return the members; UsageError if there are none, EnsembleKindError (a TypeError) for another type."""
+    """Return the members; UsageError if there are none, EnsembleKindError (a TypeError) if one has another type."""
     if not members:
         raise UsageError(f"a {name} has no members, expected at least one")
     for number, member in enumerate(members):
@@ -58,15 +58,20 @@ def checked_members(name: str, members: Sequence[Any], kind: type[Any]) -> tuple
 
 
 def chosen_members(index: Any, count: int) -> int | list[int]:
-    """Return the number of a member, or the numbers of several, that `index` names among `count`.
+    """Return the number of a member, or the numbers of several, selected by `index` among `count`.
 
-    An int names one; a slice, a list, a range and a vector of ints or of bools name several. IndexError for members
-    that do not exist, EnsembleKindError (a TypeError) for floats, strings and other types, SchemaError (a
-    RuntimeError) for a tensor of several dimensions.
+    Args:
+        index: an int selects one; a slice, a list, a range, or a vector of ints or bools several.
+        count: the number of members.
+
+    Raises:
+        IndexError: a member does not exist.
+        EnsembleKindError: (a TypeError) the index is a float, a string or of another type.
+        SchemaError: (a RuntimeError) the index is a tensor of several dimensions.
     """
     if isinstance(index, torch.Tensor | np.ndarray):
         if index.ndim > 1:
-            raise SchemaError(f"members are named by a vector of numbers, found {index.ndim} dimensions")
+            raise SchemaError(f"members are selected by a vector of numbers, found {index.ndim} dimensions")
         index = index.tolist()
     elif isinstance(index, np.integer):
         index = int(index)
@@ -88,14 +93,14 @@ def _one(index: Any, count: int) -> int:
     if isinstance(index, torch.Tensor | np.ndarray | np.integer) and not getattr(index, "ndim", 0):
         index = index.item()
     if isinstance(index, bool) or not isinstance(index, int):
-        raise EnsembleKindError(f"members are named by ints, found a {type(index).__name__}: {index!r}")
+        raise EnsembleKindError(f"members are selected by ints, found a {type(index).__name__}: {index!r}")
     if not -count <= index < count:
         raise IndexError(f"member is {index}, expected one of {count} members")
     return index % count
 
 
 class _Nesting(NamedTuple):
-    """The leaves of an ensemble, the number of the first one of each member, and whether a member is an ensemble."""
+    """The leaves of an ensemble, the number of each member's first leaf, and whether a member is an ensemble."""
 
     members: tuple[Storage, ...]
     leaves: list[Storage]
@@ -106,12 +111,19 @@ class _Nesting(NamedTuple):
 class StorageEnsemble(Storage):
     """The storages of an ensemble, and the transforms of their rows.
 
-    `len` counts the members. `storage[i]` is a member, `storage[1:]` an ensemble of some, `storage[:, rows]` a list of
-    these rows of each, without transforms. `get(index)` of a tensordict with `"buffer_ids"` and `"index"`, as a
-    `SamplerEnsemble` makes it, returns a list of pairs `(member, rows)`, rows after the transform of their member.
+    `len` is the number of members. `storage[i]` is a member, `storage[1:]` an ensemble of some, `storage[:, rows]` a
+    list of these rows of each member, without transforms. `get(index)`, for a tensordict with `"buffer_ids"` and
+    `"index"` as made by a `SamplerEnsemble`, returns a list of pairs `(member, rows)`, with rows after their member's
+    transform. Writes raise EnsembleWriteError (a RuntimeError). Members can be ensembles.
 
-    `transforms` are one callable or None for each member: EnsembleKindError (a TypeError) for another number. Writes
-    raise EnsembleWriteError (a RuntimeError). Members can be ensembles. Names are those of TorchRL.
+    Args:
+        *storages: the members.
+        transforms: one callable, or None, for each member.
+
+    Raises:
+        EnsembleKindError: (a TypeError) the number of transforms is another one.
+
+    Names are TorchRL's.
 
     >>> from rbtool import TensorStorage
     >>> storage = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(5) + 10))
@@ -132,25 +144,27 @@ class StorageEnsemble(Storage):
 
     @property
     def sizes(self) -> list[int]:
-        """How many elements each member has."""
+        """The number of elements of each member."""
         if not self._nesting.nested:
             return list(map(len, self.members))
         return [sum(one.sizes) if isinstance(one, StorageEnsemble) else len(one) for one in self.members]
 
     @property
     def leaves(self) -> list[Storage]:
-        """The storages that hold rows, in order; those of members that are ensembles, in their place."""
+        """The storages that hold rows, in order; members that are ensembles are replaced by their own leaves."""
         return self._nesting.leaves
 
     @property
     def sources(self) -> NDArray[np.int64]:
-        """The number of the first leaf of each member among `leaves`, int64 `[members]`."""
+        """The number of each member's first leaf among `leaves`, int64 `[members]`."""
         return self._nesting.sources
 
     @property
     def _nesting(self) -> _Nesting:
         known = self._known
-        if known is None or known.members is not self.members or known.nested:  # there, leaves may be exchanged
+        if (
+            known is None or known.members is not self.members or known.nested
+        ):  # a nested ensemble may exchange its leaves
             parts = [one.leaves if isinstance(one, StorageEnsemble) else [one] for one in self.members]
             nested = any(isinstance(one, StorageEnsemble) for one in self.members)
             starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
@@ -158,7 +172,7 @@ class StorageEnsemble(Storage):
         return known
 
     def members_of(self, sources: torch.Tensor) -> torch.Tensor:
-        """Return the member that each leaf, by number, is in or is."""
+        """Return, for leaves given by number, the member that is or contains each."""
         return torch.searchsorted(torch.from_numpy(self.sources), sources, right=True) - 1
 
     def __len__(self) -> int:
@@ -181,7 +195,7 @@ class StorageEnsemble(Storage):
     # Reading ---------------------------------------------------------------------------------------
 
     def read_at(self, index: Any) -> Any:
-        """Return a member, an ensemble of some, or rows; see the class."""
+        """Return a member, an ensemble of some members, or rows; see the class."""
         if is_tensor_collection(index):
             return self._rows_of(index)
         if isinstance(index, tuple):
@@ -218,7 +232,7 @@ class StorageEnsemble(Storage):
     def _nested_rows(self, member: int, part: IndexPart) -> Any:
         inner = self.members[member]
         if part.sources is None or not isinstance(inner, StorageEnsemble):
-            raise SchemaError(f"member {member} is an ensemble, and the index has no source_id of its rows")
+            raise SchemaError(f"member {member} is an ensemble, and the index has no source_id for its rows")
         sources = part.sources - int(self.sources[member])
         entries = {BUFFER_IDS: inner.members_of(sources), SOURCE_ID: sources, INDEX: part.numbers}
         nested = TensorDict(entries, [len(sources)])
@@ -241,7 +255,7 @@ class StorageEnsemble(Storage):
     add = extend
 
     def _refuse_hook(self, hook: Callable[..., Any]) -> NoReturn:
-        raise UsageError("an ensemble has no rows of its own that hooks change", hint="register them on its members")
+        raise UsageError("an ensemble has no rows of its own for hooks", hint="register them on its members")
 
     register_save_hook = register_load_hook = _refuse_hook
 
@@ -251,13 +265,15 @@ class StorageEnsemble(Storage):
             member.empty()
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state of each member by its number, as text."""
+        """Return the state of each member under its number, as text."""
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load the state of each member; if one refuses its own, all have their rows of before.
+        """Load the state of each member. If one refuses its state, or the number of members differs, nothing is
+        changed.
 
-        SchemaError, with nothing changed, for the state of another number of members.
+        Raises:
+            SchemaError: the state does not fit.
         """
         load_members(self.members, state)
 
@@ -267,18 +283,18 @@ class StorageEnsemble(Storage):
 
 
 def require_members(state: Mapping[str, Any], count: int) -> None:
-    """Raise SchemaError unless a state has an entry for each of `count` members and no other."""
+    """Raise SchemaError unless a state has exactly one entry for each of `count` members."""
     numbers = {key for key in map(str, state) if key.isdigit()}
     if numbers != {str(number) for number in range(count)}:
-        raise SchemaError(f"the state is that of {len(numbers)} members, this ensemble has {count}")
+        raise SchemaError(f"the state has {len(numbers)} members, this ensemble has {count}")
 
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[LoadPart]:
-    """Yield `load(part, act)`, which calls `act()` to load one of several parts.
+    """Load several parts inside the context: all or none. Yields `load(part, act)`, which calls `act()` to load a part.
 
-    If that or anything else inside the context fails, the parts that are loaded get their state of before: until then a
-    copy of it is kept, rows included. A part that fails restores itself.
+    If anything in the context fails, the parts already loaded get their previous state back; until then a copy of it,
+    including rows, is kept. A part that fails to load restores itself.
     """
     done: list[tuple[Any, Any]] = []
 
@@ -296,7 +312,7 @@ def all_or_none() -> Iterator[LoadPart]:
 
 
 def held_state(state: Any) -> Any:
-    """Copy a state; of tensors with room for more elements than there are, only the valid rows take memory."""
+    """Copy a state; of tensors with room for more elements, only the valid rows take memory."""
     if not isinstance(state, dict):
         return copy.deepcopy(state)
     if "_storage" in state and isinstance(length := state.get("_len"), int):
@@ -311,15 +327,16 @@ def held_state(state: Any) -> Any:
 def _held_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
     if not tensor.dim() or not 0 < count < len(tensor) or tensor.device.type != "cpu":
         return tensor.clone()
-    held = torch.empty_like(tensor)  # a page that nothing is put into takes no memory
+    held = torch.empty_like(tensor)  # untouched pages take no memory
     held[:count] = tensor[:count]
     return held
 
 
 def load_members(members: Sequence[Any], state: Mapping[str, Any]) -> None:
-    """Load the state of each of the parts of an ensemble; on failure all have their state of before.
+    """Load the state of each part of an ensemble; on failure all keep their previous state.
 
-    SchemaError, with nothing changed, for a state of another number of members.
+    Raises:
+        SchemaError: a state does not fit, or the number of members differs.
     """
     require_members(state, len(members))
     with all_or_none() as load:
@@ -328,7 +345,7 @@ def load_members(members: Sequence[Any], state: Mapping[str, Any]) -> None:
 
 
 class IndexPart:
-    """The rows of one member in the index of an ensemble."""
+    """The rows of one member in an ensemble's index."""
 
     __slots__ = ("numbers", "sources")
 
@@ -338,7 +355,7 @@ class IndexPart:
 
     @property
     def rows(self) -> Any:
-        """The index in the form of storages: int64 `[n]`, or a tuple of one such tensor a dimension."""
+        """The index in the form that storages take: int64 `[n]`, or a tuple with one such tensor for each dimension."""
         if self.numbers.dim() == 1:
             return self.numbers
         known = [part for part in self.numbers.unbind(-1) if not bool((part < 0).all())]
@@ -346,11 +363,15 @@ class IndexPart:
 
 
 def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
-    """Yield the members that an index names, with their rows.
+    """Yield the members that an index selects, and their rows.
 
-    `index["buffer_ids"]` is int64 `[k]` with `index["index"]` `[k, n]`, both `[k, n]` as in a batch, or both `[n]` with
-    the rows of a member together. The last dimension of `"index"` holds the coordinates of storages with several
-    dimensions. SchemaError for anything else.
+    Args:
+        index: `"buffer_ids"` is int64 `[k]` with `"index"` `[k, n]`; or both are `[k, n]`, as in a batch; or both are
+            `[n]` with the rows of a member together. The last dimension of `"index"` holds coordinates for storages of
+            several dimensions.
+
+    Raises:
+        SchemaError: the index has another form.
     """
     ids, numbers, sources = index.get(BUFFER_IDS), index.get(INDEX), index.get(SOURCE_ID, None)
     if ids.dim() == 1 and (numbers.is_nested or numbers.dim() > 1) and not _flat(index, ids, numbers):
@@ -361,7 +382,7 @@ def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
     if ids.dim() == 2:
         for place, row in enumerate(ids):
             if len(row) and not bool((row == row[0]).all()):
-                raise SchemaError(f"draw {place} of the index names several members, expected one")
+                raise SchemaError(f"part {place} of the index has several members, expected one")
             if len(row):
                 yield int(row[0]), IndexPart(numbers[place], None if sources is None else sources[place])
         return
@@ -377,12 +398,12 @@ def split_index(index: Any) -> Iterator[tuple[int, IndexPart]]:
 
 
 def _flat(index: Any, ids: torch.Tensor, numbers: torch.Tensor) -> bool:
-    """Whether rows with coordinates, `[n, ndim]`, are named one by one: then there is a source for each row."""
+    """Whether rows with coordinates, `[n, ndim]`, are listed one by one, with a source for each."""
     sources = index.get(SOURCE_ID, None)
     return sources is not None and not numbers.is_nested and sources.shape == ids.shape
 
 
-# Batches after which the import of compiled loops, half a second, pays.
+# After this many batches, importing the compiled loops, which takes half a second, pays off.
 _PATIENCE = 50
 
 _ODD = (1).__and__
@@ -390,9 +411,10 @@ _ADDRESS = torch.Tensor.data_ptr
 
 
 class Parts:
-    """Which rows of a batch are of which storage: the first part is of `members[0]` and ends at `stops[0]`, and so on.
+    """Which rows of a batch belong to which storage: the first part belongs to `members[0]` and ends at `stops[0]`, and
+    so on.
 
-    `members` and `stops` are int64 `[parts]`; nothing is changed.
+    `members` and `stops` are int64 `[parts]`; the object is immutable.
     """
 
     def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
@@ -404,7 +426,7 @@ class Parts:
 
     @cached_property
     def memory(self) -> Numbers:
-        """Memory for numbers of its rows, int64 `[size]`, that is used again."""
+        """Reusable memory for the numbers of its rows, int64 `[size]`."""
         return np.empty(self.size, np.int64)
 
     @cached_property
@@ -414,11 +436,13 @@ class Parts:
 
     @property
     def equal(self) -> bool:
-        """Whether all parts have as many rows."""
+        """Whether all parts have the same number of rows."""
         return len(set(np.diff(self.stops, prepend=0).tolist())) == 1
 
     def labels(self, sources: Numbers) -> tuple[Numbers, Numbers]:
-        """Return for each row the member and the source, one of each member; int64 `[size]`, in memory of their own."""
+        """Return the member and the source of each row, given the source of each member; int64 `[size]`, fresh
+        memory.
+        """
         if self._labels is None or self._labels[0] is not sources:
             counts = np.diff(self.stops, prepend=0)
             self._labels = sources, np.repeat(self.members, counts), np.repeat(sources[self.members], counts)
@@ -426,7 +450,7 @@ class Parts:
         return ids.copy(), numbers.copy()
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
-        """Yield each member, and where its rows are in the batch."""
+        """Yield each member, and the place of its rows in the batch."""
         start = 0
         for member, stop in zip(self.listed, self.stops.tolist(), strict=True):
             yield member, slice(start, stop)
@@ -437,26 +461,26 @@ class Parts:
 
 
 class MemberRows(NamedTuple):
-    """Rows of several storages by number, int64 `[n]`, and which of them are of which storage."""
+    """Rows of several storages by number, int64 `[n]`, and which of them belong to which storage."""
 
     parts: Parts
     numbers: Numbers
 
 
 class Guarding(Protocol):
-    """Reads rows of several storages, each of one instant, as the guards of buffers do."""
+    """Reads rows of several storages consistently, as the guards of buffers do."""
 
     def sequences(self, numbers: Sequence[int]) -> list[int]:
-        """Return a number for each of some storages that is odd during a write, and another one after it."""
+        """Return, for some storages, a number that is odd during a write and different after it."""
 
     def read(self, number: int, get: Callable[[Any], Any], index: Any) -> Any:
-        """Return `get(index)` of a storage, in which no row is half-written."""
+        """Return `get(index)` of a storage, without half-written rows."""
 
 
 class _Plan:
-    """What is gathered from storages that have the same columns: all but the rows' own index, which labels replace.
+    """What is gathered from storages with the same columns: everything except the stored index, which labels replace.
 
-    It is not changed, as several threads use it; storages that are exchanged or initialized take another plan.
+    It is immutable, because several threads use it; if storages are exchanged or initialized, a new plan is made.
     """
 
     def __init__(self, storages: Sequence[Storage], source_key: str | None) -> None:
@@ -466,10 +490,10 @@ class _Plan:
         self._watched = [leaf for columns in self.columns if columns is not None for leaf in columns.plain]
         self._watched_at = [place for addresses in self._addresses for place in addresses]
         self.orders: list[list[int] | None] = [None] * len(storages)
-        """The columns of each storage that are gathered, in the order of the batch; None for a storage that differs."""
+        """For each storage, the columns to gather in the order of the batch; None for a storage that differs."""
         self.capacities = [0 if columns is None else columns.lead[0] for columns in self.columns]
         self.expecting = any(getattr(storage, "expects_rows", False) for storage in storages)
-        """Whether a storage is notified of the rows that are read next."""
+        """Whether some storage wants to be told which rows are read next."""
         self._memory: tuple[Any, BatchPool] = (None, BatchPool([], []))
         self._lengths: tuple[list[int], Numbers] = ([], np.zeros(0, np.int64))
         leaves: dict[Path, Any] = {}
@@ -487,10 +511,10 @@ class _Plan:
                 self.orders[member] = order = [paths.index(path) for path in self._kept]
                 self.places[member] = [self._addresses[member][number] for number in order]
         self.partial = None in self.orders
-        """Whether there is a storage that differs."""
+        """Whether some storage has other columns."""
 
     def _take(self, storage: TensorStorage, columns: Columns, source_key: str | None) -> None:
-        """Make batches like the rows of a storage, with labels."""
+        """Make batches like the rows of this storage, with labels."""
         paths = list(storage.structure.paths())
         chosen = [number for number, path in enumerate(paths) if path[0] != INDEX]
         self._kept = [paths[number] for number in chosen]
@@ -507,7 +531,7 @@ class _Plan:
         self._structure = TensorDictNode(children, device=getattr(storage.structure, "device", None))
 
     def follows(self, members: Sequence[int], storages: Sequence[Any]) -> bool:
-        """Whether the storages of some members, and the memory of their columns, are as they were."""
+        """Whether some members' storages, and the memory of their columns, are unchanged."""
         if storages is not self.storages:
             return False
         for member in members:
@@ -523,7 +547,7 @@ class _Plan:
         return True
 
     def lengths(self, members: Sequence[int]) -> Numbers:
-        """Return the valid rows of some members, but no more than the memory that is known here holds, int64 `[n]`."""
+        """Return the valid rows of some members, limited to the memory known here, int64 `[n]`."""
         found = [min(self.storages[member].rows, self.capacities[member]) for member in members]
         known, lengths = self._lengths
         if found != known:
@@ -548,9 +572,9 @@ class _Plan:
 
 
 class Gatherer:
-    """Gathers rows of storages that have the same columns, in memory that is used again once a batch is freed.
+    """Gathers rows of storages with the same columns, reusing memory once a batch is freed.
 
-    Batches have labels: the index of an ensemble, and under `source_key` the sources of rows.
+    Batches carry labels: the ensemble's index, and the sources of rows under `source_key`.
     """
 
     def __init__(self, source_key: str | None) -> None:
@@ -559,7 +583,7 @@ class Gatherer:
         self._plan: _Plan | None = None
 
     def covers(self, storages: Sequence[Storage]) -> bool:
-        """Return whether rows of all of these storages can be gathered, as far as is known before they are read."""
+        """Return whether rows of all these storages can be gathered, as far as can be known before reading them."""
         plan = self._plan
         if plan is None or (plan.partial and not plan.follows(range(len(storages)), storages)):
             plan = self._plan = _Plan(storages, self._source_key)
@@ -572,9 +596,9 @@ class Gatherer:
         rows: MemberRows,
         labels: Sequence[torch.Tensor],
     ) -> TensorDict | None:
-        """Return a batch of rows with their labels, of whose shape it is: `[n]`, or `[draws, n / draws]`.
+        """Return a batch of rows with labels, in the shape of the labels: `[n]`, or `[draws, n / draws]`.
 
-        None for storages that differ, that are not of plain tensors, or that have an entry of the name of the source.
+        None if the storages differ, do not consist of plain tensors, or have an entry with the name of the source.
         """
         members, plan = rows.parts.listed, self._plan
         if plan is None or not plan.follows(members, storages):
@@ -595,7 +619,7 @@ class Gatherer:
         targets: Sequence[torch.Tensor],
         places: Numbers,
     ) -> None:
-        """Copy the rows to the targets, at these addresses, those of each storage of one instant."""
+        """Copy rows to the targets at these addresses; the rows of each storage are of one instant."""
         parts, members = rows.parts, rows.parts.listed
         if plan.expecting:
             for member, part in parts:
@@ -604,7 +628,7 @@ class Gatherer:
             self._patience -= 1
         elif warm():
             before = guards.sequences(members)
-            # No row is read beyond the memory that the plan holds, even if a storage is exchanged meanwhile.
+            # The plan keeps its memory alive, so reading is safe even if a storage is exchanged meanwhile.
             lengths = plan.lengths(members)
             done = gather_parts(plan.places, plan.widths, places, rows.numbers, parts.members, parts.stops, lengths)
             if done and guards.sequences(members) == before and not any(map(_ODD, before)):
@@ -619,14 +643,14 @@ class Gatherer:
 
 
 def _columns_of(storage: Storage) -> Columns | None:
-    """Return the columns of a storage of one dimension; None for one that has none."""
+    """Return the columns of a one-dimensional storage; None if it has none."""
     if not isinstance(storage, TensorStorage) or storage.ndim != 1 or not storage.initialized:
         return None
     return storage.columns
 
 
 def _leaves_of(storage: TensorStorage) -> dict[Path, Any]:
-    """Return the element type and the row shape of each column, by path."""
+    """Return element type and row shape of each column, by path."""
     columns = storage.columns
     kinds = [(dtype, leaf.shape[1:]) for dtype, leaf in zip(columns.dtypes, columns.leaves, strict=True)]
     return dict(zip(storage.structure.paths(), kinds, strict=True))

@@ -1,6 +1,7 @@
-"""Items of a list: any objects as trees (a tree spec and its leaves), as JSON documents, and as entries of state dicts.
+"""Items of a list storage: arbitrary objects as trees (a tree spec and its leaves), as JSON, and as entries of state
+dicts.
 
-The documents are ours or TorchRL's; reading them executes no code.
+The JSON documents are ours or TorchRL's; reading them executes no code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .pytree import NO_BATCH, ConstantNode, MappingNode, Path, SequenceNode, Ten
 
 @dataclass(frozen=True, slots=True)
 class ArrayNode(TensorNode):
-    """A leaf that is an array ("ndarray") or a number ("number") of NumPy."""
+    """A leaf that is a NumPy array ("ndarray") or number ("number")."""
 
     kind: str
 
@@ -44,9 +45,10 @@ class ObjectNode(TreeSpec):
 
 
 class ItemNode(TensorDictNode):
-    """A tensordict or tensorclass that is an item, or part of one: it is made with the checks of tensordict.
+    """A tensordict or tensorclass that is an item or part of one; it is made with tensordict's own checks.
 
-    With `on_device`, its device is the one that its tensors share when it is made. `names` are those of its dimensions.
+    With `on_device`, its device is the one that its tensors share when it is made. `names` are the names of its
+    dimensions.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ItemNode(TensorDictNode):
 
 
 class LazyStackNode(SequenceNode):
-    """A lazy stack of tensordicts or of non-tensor entries, in an item."""
+    """A lazy stack of tensordicts or non-tensor entries in an item."""
 
     def __init__(self, children: Iterable[TreeSpec], stack_dim: int) -> None:
         super().__init__(children, LazyStackedTensorDict)
@@ -90,7 +92,7 @@ class LazyStackNode(SequenceNode):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One item of a list: its tree spec, and a leaf for each of its tensors: itself, or what it was packed into."""
+    """An item of a list: its tree spec, and for each of its tensors a leaf, the tensor itself or its packed form."""
 
     spec: TreeSpec
     leaves: Sequence[Any]
@@ -100,15 +102,15 @@ class Tree:
         return zip(self.spec.paths(), self.leaves, strict=True)
 
     def unflatten(self, unpack: Callable[[Any], torch.Tensor]) -> Any:
-        """Make the item from fresh containers and what `unpack` makes of the leaves."""
+        """Make the item from fresh containers and the results of `unpack` for the leaves."""
         return self.spec.unflatten(map(unpack, self.leaves), NO_BATCH)
 
 
 def tree_of(item: Any, pack: Callable[[torch.Tensor], Any] = lambda tensor: tensor) -> Tree:
-    """Flatten an item, which may be anything; its leaves are what `pack` makes of dense tensors and arrays of numbers.
+    """Flatten an item of any kind; its leaves are the results of `pack` for dense tensors and arrays of numbers.
 
-    Flattened are tensordicts, also lazily stacked ones and those with non-tensor entries, tensorclasses, dicts, lists
-    and tuples. Other objects are kept in the spec.
+    Flattened are tensordicts (including lazy stacks and non-tensor entries), tensorclasses, dicts, lists and tuples.
+    Other objects become part of the spec.
     """
     leaves: list[Any] = []
     return Tree(_item_spec(item, lambda tensor: leaves.append(pack(tensor))), leaves)
@@ -147,7 +149,7 @@ def _tensordict_item(item: Any, add: Callable[[torch.Tensor], None], kind: type[
 
 
 def to_device(item: Any, device: torch.device) -> Any:
-    """Return the item with its tensors, tensordicts and those in dicts, lists and tuples on a device."""
+    """Return the item with its tensors and tensordicts, also inside dicts, lists and tuples, on a device."""
     if isinstance(item, torch.Tensor | TensorDictBase) or is_tensorclass(item):
         return item.to(device)
     if type(item) is dict:
@@ -162,14 +164,14 @@ def to_device(item: Any, device: torch.device) -> Any:
 Document: TypeAlias = Mapping[str, Any]
 
 TakeLeaf: TypeAlias = Callable[[Document, Path], Any]
-"""Returns the leaf that a document at a path describes."""
+"""Returns the leaf described by the document at a path."""
 
 
 def document_of(tree: Tree, describe: Callable[[Any], Document], *, portable: bool) -> dict[str, Any]:
-    """Describe an item without its leaves, each of which adds what `describe` returns for it.
+    """Describe an item without its leaves; for each leaf the result of `describe` is added.
 
-    A `portable` document is plain JSON; SchemaError for what that cannot hold. Otherwise it contains foreign objects
-    and classes by reference.
+    A `portable` document is plain JSON; SchemaError for items that JSON cannot represent. Otherwise it contains other
+    objects and classes by reference.
     """
     return _document(tree.spec, map(describe, tree.leaves), portable)
 
@@ -180,7 +182,7 @@ def _document(spec: TreeSpec, leaves: Iterator[Document], portable: bool) -> dic
     if isinstance(spec, ObjectNode):
         return {"type": "other", "value": _plain(spec.value) if portable else spec.value}
     if isinstance(spec, ConstantNode):
-        # The tag and its place are TorchRL's.
+        # TorchRL defines the tag and where it is written.
         tagged = {"__type__": "NonTensorData", "value": _plain(spec.value) if portable else spec.value}
         return {"type": "non_tensor", "value": tagged, "batch_size": list(spec.tail)}
     if isinstance(spec, SequenceNode):
@@ -202,23 +204,23 @@ def _sequence_document(spec: SequenceNode, leaves: Iterator[Document], portable:
     if spec.kind in (list, tuple):
         return {"type": spec.kind.__name__, "items": items}
     if portable:
-        raise SchemaError(f"a {spec.kind.__name__} is a named tuple; a checkpoint can hold lists and tuples")
+        raise SchemaError(f"a {spec.kind.__name__} is a named tuple; checkpoints can only hold lists and tuples")
     return {"type": "named_tuple", "class": spec.kind, "items": items}
 
 
 def _require_portable(spec: TreeSpec) -> None:
     if isinstance(spec, ItemNode) and spec.kind:
         raise SchemaError(
-            f"a {spec.kind.__name__} is a tensorclass, which a checkpoint of a list cannot name",
-            hint="write .to_tensordict() of it into the storage",
+            f"a {spec.kind.__name__} is a tensorclass, which checkpoints of lists cannot hold",
+            hint="store its .to_tensordict() instead",
         )
     strange = next((key for key in spec.children if type(key) is not str), None)
     if strange is not None:
-        raise SchemaError(f"{strange!r} is a key of a dict; a checkpoint can hold texts as keys")
+        raise SchemaError(f"{strange!r} is a key of a dict; checkpoints can only hold text keys")
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a value; SchemaError if it has nothing that gives the same value back."""
+    """Return a value in its JSON form; SchemaError if JSON cannot give the same value back."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -230,22 +232,24 @@ def _plain(value: Any) -> Any:
     if type(value) is dict and "__type__" not in value and all(type(key) is str for key in value):
         return {key: _plain(item) for key, item in value.items()}
     raise SchemaError(
-        f"a {type(value).__name__} cannot be written to a checkpoint; tensors, arrays, tensordicts, numbers, texts "
+        f"a {type(value).__name__} cannot be written to a checkpoint; only tensors, arrays, tensordicts, numbers, "
+        "texts "
         "and nests of them can"
     )
 
 
 def tree_from(document: Any, take: TakeLeaf, *, portable: bool = True) -> Tree:
-    """Return the tree that a document describes, with the leaves that `take` returns; FormatError if it describes none.
+    """Return the tree described by a document, with the leaves that `take` returns; FormatError if the document is
+    invalid.
 
-    A document that is not `portable` may hold classes and objects: it never left memory, or the caller loaded it.
+    A document that is not `portable` may hold classes and objects: it never left memory.
     """
     leaves: list[Any] = []
     reader = _DocumentReader(lambda about, path: leaves.append(take(about, path)), portable)
     try:
         return Tree(reader.spec(document, ()), leaves)
     except RecursionError:
-        raise FormatError("the description of an item is nested without end") from None
+        raise FormatError("the description of an item is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +282,16 @@ class _DocumentReader:
         if not self.portable and kind == "tensorclass":
             owner, fields = _expect(document, "class", type), self.spec(document["fields"], path)
             if not isinstance(fields, ItemNode):
-                raise FormatError(f"the fields of a {owner.__name__} are a {fields}, expected a tensordict")
+                raise FormatError(
+                    f"the fields of a {owner.__name__} are described as a {fields}, expected a tensordict"
+                )
             return ItemNode(fields.children, fields.tail, fields.on_device, fields.names, owner)
-        raise FormatError(f"{_short(kind)} is no kind of item")
+        raise FormatError(f"{_short(kind)} is not a known kind of item")
 
     def _tensor(self, document: Document, path: Path) -> TreeSpec:
         array = document.get("array", "")
         if array not in ("", "ndarray", "number"):
-            raise FormatError(f"{_short(array)} is no kind of array")
+            raise FormatError(f"{_short(array)} is not a known kind of array")
         self.add(document, path)
         return ArrayNode(array) if array else TensorNode()
 
@@ -297,35 +303,35 @@ class _DocumentReader:
         value: Any = document.get("value")
         if isinstance(value, Mapping) and value.get("__type__") == "NonTensorData":
             value = value.get("value")
-        if not self.portable and is_non_tensor(value):  # TorchRL's, in memory
+        if not self.portable and is_non_tensor(value):  # a state of TorchRL's, in memory
             value = value.data
         batch = read_shape(document.get("batch_size", []))
         return ConstantNode(_untagged(value) if self.portable else value, torch.Size(batch))
 
 
 def _tensordict(document: Document, children: dict[str, TreeSpec]) -> ItemNode:
-    batch = read_shape(document.get("batch_size", []))  # TorchRL records none, and means []
+    batch = read_shape(document.get("batch_size", []))  # TorchRL omits it for []
     names = document.get("names")
     if names is not None and (
         not isinstance(names, list)
         or len(names) != len(batch)
         or not all(name is None or isinstance(name, str) for name in names)
     ):
-        raise FormatError(f"{_short(names)} cannot name the {len(batch)} dimensions of a tensordict")
+        raise FormatError(f"{_short(names)} are not names for the {len(batch)} dimensions of a tensordict")
     return ItemNode(children, torch.Size(batch), document.get("placed") is True, tuple(names) if names else None)
 
 
 def _lazy_stack(document: Document, items: list[TreeSpec]) -> LazyStackNode:
     stack_dim = document.get("stack_dim")
     if any(not isinstance(item, TensorDictNode | LazyStackNode | ConstantNode) for item in items):
-        raise FormatError("a lazy stack of other things than tensordicts cannot be")
+        raise FormatError("a lazy stack can only consist of tensordicts")
     if type(stack_dim) is not int or stack_dim < 0 or not items:
-        raise FormatError(f"a lazy stack of {len(items)} items along {_short(stack_dim)} cannot be")
+        raise FormatError(f"a lazy stack of {len(items)} items along dimension {_short(stack_dim)} is impossible")
     return LazyStackNode(items, stack_dim)
 
 
 def _untagged(value: Any) -> Any:
-    """Undo the tags, `{"__type__": …, "value": …}`, with which plain JSON represents other values."""
+    """Undo the tags, `{"__type__": …, "value": …}`, that represent other values in JSON."""
     if isinstance(value, list):
         return [_untagged(part) for part in value]
     if not isinstance(value, Mapping):
@@ -349,23 +355,25 @@ def _untagged(value: Any) -> Any:
         if tag == "torch.Tensor":
             return torch.tensor(_untagged(inner))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise FormatError(f"{_short(inner)} is not the value of a {tag}") from error
+        raise FormatError(f"{_short(inner)} is not a valid {tag}") from error
     raise FormatError(f"{_short(inner)} cannot be read as {_short(tag)}")
 
 
 def read_shape(value: Any) -> tuple[int, ...]:
-    """Read a shape, tagged or not; FormatError for anything but a few sizes whose product is a 64-bit number."""
+    """Read a shape, tagged or not; FormatError unless it is a short list of sizes whose product fits into 64 bits."""
     if isinstance(value, Mapping) and value.get("__type__") == "torch.Size":
         value = value.get("value")
     if not isinstance(value, Sequence) or not all(type(size) is int and size >= 0 for size in value):
-        raise FormatError(f"{_short(value)} is no shape")
-    if len(value) > 64 or math.prod(max(size, 1) for size in value) >= 1 << 59:  # bytes, too, must fit into 64 bits
-        raise FormatError(f"{_short(value)} is the shape of no tensor")
+        raise FormatError(f"{_short(value)} is not a shape")
+    if (
+        len(value) > 64 or math.prod(max(size, 1) for size in value) >= 1 << 59
+    ):  # the number of bytes must fit into 64 bits, too
+        raise FormatError(f"{_short(value)} is not the shape of a possible tensor")
     return tuple(value)
 
 
 def read_dtype(value: Any) -> torch.dtype:
-    """Read an element type, tagged or not; FormatError for what is none."""
+    """Read an element type, tagged or not; FormatError if it is not one."""
     return dtype_named(value.get("value") if isinstance(value, Mapping) else value)
 
 
@@ -385,7 +393,7 @@ def _short(value: Any) -> str:
 
 
 def state_of_item(tree: Tree, describe: Callable[[Any], dict[str, Any]] = lambda _: {}) -> tuple[Any, dict[str, Any]]:
-    """Return an item's tensors (the one, or all by dotted path) or the object itself, and what describes it."""
+    """Return an item's tensors (a single one, or all by dotted path) or the object itself, and its description."""
     if isinstance(tree.spec, ObjectNode):
         return tree.spec.value, {"type": "other"}
     about = document_of(tree, describe, portable=False)
@@ -394,24 +402,24 @@ def state_of_item(tree: Tree, describe: Callable[[Any], dict[str, Any]] = lambda
     tensors = {".".join(path): leaf for path, leaf in tree.named_leaves()}
     if len(tensors) < len(tree.leaves):
         names = ", ".join(".".join(path) for path in tree.spec.paths())
-        raise SchemaError(f"two of the keys {names} are written alike with dots")
+        raise SchemaError(f"two of the keys {names} are the same when written with dots")
     return tensors, about
 
 
 def leaf_of_state(state: Any, path: Path) -> torch.Tensor:
-    """Find a tensor of an item's state; SchemaError if it is not there."""
+    """Find a tensor in an item's state; SchemaError if it is missing."""
     found = state
     if path:
         found = state.get(".".join(path)) if isinstance(state, Mapping) else None
     if not isinstance(found, torch.Tensor):
-        raise SchemaError(f"the state has no tensor {'.'.join(path)!r}, but describes one")
+        raise SchemaError(f"the state describes a tensor {'.'.join(path)!r}, but does not hold it")
     return found
 
 
 def items_of_states(states: Sequence[Any], abouts: Sequence[Any]) -> list[Any]:
-    """Make the items that `state_of_item` described, of copies of their tensors."""
+    """Make the items described by `state_of_item`, with copies of their tensors."""
     if len(states) != len(abouts):
-        raise SchemaError(f"the state holds {len(states)} objects and describes {len(abouts)}")
+        raise SchemaError(f"the state holds {len(states)} objects, but describes {len(abouts)}")
     return [_item(state, about) for state, about in zip(states, abouts, strict=True)]
 
 
@@ -422,12 +430,14 @@ def _item(state: Any, about: Any) -> Any:
 
 
 def item_of_state(state: Any) -> Any:
-    """Make an item of what TorchRL keeps of one: a tensor, or what `TensorDict.state_dict` returns."""
+    """Make an item from the form in which TorchRL saves it: a tensor, or the result of `TensorDict.state_dict`."""
     if isinstance(state, torch.Tensor):
         return state.clone()
     if not isinstance(state, Mapping) or not all(isinstance(leaf, torch.Tensor) for leaf in state.values()):
-        raise TypeError(f"a state without descriptions holds tensors and tensordicts, found a {type(state).__name__}")
-    # torch keeps such facts in an attribute of the OrderedDict, by dotted path, parents before children.
+        raise TypeError(
+            f"a state without descriptions can only hold tensors and tensordicts, found a {type(state).__name__}"
+        )
+    # torch keeps metadata in an attribute of the OrderedDict, by dotted path, parents before children.
     facts: Mapping[str, Mapping[str, Any]] = getattr(state, "_metadata", {})
     root = TensorDict({}, batch_size=facts.get("", {}).get("batch_size", []))
     for name, about in facts.items():

@@ -1,10 +1,10 @@
-"""Storages that make their tensors after the first data, in memory or in memory-mapped files.
+"""Storages that create their tensors when the first data is written, in memory or in memory-mapped files.
 
-Several processes write the files through memory maps, and none of them runs into a full disk: a write through a map
-into a hole of a file kills the process (SIGBUS) when the disk is full. So the blocks of rows are taken before the rows
-are written, twice as many as needed each time: a full disk is then an `OutOfSpaceError`, and nothing has changed.
-Taking all blocks at the start would need no more time (0.8 ms per GB on ext4), but a buffer that is never filled would
-occupy its whole capacity, and on a file system in memory fill that (0.24 s per GB).
+Several processes write to the files through memory maps. Writing through a map into a hole of a file kills the process
+(SIGBUS) if the disk is full. Disk blocks are therefore allocated before rows are written, doubling each time, so that a
+full disk becomes an `OutOfSpaceError` and nothing has changed. Allocating everything at the start would be as fast (0.8
+ms per GB on ext4), but a buffer that is never filled would occupy its whole capacity, and on a file system in memory it
+would be filled for real (0.24 s per GB).
 """
 
 from __future__ import annotations
@@ -64,17 +64,21 @@ class _LeafShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The document with which a process describes the files that it made to others that use them."""
+    """The document by which a process describes the files it made to the processes that join."""
 
     structure: Mapping[str, Any]
     leaves: tuple[tuple[str, str, tuple[Count, ...]], ...]
 
 
 class MemoryMaps:
-    """The files behind a storage, in `folder`; None is a temporary one. `remove` has them removed with the storage.
+    """The files behind a storage, in `folder` (None: a temporary one).
 
-    `replace` allows files of the same names to be replaced; processes that mapped those keep the old ones. A pickle
-    holds the contents, and becomes a temporary folder of its own; a child process gets the same files.
+    A pickle holds the contents, and becomes a temporary folder of its own; a child process gets the same files.
+
+    Args:
+        folder: where the files are.
+        remove: whether the files are removed with the storage.
+        replace: whether files of the same names may be replaced; processes that have mapped the old ones keep them.
     """
 
     def __init__(self, folder: Path | None, *, remove: bool, replace: bool = False) -> None:
@@ -88,7 +92,7 @@ class MemoryMaps:
         self._owner = os.getpid()
 
     def make_folder(self) -> Path:
-        """Create the folder if it is not there yet."""
+        """Create the folder if it does not exist."""
         if self.folder is None:
             base = tempfile.gettempdir()
             with fs.announced("mkdir", base):
@@ -107,10 +111,19 @@ class MemoryMaps:
         *,
         join: bool = False,
     ) -> list[torch.Tensor]:
-        """Create the files that are not there yet and map them all; tensors come in the order of the leaves.
+        """Create missing files and map all of them.
 
-        With `join`, files that another process made for the same data are taken; SchemaError if it is other data.
-        SchemaError for files in the way.
+        Args:
+            structure: how the data is nested.
+            wanted: element type and row shape of each leaf.
+            lead: the shape that counts elements.
+            join: whether files that another process made for the same data may be used.
+
+        Returns:
+            The tensors, in the order of the leaves.
+
+        Raises:
+            SchemaError: there are other files already, or with `join` another process made them for different data.
         """
         folder = self.make_folder()
         names = leaf_files(structure)
@@ -119,7 +132,7 @@ class MemoryMaps:
             if join and (folder / _PUBLISHED).exists():
                 self.joined()
                 if self._files != files:
-                    raise SchemaError(f"another process wrote data of other keys, types or shapes to {folder}")
+                    raise SchemaError(f"another process wrote data with other keys, types or shapes to {folder}")
                 return self._open()
             before = list(self._files)
             try:
@@ -166,18 +179,18 @@ class MemoryMaps:
         fs.replace_file(folder / _PUBLISHED, json.dumps(document).encode())
 
     def joined(self) -> tuple[TreeSpec, list[torch.Tensor]]:
-        """Open what another process made in the folder."""
+        """Open the files that another process made in the folder."""
         path = self.make_folder() / _PUBLISHED
         document = decode(_Published, load_json(path), str(path))
         structure = spec_from_json(document.structure)
         names = leaf_files(structure)
         if [name for name, _, _ in document.leaves] != names:
-            raise FormatError(f"{path} lists other files than its structure has", hint="make a new storage")
+            raise FormatError(f"{path} lists files that do not match its structure", hint="create a new storage")
         self._files = {name: _LeafShape(dtype_named(dtype), shape) for name, dtype, shape in document.leaves}
         return structure, self._open()
 
     def open(self) -> list[torch.Tensor]:
-        """Map the files, which another process made, again."""
+        """Map files again that another process made."""
         return self._open()
 
     def _open(self) -> list[torch.Tensor]:
@@ -196,7 +209,9 @@ class MemoryMaps:
     # Space -----------------------------------------------------------------------------------------
 
     def reserve(self, rows: int, valid: int) -> None:
-        """Take the disk blocks of the first `rows` rows, of which `valid` are written; OutOfSpaceError without room."""
+        """Allocate disk blocks for the first `rows` rows, of which `valid` are written; OutOfSpaceError if the disk is
+        full.
+        """
         if rows <= self._reserved:
             return
         width = max((file.size // max(file.shape[0], 1) for file in self._files.values()), default=0)
@@ -222,7 +237,7 @@ class MemoryMaps:
     # Removing --------------------------------------------------------------------------------------
 
     def keep_only(self, names: Sequence[str]) -> None:
-        """Remove the other files."""
+        """Remove all other files."""
         for name in [name for name in self._files if name not in names]:
             fs.remove(self.make_folder() / name)
             del self._files[name]
@@ -230,7 +245,7 @@ class MemoryMaps:
             self._remove_documents()
 
     def remove(self) -> None:
-        """Remove the files, and the folders that are empty without them; tensors that are open stay usable."""
+        """Remove the files, and folders that become empty; open tensors stay usable."""
         if self.folder is None or not self.folder.is_dir():
             return
         if self._temporary:
@@ -250,7 +265,7 @@ class MemoryMaps:
                 fs.remove(Path(inner))
 
     def remove_if_owner(self) -> None:
-        """Remove the files if this is the process that made them: a forked child runs the same exit functions."""
+        """Remove the files if this process made them; a forked child runs the same exit functions."""
         if os.getpid() == self._owner:
             self.remove()
 
@@ -270,7 +285,7 @@ def _of_state(state: dict[str, Any]) -> MemoryMaps:
 
 
 def _of_contents(files: dict[str, _LeafShape], contents: list[bytes], rows: int) -> MemoryMaps:
-    """Write what was pickled to a temporary folder."""
+    """Write pickled contents to a temporary folder."""
     maps = MemoryMaps(None, remove=True)
     folder = maps.make_folder()
     maps._create(folder, files)
@@ -282,7 +297,7 @@ def _of_contents(files: dict[str, _LeafShape], contents: list[bytes], rows: int)
 
 
 def _pass_on(maps: MemoryMaps) -> tuple[Any, ...]:
-    """What a child process gets: the same files, which are not its own to remove."""
+    """Return what a child process unpickles: the same files, which it does not own."""
     return _of_state, (maps.__dict__ | {"removes": False, "_owner": 0},)
 
 
@@ -295,10 +310,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
-    if path.is_symlink():  # rows would be written to the file that it leads to
-        raise CorruptDataError(f"{path} is a symbolic link, expected a file of its own")
+    if path.is_symlink():  # rows would be written to its target
+        raise CorruptDataError(f"{path} is a symbolic link, expected a regular file")
     found = path.stat().st_size if path.is_file() else 0
-    if found < file.size:  # mapped beyond its end, a file kills the process that reads there
+    if found < file.size:  # reading beyond the end of a mapped file would kill the process
         raise CorruptDataError(f"{path} has {found:,} bytes, expected {file.size:,}: it was cut or removed")
     return mapped_tensor(path, file.dtype, file.shape, shared=True)
 
@@ -306,9 +321,14 @@ def _mapped(path: Path, file: _LeafShape) -> torch.Tensor:
 def mapped_tensor(
     path: str | os.PathLike[str], dtype: torch.dtype, shape: Sequence[int], *, shared: bool
 ) -> torch.Tensor:
-    """Map the first bytes of a file, which is at least so long, as a tensor; without elements, no file is needed.
+    """Map the beginning of a file as a tensor. A tensor without elements needs no file.
 
-    With `shared`, edits of the tensor reach the file; else the map is private and the file is opened for reading only.
+    Args:
+        path: the file, at least as long as the tensor.
+        dtype: the element type.
+        shape: the shape.
+        shared: whether edits of the tensor reach the file; otherwise the map is private, and the file is opened
+            read-only.
     """
     size = byte_count(dtype, shape)
     if not size:
@@ -317,7 +337,7 @@ def mapped_tensor(
 
 
 def _take_blocks(path: Path, start: int, stop: int) -> None:
-    """Make room on the disk for bytes of a file that nobody uses yet."""
+    """Allocate disk blocks for a range of bytes that nobody uses yet."""
     descriptor = fs.open_to_fill(path)
     try:
         with fs.announced("allocate", path):
@@ -331,7 +351,7 @@ def _take_blocks(path: Path, start: int, stop: int) -> None:
 
 
 class _Unsupported(Exception):
-    """The file system takes no blocks ahead."""
+    """The file system cannot allocate blocks ahead."""
 
 
 def _fallocate(descriptor: int, start: int, stop: int) -> None:
@@ -351,20 +371,29 @@ _ALIGNMENT = 64
 
 
 class LazyTensorStorage(TensorStorage):
-    """Keeps up to `max_size` elements in tensors made, all zeros, after the first data that is written.
+    """Keeps up to `max_size` elements in tensors that are created, all zeros, when the first data is written.
 
-    Memory is taken as rows are written. With `ndim` above 1 the tensors have as many rows as hold `max_size` elements;
-    `max_size` is then what these rows hold. `device="auto"` goes where the first data is. `consolidated` puts all
-    leaves of a tensordict into one buffer (else UsageError, a ValueError).
+    Memory is only taken as rows are written.
 
-    `shared_init` lets several processes, each with this storage, write first: who comes first makes the tensors, as
-    memory maps in a temporary folder, which disappears with the storage unless `cleanup_memmap` is off. Without it
-    a storage can be passed to other processes once something was written (else SchemaError).
+    Args:
+        max_size: the capacity in elements. With `ndim` above 1 the tensors get as many rows as are needed for that many
+            elements; afterwards `max_size` is what these rows hold.
+        device: where the tensors are; `"auto"` follows the first data.
+        ndim: how many leading dimensions of the data count elements.
+        checkpointer: saves and loads the storage.
+        consolidated: whether all leaves of a tensordict are views of one buffer.
+        shared_init: whether several processes, each with this storage, may write first: the first one creates the
+            tensors as memory maps in a temporary folder. Otherwise the storage can only be passed to other processes
+            once something was written.
+        cleanup_memmap: whether that folder is removed with the storage.
+        schema: `"fixed"` refuses data whose keys differ from those of the first data. `"open"` writes zeros for missing
+            keys, and adds a column for new ones, which is zero in older rows. (TorchRL leaves old bytes under missing
+            keys, and adds or drops new ones depending on the storage.)
 
-    With `schema="fixed"`, data whose keys differ from those of the first data is refused (SchemaError names the
-    keys). `schema="open"` writes zeros for a key that is missing, and gives a new one a column that is zero in older
-    rows. Here we depart from TorchRL, which leaves old bytes under missing keys, and adds or drops new ones depending
-    on the storage.
+    Raises:
+        UsageError: (a ValueError) arguments contradict each other, or `consolidated` is used for data that is not a
+            tensordict.
+        SchemaError: (a RuntimeError) when used: the keys differ, or an empty storage is passed to another process.
     """
 
     def __init__(
@@ -382,11 +411,13 @@ class LazyTensorStorage(TensorStorage):
     ) -> None:
         require_flags(consolidated=consolidated, shared_init=shared_init, cleanup_memmap=cleanup_memmap)
         if schema not in {"fixed", "open"}:
-            raise UsageError(f"schema is {schema!r}; it can be 'fixed' or 'open'")
+            raise UsageError(f"schema is {schema!r}, expected 'fixed' or 'open'")
         if schema == "open" and shared_init:
-            raise UsageError("shared_init needs schema='fixed': processes could not agree on new columns")
+            raise UsageError("shared_init needs schema='fixed', as the processes could not agree on new columns")
         if consolidated and shared_init:
-            raise UsageError("consolidated puts all leaves into one buffer, shared_init into one file each: choose one")
+            raise UsageError(
+                "consolidated (one buffer for all leaves) and shared_init (one file each) exclude each other"
+            )
         Storage.__init__(self, max_size, checkpointer, compilable)
         self._begin(ndim)
         self.device: Any = device if device == "auto" else _numbered(available_device(device))
@@ -395,12 +426,12 @@ class LazyTensorStorage(TensorStorage):
         self._consolidated = consolidated
         self._shared_init = shared_init
         self._maps: MemoryMaps | None = None
-        self._forks = forks()  # -1 once it was passed to a spawned process
+        self._forks = forks()  # -1 in a spawned process
         if shared_init:
             self._begin_shared(MemoryMaps(None, remove=cleanup_memmap))
 
     def _begin_shared(self, maps: MemoryMaps) -> None:
-        """Agree with the processes to come on where the memory will be."""
+        """Agree with later processes on where the memory will be."""
         if self.device != torch.device("cpu"):
             warn_caller(f"shared_init keeps rows on the CPU; device={str(self.device)!r} is ignored")
             self.device = torch.device("cpu")
@@ -410,13 +441,13 @@ class LazyTensorStorage(TensorStorage):
         self._own(maps)
 
     def _own(self, maps: MemoryMaps) -> None:
-        """Have the files removed when this storage is no more, in this process only."""
+        """Remove the files when this storage is deleted, in this process only."""
         if maps.removes:
             weakref.finalize(self, maps.remove_if_owner)
 
     @property
     def initialized(self) -> bool:
-        """Whether the tensors are there; with `shared_init`, also if another process made them."""
+        """Whether the tensors exist; with `shared_init`, also if another process made them."""
         if self._columns is None and self._shared_init and self._filled.value:
             self._join()
         return self._columns is not None
@@ -425,18 +456,20 @@ class LazyTensorStorage(TensorStorage):
 
     def _initialize(self, index: Any, data: Any) -> None:
         if isinstance(index, tuple):
-            raise SchemaError("single elements cannot be written yet: the storage is empty", hint="write rows first")
+            raise SchemaError("single elements cannot be written to an empty storage", hint="write rows first")
         rows = not isinstance(index, int)
         if rows and isinstance(data, list | LazyStackedTensorDict):
             if not len(data):
-                raise SchemaError("the first write has no rows, expected one at least, which shows what a row is")
+                raise SchemaError(
+                    "the first write has no rows, expected at least one, which determines the structure of the storage"
+                )
             data, rows = data[0] if isinstance(data, list) else data.unbind(0)[0], False
         if isinstance(data, LazyStackedTensorDict):
             data = data.contiguous()
         structure = tree_spec_of(data, self.ndim if rows else self.ndim - 1)
         leaves = structure.flatten(data)
         if rows and not all(leaf.dim() for leaf in leaves):
-            raise SchemaError("the rows are a tensor without dimensions, expected a first one that counts them")
+            raise SchemaError("the rows are a tensor without dimensions, expected a first dimension that counts rows")
         if self.device == "auto" and leaves:
             self.device = leaves[0].device
         self._allocate(structure, [(leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for leaf in leaves])
@@ -462,7 +495,7 @@ class LazyTensorStorage(TensorStorage):
     def _make(
         self, structure: TreeSpec, wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], lead: tuple[int, ...]
     ) -> list[torch.Tensor]:
-        """Make tensors of these types and shapes, all zeros."""
+        """Make zero tensors of these types and shapes."""
         if self._maps is not None:
             leaves = self._maps.make(structure, wanted, lead, join=self._shared_init)
             self._share_counts()
@@ -472,7 +505,7 @@ class LazyTensorStorage(TensorStorage):
         return [zeros(dtype, shape, self.device) for dtype, shape in wanted]
 
     def _join(self) -> None:
-        """Take over the tensors that another process made."""
+        """Use the tensors that another process made."""
         maps = self._maps
         if maps is None:
             raise SchemaError("the storage has no files to share")
@@ -500,18 +533,21 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def takes_over(self) -> bool:
-        """Whether `take_over` is possible: rows are in memory of this process, and nobody has references to them."""
+        """Whether `take_over` is possible: the rows are in this process's memory, and nobody holds references
+        to them.
+        """
         here = self._maps is None and not self._consolidated and not self.shared and self.journal is None
         return here and self.device in ("auto", torch.device("cpu")) and not (self.initialized and self.log.lent)
 
     def rows_for(self, lanes: Sequence[int]) -> int:
-        """Return the room for rows of so many lanes, also before the first write."""
+        """Return how many rows of this many lanes fit; also before the first write."""
         return self.columns.lead[0] if self.initialized else -(-self._asked // math.prod(lanes))
 
     def take_over(self, structure: TreeSpec, leaves: Sequence[torch.Tensor], rows: int, last_row: int | None) -> None:
-        """Make these tensors, of which `rows` rows are valid, the contents in place of the ones there are.
+        """Make these tensors the contents, of which `rows` rows are valid.
 
-        SchemaError, and nothing changes, for other names, types or shapes than those of what was written before.
+        Raises:
+            SchemaError: names, types or shapes differ from those of earlier writes; nothing is changed.
         """
         if self.initialized:
             self.structure.refuse_other_constants(structure)
@@ -546,7 +582,7 @@ class LazyTensorStorage(TensorStorage):
         return found
 
     def _grow(self, structure: TreeSpec, values: Mapping[Place, torch.Tensor], lead: int) -> None:
-        """Make columns, all zeros, for the entries that only `structure` has; `lead` dimensions count elements."""
+        """Make zero columns for the entries that only `structure` has; `lead` dimensions count elements."""
         columns, known = self.columns, dict(zip(self.structure.paths(), self.columns.leaves, strict=True))
         paths = list(structure.paths())
         if len(paths) == len(known):
@@ -575,11 +611,11 @@ class LazyTensorStorage(TensorStorage):
 
     @property
     def alone(self) -> bool:
-        # Files that have no name for others are shared with those that this process starts.
+        # Unnamed files can only be shared with processes that this one starts.
         return super().alone or (self._maps is not None and not self._shared_init and self._forks == forks())
 
     def cleanup(self) -> bool:
-        """Remove the files of a memory-mapped storage; return whether there were any. Its tensors stay usable."""
+        """Remove the files of a memory-mapped storage, and return whether there were any. Its tensors stay usable."""
         there = self._maps is not None and self._maps.folder is not None and self._maps.folder.is_dir()
         if there and self._maps is not None:
             self._maps.remove()
@@ -595,7 +631,7 @@ class LazyTensorStorage(TensorStorage):
         if get_spawning_popen() is not None:
             state["_forks"] = self._forks = -1
         if self._maps is not None:
-            state.pop("_leaves", None)  # they are in the files
+            state.pop("_leaves", None)  # the files hold them
             state.pop("_dtypes", None)
         return state
 
@@ -612,10 +648,10 @@ class LazyTensorStorage(TensorStorage):
 
 
 def available_device(device: torch.device | str | int) -> torch.device:
-    """Return a device; UsageError (a ValueError) for CUDA where there is none."""
+    """Return a device; UsageError (a ValueError) if it is CUDA and there is none."""
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {str(device)!r}, expected one that PyTorch finds here")
+        raise UsageError(f"device is {str(device)!r}, which PyTorch does not find on this machine")
     return found
 
 
@@ -624,7 +660,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> list[torch.Tensor]:
-    """Make zeros as views of one buffer, each at a place that suits its type."""
+    """Make zeros as views of one buffer, each aligned for its type."""
     places, size = [], 0
     for dtype, shape in wanted:
         places.append(size)
@@ -637,18 +673,25 @@ def _in_one_buffer(wanted: Sequence[tuple[torch.dtype, tuple[int, ...]]], device
 
 
 class LazyMemmapStorage(LazyTensorStorage):
-    """Keeps up to `max_size` elements in memory-mapped files, made after the first data that is written.
+    """Keeps up to `max_size` elements in memory-mapped files that are created when the first data is written.
 
-    The files lie in `scratch_dir`, laid out as tensordict lays a memory-mapped tensordict (nests of other kinds: one
-    file a leaf, at its path), or in a temporary folder. Files in the way raise SchemaError (a RuntimeError) unless
-    `existsok`, which replaces them. Disk blocks are taken as rows are written; a full disk raises OutOfSpaceError
-    and nothing changes. Devices other than the CPU raise UsageError (a ValueError). Forked and spawned processes see
-    the same rows and the same length.
+    The files have the layout of a memory-mapped tensordict (for nests of other kinds, one file for each leaf, at its
+    path). Disk blocks are allocated as rows are written; a full disk raises OutOfSpaceError, and nothing is changed.
+    Forked and spawned processes see the same rows and length.
 
-    `auto_cleanup` removes the files with the storage or at the exit of the process that made it, and in no other; it
-    is on for a temporary folder and off for `scratch_dir`. No signal handler is installed for it: a process ended by
-    a signal it does not handle leaves the files behind. `cleanup()` removes them at once. Other arguments are those
-    of `LazyTensorStorage`.
+    Args:
+        max_size: the capacity in elements.
+        scratch_dir: the folder of the files; default a temporary one.
+        device: only the CPU.
+        existsok: whether existing files in the folder may be replaced.
+        auto_cleanup: whether the files are removed with the storage, or when the process that made it exits. Default
+            only for a temporary folder. A process that a signal ends without a handler leaves the files behind.
+            `cleanup()` removes them at once.
+        **options: the other arguments of `LazyTensorStorage`.
+
+    Raises:
+        UsageError: (a ValueError) the device is not the CPU.
+        SchemaError: (a RuntimeError) at the first write: there are files already, and `existsok` is not set.
     """
 
     def __init__(
@@ -667,7 +710,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     ) -> None:
         require_flags(existsok=existsok, shared_init=shared_init, auto_cleanup=auto_cleanup or False)
         if device != "auto" and torch.device(device).type != "cpu":
-            raise UsageError(f"device is {str(device)!r}, expected 'cpu' for a memory map")
+            raise UsageError(f"device is {str(device)!r}, but memory maps are on the CPU")
         super().__init__(
             max_size, device="cpu", ndim=ndim, compilable=compilable, schema=schema, checkpointer=checkpointer
         )
@@ -676,7 +719,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._maps = MemoryMaps(folder, remove=removes, replace=existsok)
         self._shared_init = shared_init
         if folder is not None:
-            self.log.lend()  # the files have names that others may open
+            self.log.lend()  # other processes may open the files by name
         if shared_init:
             self._begin_shared(self._maps)
         else:
@@ -684,5 +727,5 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     @property
     def scratch_dir(self) -> Path | None:
-        """The folder of the files; None where a temporary one is still to be made."""
+        """The folder of the files; None until a temporary one is made."""
         return self._maps.folder if self._maps else None

@@ -1,4 +1,4 @@
-"""Storages that keep elements in a Python list: as they are, as a lazy stack, or with each tensor compressed."""
+"""Storages that keep elements in a Python list: as they are, as a lazy stack, or with compressed tensors."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ from .pytree import Path
 
 
 class ListStorage(IndexedStorage):
-    """Keeps up to `max_size` objects of any kind, by reference; None is room for 2^63-1.
+    """Keeps up to `max_size` objects of any kind, by reference.
 
-    An int reads and writes one object. Anything else that names rows (a slice, list, mask, array, tensor) reads a
-    list of objects, and writes one object a row from a list, tuple, set, range, array, tensor or tensordict. With
-    `device`, tensors and tensordicts, also those inside dicts, lists and tuples, are moved there when written.
+    An int reads and writes one object. Any other index (a slice, list, mask, array, tensor) reads a list of objects,
+    and writes one object a row from a list, tuple, set, range, array, tensor or tensordict. The objects live in one
+    process; passing the storage to a spawned process raises SchemaError.
 
-    A write beyond `max_size` or past the end, and one with more or fewer objects than rows, raises SchemaError (a
-    RuntimeError), which is also a TypeError for a dict or a text where several objects are due. Nothing changes then.
-    The objects live in one process: passing the storage to a spawned one raises SchemaError.
+    Args:
+        max_size: the capacity; None for 2^63 - 1.
+        checkpointer: saves and loads the storage.
+        compilable: whether `torch.compile` may trace the methods.
+        device: where tensors and tensordicts, also inside dicts, lists and tuples, are moved when written.
+
+    Raises:
+        SchemaError: (a RuntimeError) a write is beyond `max_size`, leaves a gap, or has another number of objects than
+            rows. Also a TypeError for a dict or a text where several objects are expected. Nothing is changed.
 
     >>> storage = ListStorage(10)
     >>> storage.set(range(2), ["a text", {"a": 1}])
@@ -67,7 +73,7 @@ class ListStorage(IndexedStorage):
     # Reading ---------------------------------------------------------------------------------------
 
     def read_at(self, index: Any) -> Any:
-        """Read one object for an int, else the list of objects at `index`."""
+        """Read one object for an int, otherwise the list of objects at `index`."""
         found = index if type(index) is int else _one_dimensional(index)
         if isinstance(found, int):
             return self._shown(self._item(found))
@@ -90,19 +96,20 @@ class ListStorage(IndexedStorage):
         return self._rows(index.nonzero().squeeze(1))
 
     def _shown(self, item: Any) -> Any:
-        """Turn what is kept of one object into the object."""
+        """Return the object for what is kept of it."""
         return item
 
     def _gathered(self, items: list[Any]) -> Any:
-        """Turn a fresh list of what is kept of some objects into what reading them gives."""
+        """Return what reading several rows gives, for a fresh list of what is kept."""
         return items
 
     # Writing ---------------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor:
-        """Write one object at an int, else one of `data` at each row, later ones over earlier ones.
+        """Write one object at an int, otherwise one of `data` at each row; of objects for the same row the later one
+        counts.
 
-        All are moved and checked before the first is put in place.
+        All objects are moved and checked before the first is stored.
         """
         if type(cursor) is int and 0 <= cursor < len(self._items):
             self._items[cursor] = self._prepared([data])[0]
@@ -110,7 +117,7 @@ class ListStorage(IndexedStorage):
         return self._write(_one_dimensional(cursor), data)
 
     def _write(self, index: int | slice | torch.Tensor, data: Any) -> slice | torch.Tensor:
-        """Write, and return the rows that were written."""
+        """Write, and return the rows written."""
         rows = rows_of(index, len(self._items), self.max_size)
         if not isinstance(rows, slice) and not len(rows):
             rows = slice(0, 0)
@@ -121,19 +128,19 @@ class ListStorage(IndexedStorage):
             items = objects_of(data)
             count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
             if len(items) != count:
-                raise SchemaError(f"{len(items)} objects given for {count} rows")
+                raise SchemaError(f"found {len(items)} objects for {count} rows")
             self._place(rows, grown, self._prepared(items))
         return rows
 
     def _prepared(self, items: list[Any], *, alone: bool = False) -> list[Any]:
-        """Turn objects into what is kept of them; may raise, nothing has changed yet.
+        """Convert objects to what is kept of them; may raise, as nothing has changed yet.
 
-        With `alone` they replace all that is there.
+        With `alone` they replace everything stored.
         """
         return items if self.device is None else [to_device(item, self.device) for item in items]
 
     def _place(self, rows: slice | torch.Tensor, grown: int, kept: list[Any]) -> None:
-        """Put prepared objects in place; a reader never sees a row without its object."""
+        """Store prepared objects; a reader never sees a row without an object."""
         if isinstance(rows, slice):
             self._items[rows] = kept
             return
@@ -144,7 +151,9 @@ class ListStorage(IndexedStorage):
         self._items += fresh
 
     def repeated(self, index: Any, data: Any) -> Any:
-        """Return copies of one tensor or tensordict for several rows; data that has rows, or may have, as it is."""
+        """Return copies of one tensor or tensordict for several rows; data that has, or may have, rows is returned as
+        it is.
+        """
         if not (isinstance(data, torch.Tensor) or is_tensor_collection(data)) or data.ndim != self._element_dims:
             return data
         found = _one_dimensional(index)
@@ -156,12 +165,12 @@ class ListStorage(IndexedStorage):
 
     @property
     def _element_dims(self) -> int:
-        """How many dimensions a tensor has that is surely one element, and not several."""
+        """Return how many dimensions a tensor has if it must be one element rather than several."""
         return 0
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Refuse: elements need not be alike."""
-        raise SchemaError(f"a {type(self).__name__} keeps elements one by one; replace them with rb[i] = …")
+        """Raise SchemaError: elements may differ from each other."""
+        raise SchemaError(f"a {type(self).__name__} keeps elements one by one: replace them with rb[i] = …")
 
     def clear_rows(self) -> None:
         """Forget all objects."""
@@ -170,11 +179,11 @@ class ListStorage(IndexedStorage):
     # State -----------------------------------------------------------------------------------------
 
     def trees(self) -> Iterator[Tree]:
-        """Yield the tree of every object, its tensors by reference: what a checkpoint is written from."""
+        """Yield the tree of every object, with references to its tensors, for checkpoints."""
         return map(tree_of, self._items)
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_storage`, a list, and `_metadata`, which describes it; tensors stand there by reference.
+        """Return `_storage`, a list, and `_metadata`, its description; tensors are references.
 
         An item of `_storage` is a tensor, a dict of an object's tensors by dotted path, or another object as it is.
         """
@@ -182,10 +191,12 @@ class ListStorage(IndexedStorage):
         return {"_storage": [tensors for tensors, _ in states], "_metadata": [about for _, about in states]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save_state` returned, here or in TorchRL; tensors are copied.
+        """Load what `save_state` returned, here or in TorchRL; tensors are copied.
 
-        SchemaError if there is no room for it. A state of TorchRL's with anything but tensors and tensordicts in it
-        has lost their types: that raises TypeError, as it does there.
+        Raises:
+            SchemaError: there is not enough room.
+            TypeError: a state of TorchRL's has objects other than tensors and tensordicts, whose types it does not
+                record.
         """
         saved = state["_storage"]
         self.require_room(len(saved))
@@ -196,10 +207,13 @@ class ListStorage(IndexedStorage):
         self.replace_all(items)
 
     def replace_all(self, items: list[Any], *, capacity: int | None = None, last_row: int | None = None) -> None:
-        """Forget all objects and keep these; nothing changes if they cannot all be kept.
+        """Replace all objects by these; if they cannot all be stored, nothing is changed.
 
-        They are from a storage of `capacity` rows of which `last_row` was written last, where that is known: a buffer
-        has the oldest come first if it was full and this is larger.
+        Args:
+            items: the objects.
+            capacity: the capacity of the storage that they come from; None if unknown.
+            last_row: the row written last there; None if unknown. If it was a full ring and this storage is larger, the
+                oldest object becomes row 0 when a buffer loads it.
         """
         self.require_room(len(items))
         self._take_over(self._prepared(items, alone=True), capacity, last_row)
@@ -210,9 +224,9 @@ class ListStorage(IndexedStorage):
         self.mark_replaced(len(kept) % self.max_size, last_row if self.rotated is None else len(kept) - 1)
 
     def require_room(self, count: int) -> None:
-        """Raise SchemaError unless so many objects can be loaded."""
+        """Raise SchemaError unless this many objects can be loaded."""
         if count > self.max_size:
-            raise SchemaError(f"{count} objects are to be loaded; this storage has room for {self.max_size}")
+            raise SchemaError(f"{count} objects do not fit: this storage has room for {self.max_size}")
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
@@ -224,10 +238,10 @@ class ListStorage(IndexedStorage):
 
 
 def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
-    """Bring whatever names rows into an int, a slice or a vector."""
+    """Convert an index of rows to an int, a slice or a vector."""
     while isinstance(index, tuple):
         if len(index) != 1:
-            raise SchemaError(f"{len(index)} coordinates given; a list has one dimension")
+            raise SchemaError(f"found {len(index)} coordinates, but a list has one dimension")
         index = index[0]
     found = as_index(index, 1)
     if not isinstance(found, torch.Tensor):
@@ -235,16 +249,24 @@ def _one_dimensional(index: Any) -> int | slice | torch.Tensor:
     if found.dim() == 0:
         return int(found)
     if found.dim() != 1:
-        raise IndexError(f"rows are named by a vector, found one of shape {list(found.shape)}")
+        raise IndexError(f"rows are selected by a vector, found an index of shape {list(found.shape)}")
     return found
 
 
 class LazyStackStorage(ListStorage):
-    """Keeps tensordicts one by one; several are read as a lazy stack along `stack_dim`, which may be negative.
+    """Keeps tensordicts one by one; several are read as a lazy stack along `stack_dim`.
 
-    Their shapes may differ, but not the number of their batch dimensions; that, anything but a tensordict or a
-    tensorclass, and tensordicts with too few batch dimensions for `stack_dim` raise SchemaError (a RuntimeError)
-    when written. An int reads one as it is; of several, the tensors are the storage's own, but not the containers.
+    Their shapes may differ, but not the number of their batch dimensions. An int reads one tensordict as it is; in a
+    stack the tensors are the storage's own, the containers are new.
+
+    Args:
+        max_size: the capacity; None for 2^63 - 1.
+        stack_dim: the dimension of the stack; may be negative.
+        **options: the other arguments of `ListStorage`.
+
+    Raises:
+        SchemaError: (a RuntimeError) when written: an element is not a tensordict or tensorclass, or has another number
+            of batch dimensions, or too few for `stack_dim`.
 
     >>> from tensordict import TensorDict
     >>> storage = LazyStackStorage(10, stack_dim=-1)
@@ -268,11 +290,11 @@ class LazyStackStorage(ListStorage):
 
     def _gathered(self, items: list[Any]) -> Any:
         if items:
-            # An entry that is put into the batch is put into none of the elements, nor into one of them twice.
+            # With new containers, adding an entry to the batch does not add it to the elements.
             return LazyStackedTensorDict.lazy_stack([item.copy() for item in items], self.stack_dim)
         if not self._items:
             return TensorDict({}, [0])
-        one: Any = torch.stack([self._items[0]], self.stack_dim)  # no rows, but keys and shapes
+        one: Any = torch.stack([self._items[0]], self.stack_dim)  # to get keys and shapes, without rows
         return one[(slice(None),) * (self.stack_dim % one.batch_dims) + (slice(0, 0),)]
 
     # Editing ---------------------------------------------------------------------------------------
@@ -282,21 +304,21 @@ class LazyStackStorage(ListStorage):
         return self._items[0].batch_dims if self._items else 0
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Return one entry of all elements, stacked; SchemaError where these differ in shape."""
+        """Return one entry of all elements, stacked; SchemaError if their shapes differ."""
         parts = [item.get(key, None) for item in self._items]
         if not parts:
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
         missing = next((row for row, part in enumerate(parts) if part is None), None)
         if missing is not None:
-            raise MissingKeyError(f"{'.'.join(key)!r} is not in element {missing}, expected in all")
+            raise MissingKeyError(f"{'.'.join(key)!r} is missing in element {missing}")
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            raise SchemaError(f"{'.'.join(key)!r} is no tensor, expected the key of a tensor")
+            raise SchemaError(f"{'.'.join(key)!r} is not a tensor")
         if len({(part.shape, part.dtype) for part in parts}) > 1:
-            raise SchemaError(f"{'.'.join(key)!r} differs in shape or type; replace elements with rb[i] = …")
+            raise SchemaError(f"{'.'.join(key)!r} differs in shape or type between elements; use rb[i] = …")
         return torch.stack(parts, self._dimension)
 
     def put_back(self, key: tuple[str, ...], values: torch.Tensor, index: Any) -> None:
-        """Give the elements that `index` concerns tensors of their own: those they have may be the caller's."""
+        """Give the elements selected by `index` tensors of their own, as the present ones may belong to the caller."""
         touched = torch.zeros(values.shape, dtype=torch.bool)
         touched[index] = True
         pairs = zip(values.unbind(self._dimension), touched.unbind(self._dimension), strict=True)
@@ -307,7 +329,7 @@ class LazyStackStorage(ListStorage):
                 self._items[row] = item
 
     def create_entries(self, values: Mapping[tuple[str, ...], torch.Tensor]) -> None:
-        """Add entries, values of all elements; SchemaError where these differ in batch size, or values do not fit."""
+        """Add entries, with values for all elements; SchemaError if batch sizes differ, or values do not fit."""
         if not self._items or any(is_tensorclass(item) for item in self._items):
             super().create_entries(values)
         size = self._items[0].batch_size
@@ -317,8 +339,8 @@ class LazyStackStorage(ListStorage):
         for path, value in values.items():
             if list(value.shape[: len(expected)]) != expected:
                 raise SchemaError(
-                    f"{'.'.join(path)!r} is {list(value.shape)}, expected {expected} in front: "
-                    "a new entry is one of all elements"
+                    f"{'.'.join(path)!r} has the shape {list(value.shape)}, expected it to begin with {expected}: "
+                    "a new entry needs values for all elements"
                 )
         items = [item.copy() for item in self._items]
         for path, value in values.items():
@@ -328,7 +350,7 @@ class LazyStackStorage(ListStorage):
 
     @property
     def _dimension(self) -> int:
-        """The dimension that several elements are stacked along, counted from the front."""
+        """The dimension along which elements are stacked, counted from the front."""
         dimensions: int = self._items[0].batch_dims + 1
         return self.stack_dim % dimensions
 
@@ -342,20 +364,23 @@ class LazyStackStorage(ListStorage):
     def _refuse_other_dimensions(self, dimensions: set[int]) -> None:
         if len(dimensions) > 1:
             found = " and ".join(map(str, sorted(dimensions)))
-            raise SchemaError(f"tensordicts of {found} batch dimensions cannot be in one lazy stack")
+            raise SchemaError(f"tensordicts with {found} batch dimensions cannot be stacked lazily")
         if any(not -count - 1 <= self.stack_dim <= count for count in dimensions):
-            raise SchemaError(f"tensordicts of {dimensions.pop()} batch dimensions have no dimension {self.stack_dim}")
+            raise SchemaError(
+                f"tensordicts with {dimensions.pop()} batch dimensions cannot be stacked along dimension "
+                f"{self.stack_dim}"
+            )
 
 
-_Bytes: TypeAlias = bytes  # the storage has a method of that name
+_Bytes: TypeAlias = bytes  # the storage below has a method named `bytes`
 
 CUSTOM = "custom"
-"""The codec of tensors that the user's own function compressed."""
+"""The codec name of tensors compressed by a user's function."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensor:
-    """A compressed tensor: bytes of a codec of ours, or the uint8 tensor that a custom function gave."""
+    """A compressed tensor: bytes of one of our codecs, or the uint8 tensor that a user's function returned."""
 
     codec: str
     data: bytes | torch.Tensor
@@ -364,7 +389,7 @@ class CompressedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Compressed size."""
+        """The compressed size."""
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else len(self.data)
 
     @property
@@ -375,20 +400,27 @@ class CompressedTensor:
         return tensor_from_bytes(self.data, torch.uint8, (len(self.data),))
 
     def document(self) -> dict[str, Any]:
-        """Describe it with plain JSON."""
+        """Describe it in plain JSON."""
         return {"shape": list(self.shape), "dtype": str(self.dtype), "codec": self.codec}
 
 
 class CompressedListStorage(ListStorage):
-    """Keeps up to `max_size` objects, every tensor in them compressed; reading gives fresh tensors on `device`.
+    """Keeps up to `max_size` objects with all tensors compressed; reading returns fresh tensors on `device`.
 
-    Tensors, arrays, tensordicts (nested ones, too), tensorclasses, and dicts, lists and tuples of them are
-    compressed; anything else is kept as it is. `codec` is "zstd" or "zlib" (which TorchRL reads below Python 3.14),
-    at `compression_level`. A `compression_fn`, which makes a uint8 vector of a tensor on `device`, takes its place;
-    `decompression_fn` gets such a vector and a dict of `shape`, `dtype` and `device`, and returns the tensor.
-    Several rows are read as a list. Otherwise it is a `ListStorage`.
+    Tensors, arrays, (nested) tensordicts, tensorclasses, and dicts, lists and tuples of them are compressed; other
+    objects are kept as they are. Several rows are read as a list. Otherwise it behaves like a `ListStorage`.
 
-    Damaged bytes raise CorruptDataError when they are read.
+    Args:
+        max_size: the capacity; None for 2^63 - 1.
+        codec: `"zstd"`, or `"zlib"`, which TorchRL reads below Python 3.14.
+        compression_level: the level of the codec.
+        compression_fn: replaces the codec: makes a uint8 vector from a tensor on `device`.
+        decompression_fn: undoes it: gets such a vector, and a dict with `shape`, `dtype` and `device`, and returns the
+            tensor.
+        device: the device of the tensors returned.
+
+    Raises:
+        CorruptDataError: when reading: compressed bytes are damaged.
 
     >>> storage = CompressedListStorage(10)
     >>> storage.set(0, torch.zeros(1000))
@@ -421,11 +453,11 @@ class CompressedListStorage(ListStorage):
     to_bytestream = staticmethod(to_bytestream)
 
     def bytes(self) -> int:
-        """Count the compressed bytes of all tensors."""
+        """Return the number of compressed bytes of all tensors."""
         return sum(leaf.nbytes for tree in self._items for leaf in tree.leaves)
 
     def trees(self) -> Iterator[Tree]:
-        """Yield the tree of every object, its tensors compressed: what a checkpoint is written from."""
+        """Yield the tree of every object, with compressed tensors, for checkpoints."""
         return iter(self._items)
 
     # One tensor ------------------------------------------------------------------------------------
@@ -434,7 +466,7 @@ class CompressedListStorage(ListStorage):
         return self.compressed(items)
 
     def compressed(self, items: list[Any]) -> list[Tree]:
-        """Compress objects as a write does, without keeping them."""
+        """Compress objects as a write does, without storing them."""
         return [tree_of(item, self._pack) for item in items]
 
     def _shown(self, item: Any) -> Any:
@@ -450,11 +482,11 @@ class CompressedListStorage(ListStorage):
         data: Any = self.compression_fn(tensor.detach().to(self._place_of_tensors))
         if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 1:
             found = f"{data.dtype} {list(data.shape)}" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
-            raise SchemaError(f"compression_fn returned {found}, expected a vector of torch.uint8")
+            raise SchemaError(f"compression_fn returned {found}, expected a torch.uint8 vector")
         return CompressedTensor(CUSTOM, _apart(data, tensor), tensor.dtype, shape)
 
     def unpacked(self, packed: CompressedTensor) -> torch.Tensor:
-        """Make a compressed tensor again; CorruptDataError if its bytes were damaged."""
+        """Decompress a tensor; CorruptDataError if its bytes are damaged."""
         if isinstance(packed.data, torch.Tensor):
             return self._unpack_custom(packed)
         data = CODECS[packed.codec]().decompress(packed.data, byte_count(packed.dtype, packed.shape))
@@ -462,7 +494,9 @@ class CompressedListStorage(ListStorage):
 
     def _unpack_custom(self, packed: CompressedTensor) -> torch.Tensor:
         if self.decompression_fn is None:
-            raise UsageError("the data was compressed by a function; this storage has no decompression_fn to undo it")
+            raise UsageError(
+                "the data was compressed by a compression_fn, and this storage has no decompression_fn to undo it"
+            )
         about = {
             "type": "tensor", "shape": torch.Size(packed.shape), "dtype": packed.dtype, "device": self._place_of_tensors
         }  # fmt: skip
@@ -474,10 +508,14 @@ class CompressedListStorage(ListStorage):
         return self.device or torch.device("cpu")
 
     def compressed_tensor(self, document: Mapping[str, Any], data: _Bytes) -> CompressedTensor:
-        """Make a compressed tensor of its bytes and what is recorded of it.
+        """Make a compressed tensor from its bytes and its record.
 
-        TorchRL records no codec: it is that of this storage's `decompression_fn`, if there is one, or shows in the
-        bytes. FormatError (a ValueError) for what is no such record, UsageError where a function is missing.
+        TorchRL records no codec: the storage's `decompression_fn` is used, if there is one; otherwise the bytes show
+        the codec.
+
+        Raises:
+            FormatError: (a ValueError) the record is invalid.
+            UsageError: a function is missing.
         """
         dtype, shape = read_dtype(document.get("dtype")), read_shape(document.get("shape"))
         codec = document.get("codec")
@@ -486,8 +524,8 @@ class CompressedListStorage(ListStorage):
         if codec == CUSTOM:
             if self.decompression_fn is None:
                 raise UsageError(
-                    "the data was compressed by a function of its writer's, and this storage has no decompression_fn",
-                    hint="make the storage with the function that undoes it",
+                    "the data was compressed by its writer's compression_fn, and this storage has no decompression_fn",
+                    hint="create the storage with the function that undoes it",
                 )
             vector = tensor_from_bytes(data, torch.uint8, (len(data),))
             return CompressedTensor(CUSTOM, vector.to(self._place_of_tensors), dtype, shape)
@@ -499,7 +537,7 @@ class CompressedListStorage(ListStorage):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_storage`, a list, and `_metadata`, which describes it with the codec of every tensor.
+        """Return `_storage`, a list, and `_metadata`, its description with the codec of every tensor.
 
         An item of `_storage` is a compressed tensor, a dict of them by dotted path, or another object as it is.
         """
@@ -507,14 +545,15 @@ class CompressedListStorage(ListStorage):
         return {"_storage": [_as_tensors(kept) for kept, _ in states], "_metadata": [about for _, about in states]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `save_state` returned, here or in TorchRL; bytes are copied, and not decompressed yet.
+        """Load what `save_state` returned, here or in TorchRL; bytes are copied, and not decompressed yet.
 
-        SchemaError if there is no room for it, or tensors and descriptions do not belong together.
+        Raises:
+            SchemaError: there is not enough room, or tensors and descriptions do not match.
         """
         saved, abouts = state["_storage"], state["_metadata"]
         self.require_room(len(saved))
         if len(saved) != len(abouts):
-            raise SchemaError(f"the state holds {len(saved)} objects and describes {len(abouts)}")
+            raise SchemaError(f"the state holds {len(saved)} objects, but describes {len(abouts)}")
         self._take_over([self._tree(state, about) for state, about in zip(saved, abouts, strict=True)])
 
     def _tree(self, state: Any, about: Any) -> Tree:
@@ -527,13 +566,15 @@ class CompressedListStorage(ListStorage):
         return tree_from(about, take, portable=False)
 
     def replace_trees(self, trees: list[Tree]) -> None:
-        """Forget all objects and keep these, whose tensors are compressed already; SchemaError if there is no room."""
+        """Replace all objects by these, whose tensors are compressed already; SchemaError if there is not
+        enough room.
+        """
         self.require_room(len(trees))
         self._take_over(trees)
 
 
 def _apart(made: Any, source: torch.Tensor) -> Any:
-    """Copy what a function of the user's made if it is a view of what it was made of: edits must not go through."""
+    """Copy the result of a user's function if it is a view of its argument, so that edits do not reach that."""
     if not isinstance(made, torch.Tensor) or not Memory([source]).may_hold(made):
         return made
     return made.clone()

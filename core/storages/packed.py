@@ -1,6 +1,7 @@
-"""Datasets in layout `packed`: read from mapped files, and recorded episode by episode while they are drawn from.
+"""Datasets in layout `packed`: read from mapped files, or recorded episode by episode while they are sampled.
 
-The leaves are gathered from records, which hold one step each, and from fields in files of their own.
+Leaves are gathered from records, which hold all small fields of a step side by side, and from fields with files of
+their own. `core/format/packed/schema.py` draws the layout.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Numbers = NDArray[np.int64]
 
 _RECORDS, _EXPLICIT = "records.bin", "explicit_next.bin"
 _LARGE = 4 << 20
-"""Bytes of records from which on it pays to import what compiles loops."""
+"""Above this size of the records, importing the compiled loops pays off."""
 
 
 class PackedLeaves:
-    """The leaves `fields` of a packed dataset, mapped read-only. With `advise` it exceeds memory."""
+    """The leaves `fields` of a packed dataset, mapped read-only; `advise` if it exceeds memory."""
 
     def __init__(self, reader: PackedReader, fields: Sequence[Field], *, advise: bool) -> None:
         self._schema, numbers = reader.schema, reader.numbers
@@ -75,7 +76,7 @@ class PackedLeaves:
         }
 
     def gather(self, numbers: Numbers) -> list[torch.Tensor]:
-        """Read each leaf at these steps: `[n, *shape]`; negative numbers count from the end, IndexError beyond."""
+        """Read each leaf at these steps, `[n, *shape]`; negative numbers count from the end, IndexError beyond."""
         self._expect(numbers)
         found = self._empty(len(numbers))
         for number, rows in zip(self.columns, self._gatherer.gather(numbers), strict=True):
@@ -84,7 +85,7 @@ class PackedLeaves:
         return self._typed(found)
 
     def gather_leaf(self, number: int, numbers: Numbers) -> torch.Tensor:
-        """Read one of the leaves at these steps; see `gather`."""
+        """Read one leaf at these steps; see `gather`."""
         if number in self._without_elements:
             return self._empty(len(numbers))[number]
         if number in self.columns:
@@ -105,7 +106,7 @@ class PackedLeaves:
         return found.view(torch.bfloat16) if number in self._halves and found.dtype != torch.bfloat16 else found
 
     def gather_views(self, numbers: Numbers, device: torch.device) -> list[torch.Tensor]:
-        """As `gather`, but fields of the records are views, with strides, of one tensor on `device`."""
+        """Like `gather`, but fields of the records are strided views of one tensor on `device`."""
         self._expect(numbers)
         spans = self._gatherer.spans(numbers)
         spans = spans if device.type == "cpu" else spans.to(device)
@@ -118,7 +119,7 @@ class PackedLeaves:
         return [rows if rows.device == device else rows.to(device) for rows in self._typed(found)]
 
     def _strided(self) -> list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
-        """The layout of each leaf in a row of spans: number, type, shape, strides and offset counted in elements."""
+        """The layout of each leaf in a row of spans: number, type, shape, strides, and offset counted in elements."""
         size, found = self._schema.record_bytes, []
         for number, column in self.columns.items():
             width = column.dtype.itemsize
@@ -129,7 +130,7 @@ class PackedLeaves:
         return found
 
     def _empty(self, count: int) -> list[torch.Tensor]:
-        """One tensor a leaf, which all but those without elements are put in the place of."""
+        """Make a list with an empty tensor for each leaf, most of which are replaced later."""
         found = [_NOTHING] * len(self._fields)
         for number in self._without_elements:
             field = self._fields[number]
@@ -156,7 +157,7 @@ class PackedLeaves:
                 found[number] = torch.from_numpy(rows)
 
     def _expect(self, numbers: Numbers) -> None:
-        """Hint at the rows to come."""
+        """Hint at the rows to be read."""
         if not self._advise:
             return
         places, size = self.places, self._schema.record_bytes
@@ -172,7 +173,7 @@ _NOTHING = torch.empty(0)
 
 
 class _MappedFile:
-    """A file of known size, mapped read-only: an array of its bytes, which nobody outside gets hold of."""
+    """A file of known size, mapped read-only; the array of its bytes is not handed out."""
 
     def __init__(self, files: ListedFiles, name: str, size: int, advise: bool) -> None:
         self._pages: Pages | None = None
@@ -181,7 +182,7 @@ class _MappedFile:
             return
         path, descriptor = files.root / name, files.descriptor(name)
         found = os.fstat(descriptor).st_size
-        if found != size:  # a read beyond the end of a mapped file would kill the process
+        if found != size:  # reading beyond the end of a mapped file would kill the process
             raise CorruptDataError(f"{path} has {found:,} bytes, expected {size:,}: it was cut or overwritten")
         pages = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         self.bytes = np.frombuffer(pages, np.uint8)
@@ -193,7 +194,7 @@ class _MappedFile:
 
 
 class _OwnField:
-    """A field in a file of its own, with the file of its explicit next rows."""
+    """A field in a file of its own, and the file with its explicit next rows."""
 
     def __init__(self, reader: PackedReader, one: PackedField, advise: bool) -> None:
         self._state = one.state
@@ -203,7 +204,9 @@ class _OwnField:
     def gather(
         self, steps: Numbers, records: Numbers, leaves: Sequence[bool], explicit: tuple[Numbers, Numbers]
     ) -> list[Array]:
-        """Read the rows of the steps, of what came after them, or both: [False], [True] or [False, True]."""
+        """Read the rows of the steps, the rows that follow them, or both: `leaves` is [False], [True] or
+        [False, True].
+        """
         if not self._state:
             return [self._rows.take(steps)]
         found = self._rows.take_all([records + after for after in leaves])
@@ -213,14 +216,14 @@ class _OwnField:
         return found
 
     def expect(self, steps: Numbers, records: Numbers, explicit: Numbers) -> None:
-        """Hint at the rows to come."""
+        """Hint at the rows to be read."""
         self._rows.expect(np.concatenate((records, records + 1)) if self._state else steps)
         if self._explicit is not None:
             self._explicit.expect(explicit)
 
 
 class _Whole:
-    """Rows as they are."""
+    """Uncompressed rows."""
 
     def __init__(self, file: _MappedFile, field: Field, rows: int) -> None:
         self._file = file
@@ -255,7 +258,7 @@ class _Chunked:
         return self.take_all([rows])[0]
 
     def take_all(self, wanted: Sequence[Numbers]) -> list[Array]:
-        """Read several lots of rows; chunks that they share are undone once."""
+        """Read several sets of rows; a chunk that they share is decompressed once."""
         per, offsets = self._per, self._offsets
         rows = np.concatenate(wanted)
         chunks, which = np.unique(rows // per, return_inverse=True)
@@ -264,7 +267,7 @@ class _Chunked:
         held = np.minimum(self._count - chunks * per, per)
         whole = self._codec.decompress(data, (held * self._field.row_bytes).tolist(), "a compressed field")
         items = whole.view(self._field.numpy).reshape(-1, *self._field.shape)
-        places = which * per + rows % per  # only the last chunk of all can be shorter
+        places = which * per + rows % per  # only the very last chunk can be shorter
         found, start = [], 0
         for lot in wanted:
             found.append(items[places[start : start + len(lot)]])
@@ -294,21 +297,30 @@ _FLAGS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
 class PackedRecording(IndexedStorage):
-    """Appends TED rows; whole episodes, as `("next", "done")` ends them, are written to files and survive a crash.
+    """Records TED rows into a packed dataset; whole episodes survive a crash.
 
-    Rows are added at the end, one or many at a time, by `set` or through a buffer. Those of the episode that is under
-    way are held in memory; the death of the process loses them alone, and `rbtool repair` makes a dataset of the rest.
-    The first episode that ends `sync_seconds` after the last sync brings all to the disk: a power failure loses at most
-    those that ended in between. With 0 each episode is synced when it ends; `sync()`, `finish()`, `close()` and the
-    checkpoint of a buffer sync, too. `finish` makes a dataset of all: an episode under way is marked as truncated at
-    its last step. What is read are fresh copies; it can be read, and not written, when it is finished.
+    Rows are appended one or many at a time, by `set` or through a buffer. `("next", "done")` ends an episode, which is
+    then written to files. The rows of the current episode are in memory; if the process dies, they alone are lost, and
+    `rbtool repair` makes a dataset of the rest. `finish` makes a dataset of everything, marking an unfinished episode
+    as truncated at its last step; afterwards the recording can be read but not written. Reads return fresh copies.
 
-    The first rows decide keys, element types and shapes; `"index"`, which a buffer's writer adds, is left out, and
-    without an `"episode"` the episodes are numbered from 0. Of the flags done, terminated and truncated under `next`
-    those that are missing follow from the others, as done is terminated or truncated; `terminated` alone means that
-    nothing was truncated. SchemaError (a RuntimeError) for rows whose flags leave open why an episode ends, for other
-    keys, types or shapes later, for writes elsewhere than at the end, and beyond `max_size`; nothing has changed then.
-    UsageError where something is at `path`, and for a `sync_seconds` below 0.
+    The first episode that ends `sync_seconds` after the last sync brings everything to the disk, so that a power
+    failure loses at most the episodes that ended in between. `sync()`, `finish()`, `close()` and a buffer's checkpoint
+    sync, too.
+
+    The first rows determine keys, element types and shapes. `"index"`, which a buffer's writer adds, is left out;
+    without `"episode"`, episodes are numbered from 0. Missing flags of done, terminated and truncated under `next`
+    follow from the others, as done is terminated or truncated; `terminated` alone means that nothing was truncated.
+
+    Args:
+        path: the folder of the recording, which must not exist.
+        max_size: the largest number of rows; default no limit.
+        sync_seconds: how many seconds of ended episodes a power failure may lose; 0 syncs each episode when it ends.
+
+    Raises:
+        UsageError: `path` exists, or `sync_seconds` is negative.
+        SchemaError: (a RuntimeError) when written: the flags leave open why an episode ends; keys, types or shapes
+            differ from the first rows; or rows are not appended at the end, or exceed `max_size`. Nothing is changed.
     """
 
     def __init__(
@@ -328,9 +340,9 @@ class PackedRecording(IndexedStorage):
             raise UsageError(f"{self.path} already exists, a recording needs a new folder")
         self.device = torch.device("cpu")
         self._recorder: PackedRecorder | None = None
-        self._source: PackedRecorder | PackedReader | None = None  # what rows on the disk are read from
+        self._source: PackedRecorder | PackedReader | None = None  # reads the rows on disk
         self._numbered = False
-        self._held: list[dict[Key, Array]] = []  # rows of the episode under way
+        self._held: list[dict[Key, Array]] = []  # rows of the unfinished episode
         self._held_rows = 0
         self._lengths: list[int] = []
         self._finished = False
@@ -340,17 +352,17 @@ class PackedRecording(IndexedStorage):
 
     @property
     def episodes(self) -> int:
-        """How many episodes have ended, and were written."""
+        """The number of episodes that have ended and are written."""
         return len(self._recorder.commits) if self._recorder else 0
 
     def episode_lengths(self) -> NDArray[np.int64]:
-        """List the lengths of the episodes that have ended; rows behind them are of the one under way."""
+        """Return the lengths of the episodes that have ended; further rows belong to the unfinished one."""
         return np.array(self._lengths, np.int64)
 
     # Writing ---------------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice:
-        """Append rows; `cursor` must name the ones behind the last."""
+        """Append rows; `cursor` must be the rows behind the last one."""
         if self._finished:
             raise SchemaError(f"the recording {self.path} is finished: nothing can be added")
         index = as_index(cursor, 1)
@@ -361,12 +373,12 @@ class PackedRecording(IndexedStorage):
         if len(self) + count > self.max_size:
             raise SchemaError(
                 f"{count:,} rows do not fit: {self.path} holds {len(self):,} of {self.max_size:,} (max_size) already",
-                hint="give a larger max_size, or none",
+                hint="set a larger max_size, or none",
             )
         rows = rows_of(index, len(self), self.max_size) if not isinstance(index, tuple) else None
         if rows != slice(len(self), len(self) + count):
             raise SchemaError(
-                f"the write is at {_shown(cursor)}, expected at the end, row {len(self)}: rows are only added"
+                f"the write is at {_shown(cursor)}, expected at the end, row {len(self)}: a recording only grows"
             )
         if self._recorder is None:
             self._begin(columns, data)
@@ -376,7 +388,7 @@ class PackedRecording(IndexedStorage):
         before = len(self)
         try:
             self._append(columns, count)
-        except BaseException:  # a full disk leaves the episodes that came before
+        except BaseException:  # for example a full disk: earlier episodes stay
             self.log.wrote(slice(before, len(self)), self.max_size)
             raise
         return slice(before, before + count)
@@ -392,8 +404,8 @@ class PackedRecording(IndexedStorage):
         return found | missing_flags(found)
 
     def _begin(self, columns: Mapping[Key, Array], data: TensorDictBase) -> None:
-        """Take the first rows for what all look like."""
-        kinds = {key: data.get(key, None) for key in columns}  # of flags that were filled in there is none
+        """Take keys, types and shapes from the first rows."""
+        kinds = {key: data.get(key, None) for key in columns}  # flags that were filled in are not in the data
         types = {key: "bool" if kind is None else str(kind.dtype).removeprefix("torch.") for key, kind in kinds.items()}
         shapes = {key: array.shape[1:] for key, array in columns.items()}
         if EPISODE not in columns:
@@ -405,7 +417,7 @@ class PackedRecording(IndexedStorage):
         fields = {field.key: field for field in self._recorder.fields} if self._recorder else {}
         if columns.keys() != fields.keys():
             odd = ", ".join(sorted(key_name(key) for key in columns.keys() ^ fields.keys()))
-            raise SchemaError(f"rows differ from the first ones in the keys {odd}")
+            raise SchemaError(f"rows differ from the first rows in the keys {odd}")
         for key, field in fields.items():
             if columns[key].dtype != field.numpy or columns[key].shape[1:] != field.shape:
                 found = f"{columns[key].dtype} {list(columns[key].shape[1:])}"
@@ -431,7 +443,7 @@ class PackedRecording(IndexedStorage):
         length, self._held, self._held_rows = self._held_rows, [], 0
         try:
             recorder.add_episode(columns, episode=int(number[0]) if len(number) else self.episodes, cut_off=cut_off)
-        except BaseException:  # what the files hold beyond the last episode is for repair to cut
+        except BaseException:  # `repair` cuts what the files hold beyond the last complete episode
             self._finished = True
             raise
         self._lengths.append(length)
@@ -442,7 +454,9 @@ class PackedRecording(IndexedStorage):
         return self.episodes + ended - _ends(done)
 
     def finish(self) -> Manifest:
-        """Make a dataset of the recording; an episode under way ends there, truncated. SchemaError without any rows."""
+        """Make a dataset of the recording; an unfinished episode is truncated there. SchemaError if nothing was
+        recorded.
+        """
         if self._recorder is None:
             raise SchemaError(f"nothing was recorded at {self.path}")
         if isinstance(self._source, PackedReader):
@@ -465,7 +479,7 @@ class PackedRecording(IndexedStorage):
             self._recorder.sync()
 
     def close(self) -> None:
-        """Stop recording without making a dataset; nothing can be read any more, the episode under way is lost."""
+        """Stop recording without making a dataset: the unfinished episode is lost, and nothing can be read any more."""
         try:
             self.sync()
         finally:
@@ -481,12 +495,12 @@ class PackedRecording(IndexedStorage):
     # Reading ---------------------------------------------------------------------------------------
 
     def read_at(self, index: Any) -> Any:
-        """Read the rows at `index` into fresh tensors; IndexError for rows that are not there."""
+        """Read the rows at `index` into fresh tensors; IndexError for rows that do not exist."""
         if self._recorder is None:
             raise SchemaError("the recording is empty: nothing was ever written to it", hint="write to it first")
         if self._source is None:
             raise SchemaError(
-                f"the recording {self.path} is closed: nothing can be read of it",
+                f"the recording {self.path} is closed and can no longer be read",
                 hint=self._way_out,
             )
         numbers = row_numbers(as_index(index, 1), len(self))
@@ -498,18 +512,18 @@ class PackedRecording(IndexedStorage):
         return tensordict_of(tensors, numbers.shape)
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one leaf of the rows at `index` alone; None where there is none."""
+        """Read one leaf of the rows at `index`; None if it does not exist."""
         fields = self._recorder.fields if self._recorder else ()
         field = next((field for field in fields if field.key == key), None)
         if field is None or self._source is None:
-            return super().entry(key, index)  # which raises the error
+            return super().entry(key, index)  # raises the error
         numbers = row_numbers(as_index(index, 1), len(self))
         unique, place = np.unique(numbers.reshape(-1), return_inverse=True)
         rows = self._read(field, unique)[place.reshape(-1)]
         return tensor_of(rows.reshape((*numbers.shape, *field.shape)), field)
 
     def _read(self, field: Field, rows: Array) -> Array:
-        """Read sorted rows of one leaf, each run of neighbours at once."""
+        """Read sorted rows of one leaf, combining neighbours into one read."""
         found = np.empty((len(rows), *field.shape), field.numpy)
         assert self._recorder is not None, "get has looked"
         assert self._source is not None, "get has looked"
@@ -524,54 +538,55 @@ class PackedRecording(IndexedStorage):
         return found
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Refuse: what was recorded stays."""
-        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are changed")
+        """Raise SchemaError: recorded rows do not change."""
+        raise SchemaError(f"{self.path} is a recording: its rows cannot be changed")
 
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return how many rows there are; those of episodes that have ended are on the disk."""
+        """Return the number of rows; the ended episodes are on disk."""
         self.sync()
         return {"path": str(self.path), "_len": len(self)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is of this very recording; SchemaError if not."""
+        """Check that the state belongs to this very recording; SchemaError otherwise."""
         if (state.get("path"), state.get("_len")) != (str(self.path), len(self)):
-            raise SchemaError(f"the state belongs to other rows than those of {self.path}")
+            raise SchemaError(f"the state belongs to other rows than {self.path} has")
 
     def clear_rows(self) -> None:
-        """Refuse: what was recorded stays."""
-        raise SchemaError(f"{self.path} is a recording: rows are added to it, and none are taken away")
+        """Raise SchemaError: recorded rows are not removed."""
+        raise SchemaError(f"{self.path} is a recording: its rows cannot be removed")
 
     def __getstate__(self) -> dict[str, Any]:
         raise UsageError(f"the recording {self.path} cannot be sent to another process", hint="finish it first")
 
 
 def _shown(cursor: Any) -> str:
-    """Write where rows were to go; of many only the first and the last."""
+    """Describe where rows should have been written; for many rows, only the first and the last."""
     if isinstance(cursor, torch.Tensor) and cursor.dim() == 1 and cursor.dtype == torch.int64 and len(cursor) > _FEW:
         return f"rows {int(cursor[0])}, …, {int(cursor[-1])}"
     return str(cursor.tolist() if isinstance(cursor, torch.Tensor) else cursor)
 
 
 def missing_flags(columns: Mapping[Key, Array]) -> dict[Key, Array]:
-    """Make those of the flags done, terminated and truncated under `next` that are not there out of the others.
+    """Derive the missing flags among done, terminated and truncated under `next` from the others.
 
-    SchemaError for flags that are not bool, differ in shape, or leave open why an episode ends.
+    Raises:
+        SchemaError: a flag is not bool, shapes differ, or the flags leave open why an episode ends.
     """
     found = {key: columns[key] for key in _FLAGS if key in columns}
     odd = next((key for key, flag in found.items() if flag.dtype != np.bool_), None)
     if odd is not None:
         raise SchemaError(f"{key_name(odd)!r} is {found[odd].dtype}, expected bool: it marks where episodes end")
     if len(found) < len(_FLAGS) and len({flag.shape for flag in found.values()}) > 1:
-        raise SchemaError(f"the flags {_names(found)} differ in shape, so the one that is missing cannot be filled in")
+        raise SchemaError(f"the flags {_names(found)} differ in shape, so the missing one cannot be derived")
     done, terminated, truncated = (found.get(key) for key in _FLAGS)
     if terminated is None and done is not None and truncated is not None:
         return {NEXT_TERMINATED: done & ~truncated}
     if terminated is None:
         raise SchemaError(
-            f"the flags {_names(_FLAGS)} say where and why episodes end, {_names(found) or 'none'} was found; "
-            f"needed is {key_name(NEXT_TERMINATED)!r}, or both others"
+            f"the flags {_names(_FLAGS)} say where and why episodes end, but {_names(found) or 'none'} was found; "
+            f"{key_name(NEXT_TERMINATED)!r}, or both others, are needed"
         )
     if truncated is None:
         truncated = np.zeros_like(terminated) if done is None else done & ~terminated
@@ -583,31 +598,35 @@ def _names(keys: Iterable[Key]) -> str:
 
 
 def array_of(value: torch.Tensor) -> Array:
-    """The values of a tensor; of bfloat16 the bits, as uint16."""
+    """Return the values of a tensor; for bfloat16 the bits, as uint16."""
     plain = value.detach().cpu().contiguous()
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _ends(done: Array) -> NDArray[np.bool_]:
-    """Whether one of the flags of each row is set."""
+    """Return whether a flag of each row is set."""
     return np.asarray(done.reshape(len(done), -1).any(1))
 
 
 class PackedStorage(IndexedStorage):
-    """The steps of the packed dataset at `path`, one a row, read from the disk when first touched.
+    """The steps of a packed dataset, one a row, read from the disk when first touched. It is read-only.
 
-    Rows are those of the same dataset in layout `ted`. Every batch is a fresh copy, also where an int or a slice is
-    asked for, so that an edit never reaches the dataset; nothing can be written. With `views` the leaves of a batch
-    are views, with strides, of one tensor: the cheapest batch to make, which goes to another `device` in one copy.
-    (Fields in files of their own, like images, are tensors apart.)
+    Rows are the same as in layout `ted`. Every batch is a fresh copy, also for an int or a slice, so that edits never
+    reach the dataset. A pickle holds only the path, and opens the dataset again.
 
-    `larger_than_memory` is whether the files exceed memory, by default found out from their sizes: then the kernel is
-    advised that access is random, and of the rows of each batch before they are read.
+    Args:
+        path: the dataset, or a reader that has it open.
+        views: whether the leaves of a batch are strided views of one tensor, which is the cheapest batch to make, and
+            goes to another device in one copy. Fields with files of their own, such as images, are separate tensors.
+        device: the device of batches.
+        larger_than_memory: whether the files exceed memory, so that the kernel is told that access is random, and which
+            rows are read next. By default the sizes of the files decide.
 
-    Instead of the path of a dataset, a reader that has it open will do. A pickle holds the path alone and opens the
-    dataset again. DatasetNotFoundError where nothing is, UsageError (a ValueError) for a dataset without steps,
-    FormatError for another layout and what is no dataset, CorruptDataError for files that are missing or cut, and
-    where what is reopened is another dataset.
+    Raises:
+        DatasetNotFoundError: nothing is at `path`.
+        UsageError: (a ValueError) the dataset has no steps.
+        FormatError: the dataset has another layout, or is not a dataset.
+        CorruptDataError: files are missing or cut, or a pickle finds another dataset at the path.
     """
 
     def __init__(
@@ -635,10 +654,17 @@ class PackedStorage(IndexedStorage):
     def create(
         path: str | os.PathLike[str], *, max_size: int | None = None, sync_seconds: float = SYNC_SECONDS
     ) -> PackedRecording:
-        """Begin a recording at `path`, a storage that episodes are appended to, and that `finish` makes a dataset of.
+        """Start a recording at `path`: a storage to which episodes are appended, and which `finish` turns into a
+        dataset.
 
-        `sync_seconds` is what a power failure may cost, see `PackedRecording`; a killed process loses no episode.
-        UsageError where something is at `path` already.
+        Args:
+            path: the folder, which must not exist.
+            max_size: the largest number of rows; default no limit.
+            sync_seconds: how many seconds of ended episodes a power failure may lose, see `PackedRecording`. A process
+                that is killed loses no ended episode.
+
+        Raises:
+            UsageError: `path` exists.
         """
         if max_size is None:
             return PackedRecording(path, sync_seconds=sync_seconds)
@@ -649,7 +675,7 @@ class PackedStorage(IndexedStorage):
             self._take(reader)
 
     def _take(self, reader: PackedReader) -> None:
-        """Map the files of a dataset that is open."""
+        """Map the files of an open dataset."""
         manifest = reader.manifest
         if not manifest.steps:
             raise UsageError(f"{self.path} has no steps: there is nothing to sample")
@@ -667,13 +693,13 @@ class PackedStorage(IndexedStorage):
         return self._steps
 
     def episode_lengths(self) -> Numbers:
-        """List the lengths of the episodes."""
+        """Return the lengths of the episodes."""
         return self.episodes.length
 
     def read_at(self, index: Any) -> TensorDict:
         """Read the rows at `index` (an int, a slice, a list, a mask, a tensor) into fresh tensors.
 
-        IndexError for rows that are not there.
+        IndexError for rows that do not exist.
         """
         if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, 1)
@@ -695,7 +721,7 @@ class PackedStorage(IndexedStorage):
         return built
 
     def entry(self, key: tuple[str, ...], index: Any) -> torch.Tensor | None:
-        """Read one leaf of the rows at `index` alone, into a fresh tensor; None where there is none."""
+        """Read one leaf of the rows at `index` into a fresh tensor; None if it does not exist."""
         number = next((number for number, field in enumerate(self._ordered) if field.key == key), None)
         if number is None:
             return None
@@ -704,29 +730,29 @@ class PackedStorage(IndexedStorage):
         return found.reshape((*numbers.shape, *found.shape[1:])).to(self.device)
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
     def editable(self, key: tuple[str, ...]) -> torch.Tensor:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
     def save_state(self) -> dict[str, Any]:
-        """Return the digest of the contents, which lie on disk."""
+        """Return the digest of the contents, which are on disk."""
         return {"content_digest": self.content_digest, "_len": len(self)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is of these very contents; SchemaError if not."""
+        """Check that the state belongs to the same contents; SchemaError otherwise."""
         if state.get("content_digest") != self.content_digest:
             raise SchemaError(f"the state belongs to other data than {self.path}")
 
     def clear_rows(self) -> None:
-        """Refuse: datasets are never edited."""
+        """Raise SchemaError: datasets are never edited."""
         raise SchemaError(f"{self.path} is read-only: datasets in layout packed are never edited in place")
 
     @property
     def shared(self) -> bool:
-        """Whether other processes see the same rows: nobody can change them."""
+        """True: other processes see the same rows, as nobody can change them."""
         return True
 
     def share(self) -> None:

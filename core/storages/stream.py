@@ -1,4 +1,4 @@
-"""A storage of a dataset in shards, which are brought to this disk when their turn comes."""
+"""A storage of a dataset in shards, which are fetched to this disk when they are needed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ Numbers: TypeAlias = NDArray[np.int64]
 _Schema: TypeAlias = dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]
 
 _SHARD = 32
-"""Bits of an element's number that hold its row, where the shards before it have an unknown number of rows."""
+"""How many bits of an element's number hold its row, if the sizes of the shards are unknown."""
 _TEXT_LENGTH = "_length"
 _EPISODE = "episode"
 
 
 class OpenShard(NamedTuple):
-    """A shard on this disk: its rows are those of `storage` from `first` on; `lengths` of its episodes, int64.
+    """A shard on this disk.
 
-    `episode` is added to the numbers of its episodes, where those of several shards are the same. `left_out` has a
-    sentence on each part of it that cannot be read, which is left out. `decode` makes the batch of rows, such as the
-    frames of videos that are kept next to them, and reads files: they stay while there is `kept`. `fields` are those of
-    the rows as they are stored.
+    Attributes:
+        storage: holds its rows, from row `first` on.
+        lengths: the lengths of its episodes, int64.
+        episode: is added to the numbers of its episodes, which may be the same in several shards.
+        left_out: a sentence on each part that cannot be read, and is left out.
+        decode: makes the batch of rows, for example by decoding frames of videos kept in files next to them.
+        kept: while it exists, these files stay.
+        fields: the fields of the rows as they are stored.
     """
 
     storage: Storage
@@ -65,11 +69,14 @@ class OpenShard(NamedTuple):
 
 
 class ShardedData(ABC):
-    """A dataset in parts of whole episodes.
+    """A dataset in parts that consist of whole episodes.
 
-    `address` names the dataset in messages, `identity` is a text that no other data has. `rows` are the numbers of
-    rows of all shards, None where they are known only once a shard is there, and so is `episodes`, how many there are.
-    `lacking` has a sentence on each part that is in no shard, though it should be.
+    Attributes:
+        address: the name of the dataset in messages.
+        identity: a text that identifies this data.
+        rows, episodes: the number of rows and episodes of each shard; None if they are only known once a shard is
+            fetched.
+        lacking: a sentence on each part that should be in a shard, but is in none.
     """
 
     address: str
@@ -84,25 +91,30 @@ class ShardedData(ABC):
 
 
 class StreamShards(ShardedData):
-    """A dataset in shards, of which a few at a time are on this disk."""
+    """A dataset in shards, a few of which are on this disk at a time."""
 
     @abstractmethod
     def take(self, number: int) -> OpenShard:
-        """Return a shard; wait for it if it is not there yet."""
+        """Return a shard; wait until it is fetched."""
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Bring the shards that are needed next, in this order, in the background; others need not be kept."""
+        """Fetch the shards needed next, in this order, in the background; others need not be kept."""
 
 
 class StreamStorage(Storage):
-    """The steps of a dataset in shards. An element's number leads to its shard, which is brought when it is read.
+    """The steps of a dataset in shards; reading an element fetches its shard. It is read-only.
 
-    Where the sizes of all shards are known, elements are numbered from 0 on, as in the whole dataset, and `len` counts
-    them. Else row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError).
+    If the sizes of all shards are known, elements are numbered from 0 as in the whole dataset, and `len` counts them.
+    Otherwise row r of shard s has the number `s * 2**32 + r`, and `len` raises NoLengthError (a TypeError). Texts,
+    `[L]` bytes with a `<key>_length`, are as wide as the widest one of a batch.
 
-    All shards have the same fields: SchemaError (a RuntimeError) names the first difference. Texts, `[L]` bytes with
-    a `<key>_length`, are as wide as the widest one of a batch. IndexError for elements that are not there; writes raise
-    SchemaError. What `StreamShards` raise is passed on.
+    Args:
+        shards: provides the shards.
+        checkpointer: saves and loads the storage.
+
+    Raises:
+        SchemaError: something is written; or shards differ in their fields, of which it names the first.
+        IndexError: an element does not exist. Errors of `shards` are passed on.
     """
 
     def __init__(self, shards: StreamShards, checkpointer: Any = None) -> None:
@@ -117,7 +129,7 @@ class StreamStorage(Storage):
 
     def __len__(self) -> int:
         if self._starts is None:
-            raise NoLengthError(f"{self.shards.address} has an unknown number of steps until all of it was read")
+            raise NoLengthError(f"the number of steps of {self.shards.address} is unknown until all of it was read")
         return int(self._starts[-1])
 
     @property
@@ -127,7 +139,7 @@ class StreamStorage(Storage):
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The fields of the rows as they are stored; the first shard with rows is brought, unless one was before."""
+        """The fields of the rows as they are stored; fetches the first shard with rows, if none was fetched yet."""
         for shard in range(len(self.shards)):
             if self._schema is not None:
                 break
@@ -137,7 +149,7 @@ class StreamStorage(Storage):
     # Elements ----------------------------------------------------------------------------------------
 
     def take(self, shard: int) -> OpenShard:
-        """Return a shard, compared with the first one that was taken."""
+        """Return a shard, after comparing its fields with the first shard taken."""
         found = self.shards.take(shard)
         if shard not in self._compared:
             self._compare(shard, found)
@@ -150,17 +162,16 @@ class StreamStorage(Storage):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What cannot be read, and is left out with `skip_bad`: a sentence each, of the shards that were read so far.
+        """A sentence on each part that cannot be read, and is left out with `skip_bad`, of the shards read so far.
 
-        Each is also a warning when its shard is read first.
+        Each one is also a warning when its shard is first read.
         """
         return (*self.shards.lacking, *(said for shard in sorted(self._left_out) for said in self._left_out[shard]))
 
     def _compare(self, shard: int, found: OpenShard) -> None:
         if self.shards.rows is not None and not found.left_out and found.rows != self.shards.rows[shard]:
             raise SchemaError(
-                f"shard {shard} of {self.shards.address} has {found.rows:,} steps, {self.shards.rows[shard]:,} were "
-                "announced"
+                f"shard {shard} of {self.shards.address} has {found.rows:,} steps, expected {self.shards.rows[shard]:,}"
             )
         if not found.rows:
             return
@@ -180,7 +191,7 @@ class StreamStorage(Storage):
         )
 
     def numbers(self, shard: int, rows: Numbers) -> Numbers:
-        """Return the numbers of rows of a shard, int64 `[n]`."""
+        """Return the element numbers of rows of a shard, int64 `[n]`."""
         return rows + (shard << _SHARD if self._starts is None else self._starts[shard])
 
     def _places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
@@ -202,13 +213,13 @@ class StreamStorage(Storage):
         return shaped
 
     def numbers_at(self, index: Any) -> Numbers:
-        """Return the numbers that an index names, int64 in its shape; IndexError for a mask."""
+        """Return the element numbers that an index selects, int64 in its shape; IndexError for a mask."""
         index = as_index(index, 1)
         if isinstance(index, slice):
             index = torch.arange(*index.indices(len(self)))
         found = torch.as_tensor(index)
         if found.dtype == torch.bool:
-            raise IndexError("the elements of a stream are named by number, found a mask")
+            raise IndexError("the elements of a stream are selected by number, found a mask")
         numbers: Numbers = found.numpy(force=True).astype(np.int64, copy=False)
         return numbers
 
@@ -216,17 +227,21 @@ class StreamStorage(Storage):
         limit = len(self.shards) << _SHARD if self._starts is None else len(self)
         outside = np.flatnonzero((numbers < 0) | (numbers >= limit))
         if len(outside):
-            raise IndexError(f"element is {numbers[outside[0]]:,}, expected one that {self.shards.address} has")
+            raise IndexError(f"{self.shards.address} has no element {numbers[outside[0]]:,}")
         return numbers
 
     def parts(self, numbers: Numbers) -> Iterator[tuple[Numbers, OpenShard, Numbers]]:
-        """Yield the shards of elements, int64 `[n]`: the places that are of it, the shard, and the rows there."""
+        """Divide elements, int64 `[n]`, by shard.
+
+        Yields:
+            The positions of the elements of a shard, the shard, and their rows there.
+        """
         shards, rows = self._places(self._checked(numbers))
         for shard in np.unique(shards):
             places = np.flatnonzero(shards == shard)
             found, wanted = self.take(int(shard)), rows[places]
             if len(wanted) and wanted.max() >= found.rows:
-                raise IndexError(f"row is {wanted.max():,}, expected one of the {found.rows:,} rows of shard {shard}")
+                raise IndexError(f"shard {shard} has no row {wanted.max():,}: it has {found.rows:,} rows")
             yield places, found, wanted
 
     def _gathered(self, numbers: Numbers) -> TensorDictBase:
@@ -234,7 +249,7 @@ class StreamStorage(Storage):
         return parts[0][1] if len(parts) == 1 else _merged(parts, len(numbers))
 
     def steps_before(self, numbers: Numbers) -> Numbers:
-        """Return how many steps of its episode are before each element, int64 `[n]`."""
+        """Return how many steps of its episode come before each element, int64 `[n]`."""
         found = np.zeros(len(numbers), np.int64)
         for places, shard, rows in self.parts(numbers):
             starts = np.cumsum(shard.lengths) - shard.lengths
@@ -244,32 +259,32 @@ class StreamStorage(Storage):
     # What a storage that cannot be written refuses ----------------------------------------------------
 
     def write_rows(self, rows: Any, data: Any) -> NoReturn:
-        """Refuse: SchemaError (a RuntimeError)."""
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
         raise SchemaError(f"{self.shards.address} is a stream, which is read-only")
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Refuse: SchemaError (a RuntimeError)."""
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
         self.write_rows(cursor, data)
 
     def clear_rows(self) -> NoReturn:
-        """Refuse: SchemaError (a RuntimeError)."""
+        """Raise SchemaError (a RuntimeError): streams are read-only."""
         self.write_rows(None, None)
 
     # State -------------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return what identifies this data."""
+        """Return the identity of this data."""
         return {"identity": self.shards.identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is of this very data; SchemaError if not."""
+        """Check that the state belongs to this very data; SchemaError otherwise."""
         if state.get("identity") != self.shards.identity:
             raise SchemaError(f"the state belongs to other data than {self.shards.address}")
         self.mark_replaced(0)
 
     @property
     def shared(self) -> bool:
-        """Whether other processes see the same rows: nobody can change them."""
+        """True: other processes see the same rows, as nobody can change them."""
         return True
 
     def share(self) -> None:
@@ -294,13 +309,13 @@ def _described(leaf: tuple[torch.dtype, torch.Size] | None) -> str:
 
 
 def _merged(parts: Iterable[tuple[Numbers, TensorDictBase]], count: int) -> TensorDictBase:
-    """Put the rows of several shards, which have the same fields, at their places in one batch."""
+    """Put the rows of several shards, with the same fields, at their positions in one batch."""
     lots = [(torch.from_numpy(places), _columns(rows)) for places, rows in parts]
     merged = {}
     for path in lots[0][1]:
         columns = [columns[path] for _, columns in lots]
         shape = columns[0].shape[1:]
-        if any(column.shape[1:] != shape for column in columns):  # texts of several widths
+        if any(column.shape[1:] != shape for column in columns):  # texts of different widths
             shape = torch.Size([max(column.shape[1] for column in columns)])
         target = torch.zeros((count, *shape), dtype=columns[0].dtype)
         for (places, _), column in zip(lots, columns, strict=True):

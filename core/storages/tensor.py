@@ -1,4 +1,4 @@
-"""A storage on tensors that are there already; lazy storages make their tensors themselves."""
+"""A storage that wraps existing tensors; the base of lazy storages, which create their tensors."""
 
 from __future__ import annotations
 
@@ -31,16 +31,26 @@ from .write_log import Counter, Snapshot
 _Write: TypeAlias = Callable[[Columns, bool], None]
 
 _WHOLE = frozenset({TensorDict, torch.Tensor, dict})
-"""What is surely no list of rows: to ask so is faster than to ask for those."""
+"""Types that are certainly not lists of rows; checking for them is faster than checking for lists."""
 
 
 class TensorStorage(IndexedStorage):
-    """Wraps a tensor, a tensordict, a tensorclass or a nest of them, and counts as full.
+    """Wraps a tensor, a tensordict, a tensorclass or a nest of them; all of its rows count as written.
 
-    Dimension 0 is the capacity; the first `ndim` dimensions, which all leaves share, count elements. A `max_size`
-    that is neither the number of rows nor of elements raises UsageError (a ValueError), as do `storage=None` and a
-    `device` other than the data's; `"auto"` follows the data. What is written must have the keys, element types
-    and shapes of what is stored, else SchemaError (a RuntimeError) is raised and nothing changes.
+    Dimension 0 is the capacity. The first `ndim` dimensions, which all leaves share, count elements. Data that is
+    written must have the keys, element types and shapes of the stored data.
+
+    Args:
+        storage: the data.
+        max_size: if given, must be the number of rows or of elements.
+        device: the data's device, or `"auto"`.
+        ndim: how many leading dimensions count elements.
+        checkpointer: saves and loads the storage.
+        compilable: whether `torch.compile` may trace the methods.
+
+    Raises:
+        UsageError: (a ValueError) `storage` is None, or `max_size` or `device` do not match it.
+        SchemaError: (a RuntimeError) when written: the data does not fit. Nothing is changed.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -52,9 +62,9 @@ class TensorStorage(IndexedStorage):
     device: Any
     _filler: Filler | None = None
     _declared: TreeSpec | None = None
-    """How the data is made without the entries that were added to all rows; None if there never were any.
+    """The structure of the data without entries that were added to all rows; None if there are none.
 
-    Entries that were added belong to these rows: they are gone as soon as rows are written without them.
+    Added entries belong to the present rows: they disappear as soon as rows are written without them.
     """
 
     def __init__(
@@ -79,7 +89,7 @@ class TensorStorage(IndexedStorage):
         found = self.columns.leaves[0].device
         self.device = found if device == "auto" else torch.device(device)
         if any(leaf.device.type != self.device.type for leaf in self.columns.leaves):
-            raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='say device="auto"')
+            raise UsageError(f"the tensors are on {found}, not on {self.device}", hint='use device="auto"')
         self._wrapped = storage
         self._filled.value = lead[0]
         self.log.lend()
@@ -94,7 +104,7 @@ class TensorStorage(IndexedStorage):
         self._wrapped = None
 
     def _take(self, structure: TreeSpec, leaves: Sequence[torch.Tensor]) -> None:
-        """Make these tensors the contents. They must share their leading dimensions."""
+        """Make these tensors the contents; they must share their leading dimensions."""
         leads = {leaf.shape[: self.ndim] for leaf in leaves}
         if len(leads) != 1 or len(min(leads)) != self.ndim:
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves) or "no tensor"
@@ -105,19 +115,19 @@ class TensorStorage(IndexedStorage):
 
     @property
     def initialized(self) -> bool:
-        """Whether the tensors are there; a lazy storage makes them at its first write."""
+        """Whether the tensors exist; a lazy storage creates them at its first write."""
         return self._columns is not None
 
     @property
     def columns(self) -> Columns:
-        """The tensors, cut into rows; SchemaError before the first write to a lazy storage."""
+        """The tensors, divided into rows; SchemaError before the first write to a lazy storage."""
         if self._columns is None and not self.initialized:
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
         return self._columns  # type: ignore[return-value]  # initialized means that they are there
 
     @property
     def structure(self) -> TreeSpec:
-        """How the data is made; SchemaError before the first write to a lazy storage."""
+        """The structure of the data; SchemaError before the first write to a lazy storage."""
         if self._structure is None:
             raise SchemaError("the storage is empty: nothing was ever written to it", hint="write to it first")
         return self._structure
@@ -129,7 +139,7 @@ class TensorStorage(IndexedStorage):
 
     @property
     def capacity_rows(self) -> int:
-        """How many rows there is room for, along dimension 0; SchemaError before the first write to a lazy storage."""
+        """How many rows fit along dimension 0; SchemaError before the first write to a lazy storage."""
         columns = self._columns or self.columns
         return columns.lead[0]
 
@@ -139,7 +149,7 @@ class TensorStorage(IndexedStorage):
 
     @property
     def contents(self) -> Any:
-        """All tensors, valid rows or not, put together as the data is; None before the first write."""
+        """All tensors in the structure of the data, including rows that are not valid; None before the first write."""
         self.log.lend()
         if self._wrapped is None and self.initialized:
             columns = self.columns
@@ -154,16 +164,25 @@ class TensorStorage(IndexedStorage):
 
     @property
     def shape(self) -> torch.Size:
-        """Valid rows, then the other dimensions that count elements; `[0]` before the first write."""
+        """The number of valid rows, followed by the other dimensions that count elements; `[0]` before the
+        first write.
+        """
         return torch.Size([self.rows, *self.columns.lead[1:]]) if self.initialized else torch.Size([0])
 
     # Reading ---------------------------------------------------------------------------------------
 
     def read_at(self, index: Any) -> Any:
-        """Read the valid elements at `index`: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
+        """Read the valid elements at `index`.
 
-        Row numbers, masks and slices backwards give fresh tensors, ints and other slices views of the stored ones.
-        SchemaError (a RuntimeError) where nothing was ever written, IndexError for rows that are not there.
+        Args:
+            index: an int, a slice, a list, a mask, a tensor, or a tuple of coordinates.
+
+        Returns:
+            Fresh tensors for row numbers, masks and slices with a negative step; views for ints and other slices.
+
+        Raises:
+            SchemaError: (a RuntimeError) nothing was ever written.
+            IndexError: a row does not exist.
         """
         if type(index) is not torch.Tensor or index.dtype is not torch.int64:
             index = as_index(index, self.ndim)
@@ -172,14 +191,14 @@ class TensorStorage(IndexedStorage):
         return structure.unflatten(iter(found), batch)
 
     def gather_into(self, index: torch.Tensor, targets: Sequence[torch.Tensor], chosen: Sequence[int]) -> None:
-        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to tensors; see `Columns.gather_into`."""
+        """Copy the rows `index`, int64 `[n]`, of the columns `chosen` to given tensors; see `Columns.gather_into`."""
         self.columns.gather_into(index, self._filled.value, targets, chosen)
 
     def expect(self, rows: np.ndarray[Any, Any]) -> None:
-        """Called with the numbers of rows that are read next, int64 `[n]`: they may be on a disk."""
+        """Called with the numbers of the rows that are read next, int64 `[n]`, as they may be on a disk."""
 
     def flatten(self) -> TensorStorage:
-        """Return a one-dimensional storage of the valid elements, on the same memory where torch can."""
+        """Return a one-dimensional storage of the valid elements, in the same memory if torch can view it so."""
         if self.ndim == 1:
             return self
         self.log.lend()
@@ -194,7 +213,7 @@ class TensorStorage(IndexedStorage):
         return self.initialized and self.columns.may_hold(tensor)
 
     def read_into(self, out: Any, index: Any, added: Mapping[Any, torch.Tensor]) -> Any:
-        """Copy the rows at `index`, and entries that are added to them, to `out`, in one call where that can be."""
+        """Copy the rows at `index`, and additional entries, to `out`; in one call if possible."""
         columns, structure = self.columns, self.structure
         if type(index) is not torch.Tensor or index.dtype is not torch.int64 or index.dim() != 1:
             return super().read_into(out, index, added)
@@ -208,12 +227,19 @@ class TensorStorage(IndexedStorage):
     # Writing ---------------------------------------------------------------------------------------
 
     def write_at(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> slice | torch.Tensor | None:
-        """Write the rows of `data` at `cursor`, later ones over earlier ones where it repeats a row.
+        """Write the rows of `data` at `cursor`; if a row is repeated, the later one counts.
 
-        An int takes one row without its leading dimension, a tuple of coordinates takes elements, anything else
-        takes rows; a list and a lazy stack are rows one by one. Data and cursor may be views of what is stored here:
-        they are read whole before the first row is written. The length grows up to the highest row written. A write
-        beyond the capacity, or one that would leave rows below it unwritten, raises SchemaError.
+        The length grows to the highest row written.
+
+        Args:
+            cursor: an int takes one row without leading dimension, a tuple of coordinates takes elements, anything else
+                takes rows.
+            data: the rows; a list and a lazy stack are rows one by one. It may be a view of stored rows, as may
+                `cursor`: both are read completely before the first row is written.
+            set_cursor: False if existing elements are replaced.
+
+        Raises:
+            SchemaError: (a RuntimeError) rows are beyond the capacity or would leave a gap, or the data does not fit.
         """
         before = (self._structure, self._columns) if self.initialized else (None, None)
         try:
@@ -228,15 +254,16 @@ class TensorStorage(IndexedStorage):
             if self._columns is not before[1]:
                 self._go_back(*before)
             if before[1] is not None and not isinstance(error, RbtoolError):
-                self.log.changed()  # an interrupt: some columns may be written already
-            if isinstance(error, NotImplementedError):  # of a device without bytes, like `meta`
+                self.log.changed()  # after an interrupt, some columns may be written already
+            if isinstance(error, NotImplementedError):  # a device without bytes, such as `meta`
                 raise SchemaError(f"the data cannot be brought to {self.device}: {error}") from error
             raise
 
     def _copied_run(self, columns: Columns, cursor: Any, data: Any) -> slice | None:
-        """Write rows that follow one another, and whose bytes can be copied as they are, as most can; return the rows.
+        """Fast path: write consecutive rows whose bytes can be copied as they are; return the rows.
 
-        None, with nothing changed, for anything else, and for what does not fit: the general way names what differs.
+        None, with nothing changed, for anything else, including data that does not fit: the general path says what
+        differs.
         """
         run, valid = _run(cursor, columns.lead[0]), self._filled.value
         if run is None or type(data) not in _WHOLE or run.start > valid or run.start == run.stop:
@@ -258,7 +285,7 @@ class TensorStorage(IndexedStorage):
         return run
 
     def _set(self, cursor: Any, data: Any) -> slice | torch.Tensor | None:
-        """Write, and return the rows that were written; None for elements of rows."""
+        """Write, and return the rows written; None if elements of rows were."""
         columns, valid = self.columns, self._filled.value
         rows: slice | torch.Tensor
         run = _run(cursor, columns.lead[0])
@@ -296,11 +323,11 @@ class TensorStorage(IndexedStorage):
         self.columns.write_rows(rows, values)
 
     def _write_items(self, rows: slice | torch.Tensor, data: Any) -> None:
-        """Write rows that are given one by one."""
+        """Write rows that are given as a list."""
         items = data if isinstance(data, list) else data.unbind(0)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if len(items) != count:
-            raise SchemaError(f"{len(items)} rows given for {count} places")
+            raise SchemaError(f"found {len(items)} rows for {count} places")
         lead = self.columns.others
         checked = [self._values(item, lead) for item in items]
         self._prepare(rows)
@@ -310,19 +337,19 @@ class TensorStorage(IndexedStorage):
             self.columns.write_stacked(rows, checked)
 
     def _values(self, data: Any, lead: tuple[int, ...]) -> list[torch.Tensor]:
-        """Take `data` apart; its tensors must be what this storage keeps, with `lead` in front."""
-        values = self._taken_apart(data)  # which may leave out columns
+        """Divide `data` into tensors, which must match this storage with `lead` in front."""
+        values = self._taken_apart(data)  # may drop columns of added entries
         self.columns.check(values, lead)
         return values
 
     def clear_rows(self) -> None:
-        """Set the length to 0; the tensors stay."""
+        """Set the length to 0; the tensors are kept."""
         self._filled.value = 0
 
     # Cells -----------------------------------------------------------------------------------------
 
     def elements_of_cells(self, index: Any, dim: int) -> Any:
-        """Return the numbers of the elements that a write at such an index concerns, or their coordinates."""
+        """Return the numbers, or coordinates, of the elements affected by a write at such an index."""
         tail = self._tail
         numbers = torch.arange(len(self)).reshape(*self.shape, *[1] * len(tail)).expand(*self.shape, *tail)
         chosen = numbers.transpose(0, dim)[index].unique()
@@ -333,7 +360,7 @@ class TensorStorage(IndexedStorage):
         structure, columns, kept = self.structure, self.columns, None
         depth = self.ndim + len(self._tail)
         if isinstance(index, tuple) and len(index) > depth:
-            raise IndexError(f"{len(index)} coordinates given, elements have {depth} dimensions")
+            raise IndexError(f"found {len(index)} coordinates, but elements have {depth} dimensions")
         if label and label in structure.children and label not in list(data.keys()):
             kept = list(structure.paths()).index((label,))
             structure = structure.with_children({k: part for k, part in structure.children.items() if k != label})
@@ -349,16 +376,16 @@ class TensorStorage(IndexedStorage):
         return tuple(self.structure.tail) if isinstance(self.structure, TensorDictNode) else ()
 
     def repeated(self, index: Any, data: Any) -> Any:
-        """Return data for each element at `index`, if `data` lacks dimensions of it; anything else as it is."""
+        """Return data repeated for each element at `index`, if it lacks leading dimensions; otherwise unchanged."""
         if (type(index) is int and self.ndim == 1) or not self.initialized or isinstance(data, list):
             return data
         plain = isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dim() == 1)
-        if plain and is_tensor_collection(data) and not self.lacks_dimensions(data):  # as most writes are
+        if plain and is_tensor_collection(data) and not self.lacks_dimensions(data):  # the most frequent case
             return data
         found = as_index(index, self.ndim)
         mask = isinstance(found, torch.Tensor) and found.dtype == torch.bool
         if isinstance(found, tuple) or (mask and found.dim() > 1):  # type: ignore[union-attr]
-            return data  # writing cells repeats
+            return data  # `write_cells` repeats it
         columns = self.columns
         if isinstance(found, int):
             selected, flat = torch.Size([]), torch.Size([])
@@ -379,7 +406,7 @@ class TensorStorage(IndexedStorage):
         return any(value.dim() < leaf.dim() for value, leaf in pairs)
 
     def _spread(self, data: Any, lead: torch.Size, flat: torch.Size) -> Any:
-        """Repeat data up to the leading shape `lead`, and give it the shape `flat` of as many elements."""
+        """Repeat data up to the leading shape `lead`, and reshape these dimensions to `flat`."""
         if is_tensor_collection(data):
             tail, size = self._tail, data.batch_size
             own = len(lead) + len(tail) - len(size)
@@ -411,7 +438,7 @@ class TensorStorage(IndexedStorage):
     # Entries ---------------------------------------------------------------------------------------
 
     def editable(self, key: Path) -> torch.Tensor:
-        """Return a view of one entry of all valid elements; MissingKeyError for one that is not there."""
+        """Return a view of one entry of all valid elements; MissingKeyError if it does not exist."""
         found = dict(zip(self.structure.paths(), self.columns.leaves, strict=True)).get(key)
         if found is not None:
             self.log.lend()
@@ -420,22 +447,24 @@ class TensorStorage(IndexedStorage):
             raise SchemaError(f"{'.'.join(key)!r} holds several entries, expected the key of a tensor")
         names = self.columns.names
         raise MissingKeyError(
-            f"there is no entry {'.'.join(key)!r}{did_you_mean('.'.join(key), names)}",
+            f"entry {'.'.join(key)!r} not found{did_you_mean('.'.join(key), names)}",
             hint=f"entries are {', '.join(names)}" if names else "",
         )
 
     def create_entries(self, values: Mapping[Path, torch.Tensor]) -> None:
-        """Add entries, values of all valid elements, to tensordicts or dicts in memory.
+        """Add entries, with values for all valid elements, to tensordicts or dicts in memory.
 
-        SchemaError for values of other elements, MissingKeyError for a storage that cannot take new entries.
+        Raises:
+            SchemaError: the values are for another number of elements.
+            MissingKeyError: the storage cannot take new entries.
         """
         if not self._takes_entries:
             super().create_entries(values)
         for path, value in values.items():
             if value.shape[: self.ndim] != self.shape:
                 raise SchemaError(
-                    f"{'.'.join(path)!r} is {list(value.shape)}, expected {list(self.shape)} in front: "
-                    "a new entry is one of all elements"
+                    f"{'.'.join(path)!r} has the shape {list(value.shape)}, expected it to begin with "
+                    f"{list(self.shape)}: a new entry needs values for all elements"
                 )
         self._begin_entries(tree_spec_of(_nested(values, self.shape, self.structure), self.ndim), values)
         for path, value in values.items():
@@ -443,11 +472,11 @@ class TensorStorage(IndexedStorage):
 
     @property
     def _takes_entries(self) -> bool:
-        """Whether entries can be added: the storage has rows and no other process shares them."""
+        """Whether entries can be added: there are rows, and no other process shares them."""
         return self.initialized and isinstance(self._structure, MappingNode) and self.rows > 0 and not self.shared
 
     def _begin_entries(self, brought: TreeSpec, values: Mapping[Path, torch.Tensor]) -> None:
-        """Make columns, all zeros, for the entries that only `brought` has, like those of `values`."""
+        """Make zero columns, like `values`, for the entries that only `brought` has."""
         columns, declared = self.columns, self._declared or self.structure
         known = dict(zip(self.structure.paths(), columns.leaves, strict=True))
         structure = self.structure.joined(brought.placed(torch.device(self.device)))
@@ -461,7 +490,7 @@ class TensorStorage(IndexedStorage):
         self._declared = declared
 
     def _take_in_new(self, cursor: Any, data: Any) -> None:
-        """Make columns for entries that only the data has, if it is written over all rows: see `create_entries`."""
+        """If the data replaces all rows, make columns for its new entries: see `create_entries`."""
         if not (self._takes_entries and (is_tensor_collection(data) or isinstance(data, Mapping))):
             return
         index = as_index(cursor, self.ndim)
@@ -476,7 +505,7 @@ class TensorStorage(IndexedStorage):
             self._begin_entries(brought, values)
 
     def _taken_apart(self, data: Any) -> list[torch.Tensor]:
-        """Return the tensors of data; SchemaError if it has not the entries that the rows have, or had at first."""
+        """Return the tensors of data; SchemaError unless it has the entries that the rows have, or had at first."""
         try:
             return self.structure.flatten(data)
         except SchemaError:
@@ -485,7 +514,7 @@ class TensorStorage(IndexedStorage):
             return self.structure.flatten(data)
 
     def _leave_out_added(self, data: Any) -> bool:
-        """Drop the added entries if the data lacks exactly these; return whether it did."""
+        """Drop added entries if the data lacks exactly these; return whether it did."""
         declared = self._declared
         if declared is None or declared is self._structure:
             return False
@@ -500,9 +529,10 @@ class TensorStorage(IndexedStorage):
     # State, and checkpoints that are loaded --------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_storage` (tensors by dotted name, or the one tensor), `_len` and `initialized`, by reference.
+        """Return `_storage` (tensors by dotted name, or a single tensor), `_len` and `initialized`; tensors are
+        references.
 
-        `_structure` is their tree spec as JSON, for storages that hold nothing yet.
+        `_structure` is their tree spec as JSON, for storages that are still empty.
         """
         if not self.initialized:
             return {"_storage": {}, "_len": 0, "initialized": False}
@@ -514,10 +544,9 @@ class TensorStorage(IndexedStorage):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Copy the valid rows of what `save_state` returned; they must be alike in names, types and shapes.
+        """Copy the valid rows of what `save_state` returned; names, types and shapes must match.
 
-        The capacities may differ as long as the rows fit. A lazy storage that holds nothing yet makes its tensors
-        after the saved ones.
+        Capacities may differ as long as the rows fit. An empty lazy storage creates its tensors like the saved ones.
         """
         if not state.get("initialized", True):
             self.empty()
@@ -530,14 +559,21 @@ class TensorStorage(IndexedStorage):
         self, structure: TreeSpec, tensors: Sequence[torch.Tensor], length: int, write: _Write | None = None, *,
         capacity: int | None = None, last_row: int | None = None,
     ) -> None:  # fmt: skip
-        """Replace the contents by the first `length` elements of tensors that belong together like `structure`.
+        """Replace the contents by the first `length` elements of tensors; checkpoints are loaded through this.
 
-        They may have more rows than that, and than this storage. SchemaError, and nothing changes, for other names,
-        types or shapes, and for more elements than there is room for. Checkpoints are loaded through this. With
-        `write(columns, in_time)`, which puts the rows into the columns, tensors of the device `meta` give the types and
-        shapes to come; only if that fails halfway, rows that were there are changed. They are from a storage of
-        `capacity` rows of which `last_row` was written last: a buffer has the oldest become row 0 if it was full and
-        this is larger.
+        Args:
+            structure: how the tensors are nested.
+            tensors: the tensors; they may have more rows than `length`, and than this storage. With `write`, tensors on
+                the device `meta` give types and shapes.
+            length: how many elements are valid.
+            write: `write(columns, in_time)` puts the rows into the columns. If it fails halfway, existing rows have
+                changed.
+            capacity: the capacity of the storage that the rows come from; None if unknown.
+            last_row: the row written last there; None if unknown. If it was a full ring and this storage is larger, the
+                oldest row becomes row 0 when a buffer loads it.
+
+        Raises:
+            SchemaError: names, types or shapes differ, or the elements do not fit. Nothing is changed.
         """
         fresh = not self.initialized
         try:
@@ -564,38 +600,38 @@ class TensorStorage(IndexedStorage):
             if fresh:
                 self._go_back(None, None)
             elif not isinstance(error, SchemaError):
-                self.log.changed()  # some rows may be there already
+                self.log.changed()  # some rows may be written already
             raise
         self._filled.value = rows
         self.mark_replaced(rows % columns.lead[0], last_row if self.rotated is None else rows - 1)
 
     def set_length(self, length: int) -> None:
-        """Set the number of valid elements, from the first row on; SchemaError for more than there is room for."""
+        """Set the number of valid elements; SchemaError if there is not enough room."""
         self._filled.value = self._rows_to_fill(length)
         self.mark_replaced(self._filled.value % self.columns.lead[0])
 
     def _rows_to_fill(self, length: int) -> int:
-        """Return the number of rows that make up `length` elements; SchemaError if they do not fit."""
+        """Return the number of rows for `length` elements; SchemaError if they do not fit."""
         lead = self.columns.lead
         rows, rest = divmod(length, math.prod(lead[1:]))
         if rest or not 0 <= rows <= lead[0]:
-            raise SchemaError(f"what was saved counts {length} elements; this storage has room for {self.max_size}")
+            raise SchemaError(f"{length} saved elements do not fit: this storage has room for {self.max_size}")
         return rows
 
     # What lazy storages do otherwise ---------------------------------------------------------------
 
     def _initialize(self, index: Any, data: Any) -> None:
-        """Make the tensors after the first data."""
+        """Create the tensors for the first data."""
 
     def _allocate(self, structure: TreeSpec, rows: Sequence[tuple[torch.dtype, torch.Size]]) -> None:
-        """Make tensors for rows of these types and shapes."""
+        """Create tensors for rows of these types and shapes."""
 
     def _go_back(self, structure: TreeSpec | None, columns: Columns | None) -> None:
-        """Return to the tensors of before, because the write that new ones were made for failed."""
+        """Restore the previous tensors, because the write for which new ones were made has failed."""
         self._structure, self._columns, self._wrapped = structure, columns, None
 
     def _make_room(self, rows: slice | torch.Tensor) -> None:
-        """Make sure that writing these rows cannot fail for want of space."""
+        """Ensure that writing these rows cannot fail for lack of space."""
 
     # Writes of other processes ---------------------------------------------------------------------
 
@@ -605,7 +641,7 @@ class TensorStorage(IndexedStorage):
         self.keep(rows)
 
     def keep(self, rows: slice | torch.Tensor, key: Path | None = None) -> None:
-        """Before rows are replaced, keep them: for dumps, and for a process that has to undo this write."""
+        """Before rows are replaced, keep their old contents, for dumps and for a process that has to undo the write."""
         for snapshot in tuple(self.log.snapshots):
             snapshot.keep(rows)
         journal = self.journal
@@ -627,7 +663,7 @@ class TensorStorage(IndexedStorage):
             journal.keep([arrays[number]], kept, number)
 
     def undo(self) -> None:
-        """Undo the write of a process that was killed."""
+        """Undo the write of a killed process."""
         if self.journal is not None:
             before = self.log.now
             self.journal.undo(self.columns.arrays if self.initialized else [])
@@ -646,9 +682,9 @@ class TensorStorage(IndexedStorage):
         return not self._filled.shared
 
     def snapshot(self, part_rows: int) -> Snapshot | None:
-        """Return the valid rows as they are now, in parts; who gets it calls `end_snapshot`.
+        """Return the valid rows as they are now, in parts of `part_rows` rows; the caller has to call `end_snapshot`.
 
-        None where they could be replaced unnoticed: on other devices, by other processes, and through references.
+        None if rows could be replaced unnoticed: on other devices, by other processes, or through references.
         """
         if not (self.initialized and self.columns.gathers_into):
             return None
@@ -656,13 +692,15 @@ class TensorStorage(IndexedStorage):
             self.columns.arrays, self.rows, part_rows, next_row=self.log.now.next_row, shared=self._filled.shared
         )
         self.log.snapshots.append(found)
-        if self.log.lent or not self.alone:  # asked afterwards: a caller in between waits
+        if (
+            self.log.lent or not self.alone
+        ):  # checked after the snapshot is set: whoever takes references in between waits
             self.end_snapshot(found)
             return None
         return found
 
     def end_snapshot(self, snapshot: Snapshot) -> None:
-        """State that a snapshot is not read any more, if it still was; may be repeated."""
+        """Declare that a snapshot is no longer read; may be called repeatedly."""
         snapshot.close()
         if snapshot in self.log.snapshots:
             self.log.snapshots.remove(snapshot)
@@ -675,7 +713,9 @@ class TensorStorage(IndexedStorage):
         return self._filled.shared
 
     def share(self) -> None:
-        """Move rows and length into memory that processes started from now on share; SchemaError if there are none."""
+        """Move rows and length to memory shared with processes started from now on; SchemaError if there are
+        no rows.
+        """
         self.log.settle()
         for leaf in self.columns.leaves:
             if leaf.is_cpu and not leaf.is_shared():
@@ -683,7 +723,7 @@ class TensorStorage(IndexedStorage):
         self._share_counts()
 
     def _share_counts(self) -> None:
-        """Move into shared memory what other processes have to count with."""
+        """Move the numbers that other processes have to update to shared memory."""
         self._filled.share_()
         self.log.share_()
 
@@ -691,7 +731,7 @@ class TensorStorage(IndexedStorage):
         self.log.settle()
         state = super().__getstate__() | {"_columns": None, "_wrapped": None, "_filler": None}
         if self.initialized:
-            # torch pickles no wide unsigned integers: their bits go in the signed type of the same width.
+            # torch cannot pickle wide unsigned integers, so their bits are sent as the signed type of the same width.
             columns = self.columns
             wide = [leaf.dtype in {torch.uint16, torch.uint32, torch.uint64} for leaf in columns.leaves]
             pairs = zip(wide, columns.leaves, columns.plain, strict=True)
@@ -709,14 +749,18 @@ class TensorStorage(IndexedStorage):
 
 
 def _coordinates(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
-    """Name the elements that a mask of several dimensions selects; IndexError for a mask of another shape."""
+    """Return the coordinates of the elements that a mask of several dimensions selects; IndexError for another
+    shape.
+    """
     if mask.shape != shape[: mask.dim()]:
-        raise IndexError(f"a mask of shape {list(mask.shape)} given for elements of shape {list(shape)}")
+        raise IndexError(f"found a mask of shape {list(mask.shape)} for elements of shape {list(shape)}")
     return mask.nonzero().unbind(1)
 
 
 def _run(cursor: Any, capacity: int) -> slice | None:
-    """Which rows an int or a range of step 1 names, as most writes do; None for anything else, and beyond the ends."""
+    """Return the rows of an int or a range with step 1, the most frequent cursors; None for others, and out of
+    range.
+    """
     if type(cursor) is int:
         return slice(cursor, cursor + 1) if 0 <= cursor < capacity else None
     if type(cursor) is not range or cursor.step != 1:
@@ -726,7 +770,7 @@ def _run(cursor: Any, capacity: int) -> slice | None:
 
 
 def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: TreeSpec) -> Any:
-    """Make a nest of the root's kind of tensors by path."""
+    """Make a nest, of the same kind as the root, of tensors by path."""
     found: dict[str, Any] = {}
     for path, value in values.items():
         inner = found
@@ -739,7 +783,7 @@ def _nested(values: Mapping[Path, torch.Tensor], lead: torch.Size, structure: Tr
 def _with_numbers(
     key: str | None, structure: TreeSpec, tensors: Sequence[torch.Tensor], columns: Columns
 ) -> tuple[TreeSpec, Sequence[torch.Tensor]]:
-    """Add the entry of the rows' numbers, which a writer keeps here and another one did not save."""
+    """Add the entry with row numbers, which a writer keeps here but the saved data may not have."""
     if key is None or key not in columns.names or not tensors:
         return structure, tensors
     if not isinstance(structure, MappingNode) or key in structure.children:

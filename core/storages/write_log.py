@@ -1,13 +1,13 @@
-"""What a storage records of its writes: counters, the write log, snapshots of rows, and a journal to undo a write.
+"""What a storage records about its writes: counters, the write log, snapshots of rows, and a journal to undo a write.
 
-A snapshot holds rows as they are at one instant, read in the background while writers continue. This is copy-on-write,
-row by row, as volume managers and virtual machines do for backups: a writer copies rows that were not read yet before
-it replaces them. So a snapshot costs what is written meanwhile, and not the size of the storage.
+A snapshot holds rows as of one instant, while they are read in the background and writers continue. It uses
+copy-on-write, row by row, as volume managers and virtual machines do for backups: before a writer replaces rows that
+were not read yet, it copies them. The cost of a snapshot is what is written meanwhile, not the size of the storage.
 
-The journal keeps what a write replaces in shared memory, so that another process can undo the write of a killed one.
-It is a rollback journal, as in databases: before rows are replaced their old bytes are appended to an anonymous file,
-and the counters to cells in front of it. Rows behind the last valid one need no copy: they become valid when the length
-is counted up, which is the last step of a write.
+The journal keeps what a write replaces in shared memory, so that another process can undo the write of a killed one. It
+is a rollback journal as in databases: before rows are replaced, their old bytes are appended to an anonymous file, and
+the counters are stored in cells in front of it. New rows behind the last valid one need no copy: they become valid when
+the length is increased, which is the last step of a write.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from ..errors import OutOfSpaceError, SchemaError, UsageError
 from ..format import fs
 
 _MOST_KEPT = 64 << 20
-"""Bytes of rows that are kept at a time; a writer that replaces more waits until some of them are on their way."""
+"""Limit for copies of rows; a writer that would exceed it waits until some of them have been read."""
 _CHUNK = 1 << 20
-"""Bytes that are read at once: so long a writer may wait for the lock."""
+"""Bytes read at once, which bounds how long a writer waits for the lock."""
 
 _forks = 0
 _shared: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
 
 def forks() -> int:
-    """How often this process, and those that it was forked from, were forked."""
+    """Return how often this process and its ancestors were forked."""
     return _forks
 
 
 class Snapshot:
     """The first `rows` rows of contiguous arrays `[capacity, ...]` as they are now, in parts of `part_rows` rows.
 
-    One thread reads them by `parts` and `read`. Writers call `keep` before they replace rows; what changes rows in any
-    other way calls `wait` first. Parts are read in the order in which a ring is written that continues at `next_row`,
-    but first those that a writer waits for. With `shared` memory, which a forked process would write to unnoticed, a
-    fork waits, too.
+    One thread reads them with `parts` and `read`. Writers call `keep` before they replace rows; anything that changes
+    rows in another way first calls `wait`. Parts that a writer waits for are read first, otherwise in the order in
+    which a ring that continues at `next_row` will overwrite them. With `shared` memory, which a forked process could
+    change unnoticed, a fork waits, too.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Snapshot:
 
     @property
     def left(self) -> frozenset[int]:
-        """The numbers of the parts that are not released."""
+        """The numbers of the parts that are not released yet."""
         with self._changed:
             return frozenset(self._left)
 
     def parts(self) -> Iterator[int]:
-        """Yield the numbers of the parts that are left; each is released when the next one is asked for."""
+        """Yield the numbers of the remaining parts; each is released when the next one is asked for."""
         while self._left:
             with self._changed:
                 asked = next((number for number in self._asked if number in self._left), None)
@@ -90,7 +90,9 @@ class Snapshot:
             self.release(number)
 
     def read(self, leaf: int, rows: range) -> Iterator[memoryview]:
-        """Yield the bytes of rows of one array, as they were; all rows are in one part that is not released yet."""
+        """Yield the bytes of rows of one array, as of the snapshot; the rows belong to one part that is not released
+        yet.
+        """
         array, part = self._arrays[leaf], rows.start // self._part_rows
         if not array.shape[1]:
             return
@@ -103,7 +105,7 @@ class Snapshot:
             yield found.reshape(-1).data
 
     def release(self, *parts: int) -> None:
-        """State that these parts are not read any more."""
+        """Declare that these parts are no longer read."""
         with self._changed:
             for part in parts:
                 self._left.pop(part, None)
@@ -112,7 +114,7 @@ class Snapshot:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Release all parts, also where reading failed; may be repeated."""
+        """Release all parts, also after a failure; may be called repeatedly."""
         if self._process == os.getpid():
             self.release(*tuple(self._left))
             _shared.discard(self)
@@ -120,9 +122,9 @@ class Snapshot:
     # Writers ---------------------------------------------------------------------------------------
 
     def keep(self, rows: slice | torch.Tensor) -> None:
-        """Copy rows, a slice with step 1 or int64 `[n]`, that are about to be replaced and were not read yet.
+        """Copy rows, a slice with step 1 or int64 `[n]`, that are about to be replaced, if they were not read yet.
 
-        Waits where too much would be kept.
+        Waits if copies would exceed the limit.
         """
         if not self._left or self._process != os.getpid():
             return
@@ -153,7 +155,7 @@ class Snapshot:
             self._changed.wait()
 
     def wait(self) -> None:
-        """Wait until all rows were read."""
+        """Wait until all rows have been read."""
         if self._left and self._process == os.getpid():
             with self._changed:
                 while self._left:
@@ -161,7 +163,7 @@ class Snapshot:
 
 
 class _Kept:
-    """Rows of one part as they were, by their number in it."""
+    """Old rows of one part, by their number in it."""
 
     def __init__(self, leaves: int, rows: int) -> None:
         self._places = np.full(rows, -1, np.int64)
@@ -169,18 +171,18 @@ class _Kept:
         self.count = 0
 
     def lacking(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the rows that are not here: what replaced them once is not kept."""
+        """Return the rows that were not copied yet: rows replaced a second time are already here."""
         return numbers[self._places[numbers] < 0]
 
     def add(self, numbers: NDArray[np.int64], images: Sequence[NDArray[np.uint8]]) -> None:
-        """Take rows, one array `[n, bytes]` of each leaf."""
+        """Add rows, with one array `[n, bytes]` for each leaf."""
         self._places[numbers] = np.arange(self.count, self.count + len(numbers))
         for parts, image in zip(self._images, images, strict=True):
             parts.append(image)
         self.count += len(numbers)
 
     def restore(self, leaf: int, start: int, found: NDArray[np.uint8]) -> None:
-        """Put the rows that are here into `found`, `[n, bytes]`, which were read from row `start` on."""
+        """Put the copied rows into `found`, `[n, bytes]`, which was read from row `start` on."""
         places = self._places[start : start + len(found)]
         here = np.flatnonzero(places >= 0)
         if len(here):
@@ -209,10 +211,10 @@ os.register_at_fork(before=_before_fork)
 class Counter:
     """A signed 64-bit integer, read and set as `value`.
 
-    With `shared`, or after `share_()`, it is in memory that forked children and spawned ones (to which it was
-    passed as an argument) count with, too. It has no lock: who adds to it holds one. Plain pickles and copies keep
-    the value and are not shared; passing it through a queue raises RuntimeError, as for all shared values of
-    `multiprocessing`. A number beyond 64 bits raises OverflowError.
+    With `shared`, or after `share_()`, it is in memory shared with forked children, and with spawned children to which
+    it was passed as an argument. It has no lock: hold one while adding to it. Plain pickles and copies keep the value
+    and are not shared. Passing it through a queue raises RuntimeError, as for all shared values of `multiprocessing`; a
+    value beyond 64 bits raises OverflowError.
 
     >>> rows = Counter(3)
     >>> rows.value += 2
@@ -228,7 +230,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """The current number, also if another process set it."""
+        """The current number, even if another process set it."""
         return self._cell.value  # type: ignore[no-any-return]
 
     @value.setter
@@ -243,11 +245,11 @@ class Counter:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can count with it."""
+        """Whether other processes can see it."""
         return not isinstance(self._cell, _Cell)
 
     def share_(self) -> Counter:
-        """Move the number into shared memory; return the counter itself. Do it before the other process starts."""
+        """Move the number to shared memory and return the counter. Call it before the other process starts."""
         if not self.shared:
             self._cell = RawValue(ctypes.c_int64, self.value)
         return self
@@ -263,11 +265,11 @@ _LIMIT = 1 << 63
 
 
 def _refuse(value: int) -> NoReturn:
-    raise OverflowError(f"{value} does not fit into 64 bits")  # ctypes would wrap around in silence
+    raise OverflowError(f"{value} does not fit into 64 bits")  # ctypes would silently wrap around
 
 
 class _Cell:
-    """A number of this process alone."""
+    """A number in this process only."""
 
     __slots__ = ("value",)
 
@@ -282,7 +284,7 @@ def _of_cell(cell: Any) -> Counter:
 
 
 def _pass_on(counter: Counter) -> tuple[Any, ...]:
-    """What a child process gets: the same memory."""
+    """Return what a child process unpickles: the same memory."""
     assert_spawning(counter)
     return _of_cell, (counter.share_()._cell,)
 
@@ -295,22 +297,24 @@ _MOST = 1 << 40
 
 
 class Generations:
-    """One int64 a row: -1 before its first write, 0 after it, one more with each further write and each emptying.
+    """A generation number for each row, int64: -1 before its first write, 0 after it, and 1 more for each later write.
 
-    With `shared` the numbers are in shared memory.
+    Emptying the storage counts as a write. A batch carries the generations of its elements, so that a later update can
+    detect elements that were overwritten. With `shared` the numbers are in shared memory.
     """
 
     def __init__(self, rows: int, *, shared: bool) -> None:
         if rows > _MOST:
             raise UsageError(
-                f"max_size is {rows}, expected at most {_MOST} with generations", hint="give the storage a max_size"
+                f"max_size is {rows}, expected at most {_MOST} with generations",
+                hint="create the storage with a max_size",
             )
         self.rows = torch.full((rows,), _NEVER)
         if shared:
             self.rows.share_memory_()
 
     def count(self, index: torch.Tensor) -> None:
-        """Count a write to each row named, as often as it is named."""
+        """Count a write to each of these rows, as often as it occurs."""
         self.rows.index_add_(0, index, torch.ones_like(index))
 
     def count_all(self) -> None:
@@ -318,22 +322,24 @@ class Generations:
         self.rows += self.rows != _NEVER
 
     def at(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of these rows; -1 for rows that there are not."""
+        """Return the generations of these rows; -1 for rows that do not exist."""
         there = (index >= 0) & (index < len(self.rows))
         return self.rows[index.where(there, 0)].where(there, _NEVER)
 
     def apart(self) -> Generations:
-        """Return a copy that no other process counts with."""
+        """Return a copy that is not shared with other processes."""
         other = Generations(0, shared=False)
         other.rows = self.rows.clone()
         return other
 
     def fitting(self, saved: torch.Tensor) -> torch.Tensor:
-        """Return saved numbers with as many rows as there are here; SchemaError if that would lose one."""
+        """Return saved generations with as many rows as there are here; SchemaError if some would be lost."""
         if saved.dtype != torch.int64 or saved.dim() != 1:
             raise SchemaError(f"generations are {saved.dtype} {list(saved.shape)}, expected torch.int64 [rows]")
         if bool((saved[len(self.rows) :] != _NEVER).any()):
-            raise SchemaError(f"generations of {len(saved)} rows were saved; this storage has {len(self.rows)} rows")
+            raise SchemaError(
+                f"generations of {len(saved)} rows were saved, but this storage has {len(self.rows)} rows"
+            )
         fitted = torch.full_like(self.rows, _NEVER)
         fitted[: len(saved)] = saved[: len(self.rows)]
         return fitted
@@ -344,7 +350,7 @@ _CHECKPOINTS = 4
 
 
 class Written(NamedTuple):
-    """How many rows were written, the next row of the ring, and how often anything else was changed."""
+    """The number of rows ever written, the next row of the ring, and the number of all other changes."""
 
     rows: int
     next_row: int
@@ -352,7 +358,7 @@ class Written(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The rows and entries that a change other than the next write of the ring concerns; None is all of them."""
+    """The rows and entries of a change other than the next write of the ring; None means all of them."""
 
     rows: slice | torch.Tensor | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
@@ -362,10 +368,14 @@ _ANYTHING = Change()
 
 
 class WriteLog:
-    """Counts rows written one after the other, each write beginning where the last one ended, as a ring does.
+    """Counts the rows written one after another, where each write begins where the last one ended, as in a ring.
 
-    Any other change counts as irregular: writes elsewhere, edits in place, a new length, a new next row.
-    The numbers are shared with other processes where the storage's length is.
+    From two readings of the counts, a reader computes which rows are new: with a capacity of 5, `rows` 7 → 9 and
+    `next_row` 2 → 4, rows 2 and 3 were overwritten. Every other change counts as irregular: writes elsewhere, in-place
+    edits, a new length, a new next row. A reader whose count of irregular changes is outdated looks up what changed, or
+    starts anew.
+
+    The numbers are shared with other processes if the storage's length is.
     """
 
     __slots__ = ("_changes", "_irregular", "_lent", "_next_row", "_rows", "_saved", "snapshots")
@@ -375,15 +385,15 @@ class WriteLog:
         self._changes: deque[tuple[int, Change]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Written] = {}
         self.snapshots: list[Snapshot] = []
-        """What keeps rows before they are replaced, for dumps that read them in the background."""
+        """The snapshot that is being read in the background; it copies rows before they are replaced."""
 
     @property
     def now(self) -> Written:
-        """The numbers as they are now."""
+        """The present counts."""
         return Written(self._rows.value, self._next_row.value, self._irregular.value)
 
     def wrote(self, rows: slice | torch.Tensor | None, capacity: int) -> None:
-        """Count a write of these rows, in this order, of `capacity` rows that there is room for; None for any rows."""
+        """Count a write of these rows, in this order, for a capacity in rows; None if the rows are unknown."""
         if rows is None:
             self.changed()
             return
@@ -399,15 +409,15 @@ class WriteLog:
             self.changed(Change(rows))
 
     def changed(self, change: Change | None = None) -> None:
-        """Count a change of any other kind, and remember for a while what it was."""
+        """Count any other change, and remember it for a while."""
         change = change or _ANYTHING
-        if isinstance(change.rows, torch.Tensor):  # the caller's index, which may be filled with other rows next
+        if isinstance(change.rows, torch.Tensor):  # the caller may change this index later
             change = Change(change.rows.clone(), change.keys)
         self._irregular.value += 1
         self._changes.append((self._irregular.value, change))
 
     def since(self, irregular: int) -> list[Change] | None:
-        """Return what was changed since this count; None if that is not known, as of what another process did."""
+        """Return what changed since a count; None if unknown, for example because another process made the change."""
         missing = self._irregular.value - irregular
         recent = list(self._changes)[len(self._changes) - missing :] if 0 <= missing <= len(self._changes) else None
         if recent is None or any(number != irregular + place for place, (number, _) in enumerate(recent, start=1)):
@@ -415,13 +425,20 @@ class WriteLog:
         return [change for _, change in recent]
 
     def changed_rows(self, since: Written, capacity: int, block: int) -> list[tuple[int, int]] | None:
-        """Return runs `[start, stop)`, in any order, of rows, of `capacity`, that were written or changed since.
+        """Return runs `[start, stop)`, in any order, of rows that were written or changed.
 
-        Rows here and there are rounded to whole blocks of so many. None if that is not known. All other rows are what
-        they were, unless rows were lent.
+        All other rows are unchanged, unless references to rows were handed out.
+
+        Args:
+            since: the counts to compare with.
+            capacity: the capacity in rows.
+            block: scattered rows are rounded to whole blocks of this many rows.
+
+        Returns:
+            None if the changes are unknown.
         """
         changes, added = self.since(since.irregular), self._rows.value - since.rows
-        if changes is None or added < 0:  # also where a write was undone
+        if changes is None or added < 0:  # negative after a write was undone
             return None
         stop = since.next_row + min(added, capacity)
         found = [(since.next_row, min(stop, capacity)), (0, max(stop - capacity, 0))]
@@ -436,7 +453,7 @@ class WriteLog:
         return found
 
     def left_alone(self, rows: torch.Tensor, since: Written, capacity: int) -> bool:
-        """Whether none of these rows, of `capacity` that there is room for, was written or changed since."""
+        """Return whether none of these rows was written or changed since, given the capacity in rows."""
         changes, added = self.since(since.irregular), self._rows.value - since.rows
         if changes is None or not 0 <= added < capacity:
             return False
@@ -455,51 +472,51 @@ class WriteLog:
 
     @property
     def lent(self) -> bool:
-        """Whether anybody may have references to rows, and change them in place without a report."""
+        """Whether references to rows may exist, through which they can change without a report."""
         return self._lent.value > 0
 
     def lend(self) -> None:
-        """Note that references to rows were handed out: from now on, rows that are not marked may have changed.
+        """Record that references to rows were handed out: from now on, any row may have changed.
 
-        Waits until dumps in the background have read the rows, which they had to themselves before.
+        Waits until background dumps have read the rows.
         """
         self._lent.value = 1
         if self.snapshots:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until dumps in the background have read the rows: before changes that they cannot follow."""
+        """Wait until background dumps have read the rows, before a change that they cannot follow."""
         for snapshot in tuple(self.snapshots):
             snapshot.wait()
 
     # Checkpoints -----------------------------------------------------------------------------------
 
     def saved_as(self, checkpoint: str, position: Written) -> None:
-        """Remember, of a few checkpoints, that one holds the rows as they were at a position."""
+        """Remember that a checkpoint holds the rows as of a position; only a few checkpoints are remembered."""
         others = [pair for pair in self._saved.items() if pair[0] != checkpoint]
         self._saved = dict([*others, (checkpoint, position)][-_CHECKPOINTS:])
 
     def position_of(self, checkpoint: str) -> Written | None:
-        """Return the position at which a checkpoint was saved or loaded; None for one that is not remembered."""
+        """Return the position at which a checkpoint was saved or loaded; None if it is not remembered."""
         return self._saved.get(checkpoint)
 
     @property
     def counters(self) -> list[Counter]:
-        """The numbers of the writes themselves."""
+        """The counters of writes."""
         return [self._rows, self._next_row, self._irregular]
 
     def undone(self, before: Written) -> None:
-        """Count a change after the numbers were set back from `before`; the count of changes is never set back."""
+        """Count a change after the counters were reset from `before`; the count of changes itself is never reset."""
         self._irregular.value = max(self._irregular.value, before.irregular)
         self.changed()
 
     def share_(self) -> None:
-        """Move the numbers into shared memory."""
+        """Move the counters to shared memory."""
         for counter in (*self.counters, self._lent):
             counter.share_()
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was changed once is of no use to a copy, which nobody has read yet, and it is saved as no checkpoint.
+        # A copy needs neither past changes, as nobody has read it yet, nor positions of checkpoints.
         return {name: getattr(self, name) for name in ("_rows", "_next_row", "_irregular", "_lent")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -509,7 +526,7 @@ class WriteLog:
 
 
 def _concerns(changed: slice | torch.Tensor | None, rows: NDArray[np.int64], capacity: int) -> bool:
-    """Whether a change of rows, None for all, is one of some of these."""
+    """Whether a change of rows (None: all) includes some of these."""
     if changed is None:
         return True
     if isinstance(changed, slice):
@@ -519,12 +536,12 @@ def _concerns(changed: slice | torch.Tensor | None, rows: NDArray[np.int64], cap
 
 
 def _goes_round(rows: torch.Tensor, capacity: int) -> bool:
-    """Whether rows are consecutive, the first one of a ring after the last."""
+    """Whether rows are consecutive in a ring, in which row 0 follows the last one."""
     numbers = rows.numpy(force=True)
     return bool(((numbers - numbers[0] - np.arange(len(numbers))) % capacity == 0).all())
 
 
-# A file that grew beyond this is cut to it after the write: memory stays near what one write needs.
+# After a write, a file larger than this is cut to it, so that memory stays close to what one write needs.
 _KEPT_BYTES = 16 << 20
 _PARTS_AT_ONCE = 512  # the system accepts 1,024
 _WHOLE_NUMBERS = np.dtype(np.int64)
@@ -534,9 +551,14 @@ _NAME = Path("rbtool-guard")
 class WriteJournal:
     """The old contents of the rows of one write, and the counters before it.
 
-    `descriptor` is a file that all processes have; its bytes from `start` on are used. `cells` are int64 in memory that
-    all processes map: the first is the size of the journal, the others are the values of the counters, at most
-    `len(cells) - 1` of them. Writing and undoing need a lock.
+    Writing and undoing need a lock.
+
+    Args:
+        descriptor: a file shared by all processes; its bytes from `start` on are used.
+        start: see `descriptor`.
+        cells: int64 numbers in memory shared by all processes: the size of the journal, then the values of the
+            counters.
+        counters: the counters, at most `len(cells) - 1`.
     """
 
     def __init__(self, descriptor: int, start: int, cells: memoryview, counters: Sequence[Counter]) -> None:
@@ -544,7 +566,7 @@ class WriteJournal:
         self._cells, self._counters = cells, list(counters)
 
     def begin(self) -> None:
-        """Start a write: nothing is replaced yet."""
+        """Start a write; nothing is replaced yet."""
         cells = self._cells
         if cells[0] > _KEPT_BYTES:
             fs.truncate(self._descriptor, self._start + _KEPT_BYTES, _NAME)
@@ -553,15 +575,18 @@ class WriteJournal:
             cells[number] = counter.value
 
     def discard(self) -> None:
-        """Replace everything: undone, the write leaves no element, as a load that is made again does not need them."""
+        """Start a write that replaces everything. Undoing it leaves no elements, as for a load, which is simply
+        repeated.
+        """
         for number in range(len(self._counters)):
             self._cells[1 + number] = 0
         self._cells[0] = 0
 
     def keep(self, columns: Sequence[NDArray[Any]], rows: slice | NDArray[np.int64], first: int = 0) -> None:
-        """Append the contents of `rows` of consecutive columns from number `first` on.
+        """Append the contents of `rows` of consecutive columns, from number `first` on.
 
-        OutOfSpaceError where there is no memory for them.
+        Raises:
+            OutOfSpaceError: there is not enough memory.
         """
         numbers = np.array([rows.start, rows.stop]) if isinstance(rows, slice) else rows
         head = np.array([isinstance(rows, slice), len(numbers), first, len(columns)])
@@ -573,11 +598,11 @@ class WriteJournal:
                 fs.write_parts(self._descriptor, some, _NAME, self._start + size)
                 size += sum(map(len, some))
         except OSError as error:
-            raise OutOfSpaceError(f"no memory is left to keep the rows that a write replaces: {error}") from error
-        self._cells[0] = size  # from here on the record counts
+            raise OutOfSpaceError(f"not enough memory to keep the rows that a write replaces: {error}") from error
+        self._cells[0] = size  # only now is the record valid
 
     def undo(self, columns: Sequence[NDArray[Any]]) -> None:
-        """Restore the rows of all columns, in the order of their numbers, and the counters; may be repeated."""
+        """Restore the rows of all columns, given in the order of their numbers, and the counters; may be repeated."""
         for rows, first, content in reversed(list(self._records(columns))):
             for column, values in zip(columns[first:], content, strict=False):
                 column[rows] = values

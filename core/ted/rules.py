@@ -226,7 +226,7 @@ class Rows:
 
 
 class Tally:
-    """Counts rows with a problem and remembers where they are: 16 bytes a range of steps, 8 an episode."""
+    """Counts rows with a problem and remembers where they are, in 16 bytes a range of steps and 8 bytes an episode."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -249,7 +249,7 @@ class Tally:
 
     @property
     def places(self) -> dict[str, Any]:
-        """The `steps` and `episodes` of a finding."""
+        """Return the `steps` and `episodes` of a finding."""
         return {"steps": Places(_joined(self._ranges)), "episodes": Places(_distinct(self._episodes))}
 
 
@@ -271,7 +271,7 @@ def _distinct(parts: Sequence[_Array]) -> _Array:
 
 
 class Rule(ABC):
-    """Reads all rows once, in order, and reports problems. `rule_id` is that of its entry in `rule_table`."""
+    """Reads all rows once, in order, and reports problems. `rule_id` is the id of its entry in `rule_table`."""
 
     rule_id: ClassVar[str]
 
@@ -280,11 +280,11 @@ class Rule(ABC):
         self.steps = steps
 
     def see(self, rows: Rows) -> None:
-        """Take the next rows."""
+        """Process the next rows."""
 
     @abstractmethod
     def findings(self) -> list[Finding]:
-        """Report, after the last rows."""
+        """Return the findings, after the last rows."""
 
     def report(self, severity: Severity, message: str, tally: Tally | None = None) -> Finding:
         """Make a finding of this rule; `tally` counts the steps concerned."""
@@ -292,11 +292,11 @@ class Rule(ABC):
         return Finding(*RULE_BY_ID[self.rule_id].named, severity, message, **places)
 
     def report_first(self, severity: Severity, message: str, tally: Tally) -> list[Finding]:
-        """Make a finding that names the first of the steps that `tally` counts; none where it counts none."""
+        """Make a finding that mentions the first of the steps counted by `tally`; none if nothing was counted."""
         return [self.report(severity, f"{message} (first: {tally.first})", tally)] if tally.count else []
 
     def share(self, tally: Tally) -> str:
-        """Format the number of steps that `tally` counts, out of all."""
+        """Describe the number of steps counted by `tally`, out of all."""
         return f"{tally.count:,} of {self.steps:,} steps"
 
 
@@ -310,7 +310,7 @@ def bound_array(bound: Any) -> _Array:
 
 @dataclasses.dataclass(slots=True)
 class _Watched:
-    """A field whose values are compared with bounds, and the least and largest value outside them."""
+    """A field whose values are compared with bounds, and the least and largest value outside of them."""
 
     field: Field
     low: _Array
@@ -340,8 +340,8 @@ class _Watched:
 class SpaceRule(Rule):
     """Observations and actions are inside the spaces that the source records for them.
 
-    What is outside is still what was recorded, so that is a warning: a policy that clips its actions, or a model that
-    scales by the bounds, does not see these values. NaN is left to the rule about it.
+    Values outside are still what was recorded, so this is a warning: a policy that clips its actions, or a model that
+    scales by the bounds, does not see such values. NaN is left to another rule.
     """
 
     rule_id = "TED015"
@@ -364,9 +364,9 @@ class SpaceRule(Rule):
 
 
 def bounded_fields(fields: Sequence[Field], spaces: Mapping[str, Any]) -> Iterator[tuple[Field, _Array, _Array]]:
-    """Yield the fields that a recorded space limits, with the least and the largest legal value of each.
+    """Yield the fields that a recorded space limits, with their least and largest legal values.
 
-    A bound is a number, or an array of the shape of a row.
+    A bound is a number, or an array in the shape of a row.
     """
     leaves = {key: space for name, space in spaces.items() for key, space in _leaves(space, (name,))}
     for field in fields:
@@ -390,7 +390,7 @@ def _leaves(space: Any, key: Key) -> Iterator[tuple[Key, Mapping[str, Any]]]:
 
 
 def _bounds(space: Mapping[str, Any], field: Field) -> tuple[_Array, _Array] | None:
-    """Return the least and the largest legal value of a field, as its type has them; None if there is no such limit."""
+    """Return the least and largest legal value of a field, in the field's type; None if there is no limit."""
     if field.numpy.kind not in "biuf" or field.dtype == "bfloat16" or field.role == "text":
         return None
     low, high = _limits_of(space)
@@ -423,7 +423,7 @@ def _limits_of(space: Mapping[str, Any]) -> tuple[_Array | None, _Array | None]:
 
 
 def _shaped(bound: _Array, shape: tuple[int, ...]) -> _Array | None:
-    """Give a bound the shape of a row; None where it has another number of elements."""
+    """Give a bound the shape of a row; None if the number of elements differs."""
     if bound.size == 1:
         return bound.reshape(())
     return bound.reshape(shape) if bound.size == int(np.prod(shape)) else None
@@ -453,7 +453,7 @@ class SchemaRule(Rule):
 
     def _lacking(self) -> Iterator[str]:
         if not self._has_transitions:
-            yield "there are no transitions: nothing but flags is under 'next', as in the tables of contextual bandits"
+            yield "there are no transitions: only flags are under 'next', as in the tables of contextual bandits"
         elif all(field.key != NEXT_REWARD for field in self.fields):
             yield "there are no rewards: no field is 'next.reward'"
         if all(field.key[:1] != ACTION for field in self.fields):
@@ -479,7 +479,7 @@ class SchemaRule(Rule):
 
 
 class SingletonRule(Rule):
-    """Reward and flags carry a trailing dimension of one, so that they have as many dimensions as the rest."""
+    """Rewards and flags have a trailing dimension of size 1, so that they have as many dimensions as other entries."""
 
     rule_id = "TED002"
 
@@ -515,7 +515,7 @@ class DoneRule(Rule):
 class MidEpisodeFlagRule(Rule):
     """No flag is set before the last step of an episode, and one is set there.
 
-    `unfinished` allows for episodes without an end, as in a buffer that is still being written.
+    With `unfinished`, episodes without an end are allowed, as in a buffer that is still being written.
     """
 
     rule_id = "TED006"
@@ -542,11 +542,11 @@ class MidEpisodeFlagRule(Rule):
 
 
 _STEPS_TO_NEXT: Key = ("steps_to_next_obs",)
-"""The leaf that n-step data have: how many steps ahead `next` is."""
+"""The leaf that marks n-step data: how many steps ahead `next` is."""
 
 
 class _FollowingRule(Rule):
-    """Compares each row's `next` with the row after it, for every state leaf, over the borders of chunks too."""
+    """Compares, for every state leaf, each row's `next` with the row after it, also across the borders of chunks."""
 
     def __init__(self, fields: Sequence[Field], steps: int) -> None:
         super().__init__(fields, steps)
@@ -570,9 +570,10 @@ class _FollowingRule(Rule):
 
 
 class ContinuityRule(_FollowingRule):
-    """Inside an episode `next` of one row is the next row. A warning where the episode table states otherwise.
+    """Inside an episode, `next` of a row equals the next row. Only a warning if the episode table says that it does
+    not.
 
-    Not even that in n-step data, which have `steps_to_next_obs`: there `next` is as many steps ahead.
+    n-step data, which has `steps_to_next_obs`, is exempt, as there `next` is that many steps ahead.
     """
 
     rule_id = "TED004"
@@ -605,7 +606,7 @@ class ContinuityRule(_FollowingRule):
 
 
 class AcrossRule(_FollowingRule):
-    """The end of one episode does not run on into the next: that would be one episode cut in two."""
+    """The end of an episode does not continue in the next one: that would be one episode cut in two."""
 
     rule_id = "TED005"
 
@@ -615,7 +616,7 @@ class AcrossRule(_FollowingRule):
         self._constant = True
 
     def see(self, rows: Rows) -> None:
-        """Remember whether observations ever change: where none does, every row follows every other."""
+        """Also remember whether observations ever change: if none does, every row follows every other."""
         if self._constant and len(rows):
             equal = (rows_equal(rows.columns[NEXT, *key], rows.columns[key]).all() for key in self.keys)
             self._constant = all(equal)
@@ -655,7 +656,7 @@ class NotFiniteRule(Rule):
 
 
 class TruthRule(Rule):
-    """Bool fields have no other bytes than 0 and 1, whose meaning depends on what computes with them."""
+    """Bool fields have no bytes other than 0 and 1; the meaning of others depends on what computes with them."""
 
     rule_id = "TED016"
 
@@ -677,7 +678,7 @@ class TruthRule(Rule):
 
 
 class AllZeroRule(Rule):
-    """Not every number is zero: some importers allocate and never copy."""
+    """Not every number is zero: some importers allocate memory and never fill it."""
 
     rule_id = "TED008"
 
@@ -726,7 +727,7 @@ class ZeroVarianceRule(Rule):
 
 
 def _elements(field: Field, same: _Array) -> str:
-    """Name the elements: `observation[27:29]`, or a count where there are many dimensions or runs."""
+    """Describe elements: `observation[27:29]`, or their number if there are many dimensions or runs."""
     if same.all():
         return field.name
     edges = np.flatnonzero(np.diff(np.concatenate(([False], same.reshape(-1), [False])).astype(np.int8)))
@@ -746,7 +747,7 @@ DATA_RULES: tuple[type[Rule], ...] = (
 def data_rules(
     fields: Sequence[Field], steps: int, spaces: Mapping[str, Any], *, unfinished: bool = False
 ) -> list[Rule]:
-    """Make all rules about rows; `spaces` are those recorded, `unfinished` is that of MidEpisodeFlagRule."""
+    """Make all rules about rows, with the recorded `spaces`; `unfinished` is explained at MidEpisodeFlagRule."""
     options: dict[type[Rule], dict[str, Any]] = {
         MidEpisodeFlagRule: {"unfinished": unfinished}, SpaceRule: {"spaces": spaces},
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The schema of a row: its leaves, their types, shapes and roles.
 
-Text with a value a row is two fields: UTF-8 bytes `[longest]`, padded with zeros, and how many of them count.
+A text with a value a row is two fields: UTF-8 bytes `[longest]`, padded with zeros, and their number.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ TRAJECTORY_KEYS: dict[Literal["slices", "next states", "batches", "queries"], tu
     "batches": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # multi-step targets, returns
     "queries": (_COLLECTED_IDS, ("traj_ids",), EPISODE),  # `ReplayBuffer.query`, `iter_trajectories`
 }
-"""Where the ids that tell trajectories apart are looked for if no key is given, the first that exists; they differ in
-TorchRL, too."""
+"""Where trajectory ids are looked for by default: the first of these keys that exists. The uses differ as in
+TorchRL.
+"""
 SINGLETONS: tuple[Key, ...] = (REWARD, *FLAGS)
-"""Keys that carry a trailing dimension of one, at the root and under `next`."""
+"""Keys with a trailing dimension of size 1, at the root and under `next`."""
 
 _RESERVED = frozenset({"shape", "device", "_type"})
 _ESCAPED = re.compile(r'[\x00-\x1f\x7f/<>:"|?*\\ %]')
@@ -68,15 +69,15 @@ def key_called(name: str, keys: Iterable[Key], *, groups: bool = False) -> Key |
 
 
 def safe_part(part: str) -> str:
-    """Rename a part that tensordict keeps for itself: a leaf called `shape` would vanish on load."""
+    """Rename a part that tensordict reserves: a leaf called `shape` would vanish on load."""
     return part + "_" if part.rstrip("_") in _RESERVED else part
 
 
 def file_stem(part: str) -> str:
     """Escape one part of a key for use as a file name, by tensordict's rule.
 
-    Characters that some file system refuses become `%XX`; `""`, `"."` and `".."` become `%`, `%2E` and
-    `%2E%2E`, so that no key can name a place outside its folder.
+    Characters that some file system refuses become `%XX`; `""`, `"."` and `".."` become `%`, `%2E` and `%2E%2E`, so
+    that no key can point outside of its folder.
     """
     if part in {"", ".", ".."}:
         return "%" if not part else "%2E" * len(part)
@@ -127,35 +128,35 @@ def is_floating(name: str) -> bool:
 
 
 def is_real(name: str) -> bool:
-    """Return whether elements of this type are real numbers, and so have an order and a sum of their own kind."""
+    """Return whether elements of this type are real numbers, which have an order and sums of their own type."""
     return "complex" not in name
 
 
 def as_numbers(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Return values to compute with: `array` itself, or float32 for the bits of bfloat16."""
+    """Return values to compute with: `array` itself, or float32 converted from the bits of bfloat16."""
     if name != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def odd_truths(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return in which elements of a bool array the byte is neither 0 nor 1, bool of the same shape.
+    """Return which elements of a bool array have a byte other than 0 and 1; bool in the same shape.
 
-    NumPy and torch take such a byte for true in one operation, and compute with its number in another. Files can have
-    them: nothing converts the bytes that are read as bool.
+    NumPy and torch treat such a byte as true in some operations, and compute with its number in others. Files can
+    contain them, as nothing converts bytes that are read as bool.
     """
     return array.view(np.uint8) > 1
 
 
 def inexact_as_float(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return where whole numbers have no equal float64: bool, of the shape of `values`, which are int64 or uint64.
+    """Return which whole numbers are not exact in float64: bool, in the shape of `values`, int64 or uint64.
 
-    Types of fewer bits, and those that are not whole numbers, have none.
+    Types with fewer bits, and types that are not whole numbers, are always exact.
     """
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return np.zeros(values.shape, bool)
     floats = values.astype(np.float64)
-    inside = floats < float(np.iinfo(values.dtype).max)  # which rounds up to a number that the type does not have
+    inside = floats < float(np.iinfo(values.dtype).max)  # rounds up to a number beyond the type
     odd: np.ndarray[Any, Any] = ~inside | (np.where(inside, floats, 0).astype(values.dtype) != values)
     return odd
 
@@ -168,7 +169,7 @@ action (T rows, kept at the root), `result` after it (T rows, kept under `next`)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One leaf: `dtype` by name, `shape` of a single row, what it is for."""
+    """A leaf: the name of its `dtype`, the `shape` of a single row, and its role."""
 
     key: Key
     dtype: str
@@ -204,18 +205,18 @@ def field_named(fields: Iterable[Field], key: Key) -> Field:
             return field
     names = [field.name for field in known]
     meant = did_you_mean(key_name(key), names)
-    raise MissingKeyError(f"there is no field {key_name(key)!r} here{meant}", hint=f"fields are {', '.join(names)}")
+    raise MissingKeyError(f"field {key_name(key)!r} not found{meant}", hint=f"fields are {', '.join(names)}")
 
 
 def unknown_field(name: str, known: Iterable[str], *, near: Iterable[str] = ()) -> UsageError:
-    """Make the error for a field that a user names and that is not there; `near` are other names it may have."""
+    """Make the error for a field that a user asked for and that does not exist; `near` are similar names."""
     fields = sorted(known)
     meant = did_you_mean(name, [*fields, *near])
     return UsageError(f"there is no field {name!r} here{meant}", hint=f"fields are {', '.join(fields)}")
 
 
 def role_of(key: Key) -> Role:
-    """Guess the role of a leaf from its key, for data whose source does not state it."""
+    """Guess the role of a leaf from its key, for data whose source does not say."""
     inner = key[1:] if key[0] == NEXT and len(key) > 1 else key
     if inner in FLAGS:
         return "done"
@@ -228,9 +229,9 @@ def role_of(key: Key) -> Role:
 
 
 def state_keys(fields: Iterable[Field]) -> list[Key]:
-    """Keys that stand alike at the root and under `next`, so that one episode needs T+1 rows of them.
+    """Return the keys with the same type at the root and under `next`, for which an episode needs T+1 rows.
 
-    Reward and the done flags never count: at the root they mean something else than under `next`.
+    Rewards and done flags never count, as they mean something else at the root.
     """
     by_key = {field.key: field for field in fields}
     found = []
@@ -243,16 +244,16 @@ def state_keys(fields: Iterable[Field]) -> list[Key]:
 
 
 def ted_fields(source: Iterable[tuple[Field, Timing]]) -> tuple[Field, ...]:
-    """Lay source fields out as TED: states at the root and under `next`, results under `next`, flags added.
+    """Arrange source fields as TED: states at the root and under `next`, results under `next`, flags added.
 
-    `source` names each field by its root key and states when it is known. `done`, `terminated` and `truncated`
-    are always there, `episode` too; a source must not bring its own.
+    `source` gives each field by its root key, and when it is known. `done`, `terminated`, `truncated` and `episode` are
+    always added; a source must not have its own.
     """
     root: list[Field] = []
     after: list[Field] = []
     for field, timing in source:
         if field.key[0] == NEXT or field.key in FLAGS or field.key == EPISODE:
-            raise SchemaError(f"a source may not bring the key {field.name!r}: TED makes it")
+            raise SchemaError(f"a source must not have the key {field.name!r}, which TED adds")
         if timing in ("state", "step"):
             root.append(field)
         if timing in ("state", "result"):
@@ -272,12 +273,12 @@ LONGEST_ROW = 64 << 10
 
 
 def length_key(key: Key) -> Key:
-    """Key of the lengths of a text."""
+    """Return the key with the lengths of a text."""
     return (*key[:-1], key[-1] + "_length")
 
 
 def text_fields(key: Key, width: int) -> list[Field]:
-    """The two fields of a text whose longest row has `width` bytes."""
+    """Return the two fields of a text whose longest row has `width` bytes."""
     return [Field(key, "uint8", (width,), "text"), Field(length_key(key), "int32", (), "text")]
 
 

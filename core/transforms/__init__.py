@@ -1,1 +1,1 @@
-"""What happens to a batch on its way out of a buffer, and to data on its way in."""
+"""Transforms: what happens to batches on their way out of a buffer, and to data on its way in."""

@@ -1,4 +1,4 @@
-"""The contract of a transform, and how several, or plain functions, become one."""
+"""The contract of transforms, and how several of them, or plain functions, become one."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ _NEVER_CALLED = {
     "_apply_transform": "forward(data), or change(value, key, data) of a KeyedTransform",
     "_inv_apply_transform": "inv(data)",
 }
-"""Methods of TorchRL's transforms that a buffer here does not call, and what a transform implements instead."""
+"""Methods of TorchRL's transforms that our buffers do not call, and what to implement instead."""
 
 
 class Past(Protocol):
-    """The `looks_back` steps before each step of a batch, those that are of its episode and in the storage."""
+    """The `looks_back` steps before each step of a batch, as far as they belong to its episode and are stored."""
 
     age: torch.Tensor
-    """How many of them there are for each step; int64 of the shape of the batch."""
+    """How many of them exist for each step; int64 in the shape of the batch."""
 
     def entry(self, key: tuple[str, ...]) -> torch.Tensor | None:
         """Return an entry of these steps and, last, of the step itself: `[*batch, looks_back + 1, …]`, fresh memory.
 
-        Missing steps are replaced by the earliest one. None for an entry that is not stored.
+        Missing steps are replaced by the earliest existing one. None if the entry is not stored.
         """
 
     def moved_on(self, stack: torch.Tensor, newest: torch.Tensor, use: tuple[str, ...]) -> torch.Tensor:
-        """Return what `entry` gave, without the first of the steps and with `newest` behind the last; fresh memory.
+        """Shift a stack by one step: drop the first step of what `entry` returned, and append `newest`. Fresh memory.
 
-        Results of one batch differ in `use`: the key of the entry that it is for.
+        Results for the same batch must differ in `use`, the key of the entry that it is for.
         """
 
 
 class Transform(nn.Module):
-    """Changes what leaves a buffer with `forward`, and what enters it with `inv`; here neither changes anything.
+    """Changes what leaves a buffer with `forward`, and what enters it with `inv`; the defaults change nothing.
 
-    A transform of your own implements one or both:
+    A subclass implements one or both:
 
-    - `forward(data)` gets a batch, of the type that the storage gives, and returns the batch to use instead.
-    - `inv(data)` gets the data of `extend`, or of `add` with a leading dimension of one if it is a tensordict, and
-      returns the data to write. If it returns None, nothing is written.
+    - `forward(data)` gets a batch, in the type that the storage returns, and returns the batch to use instead.
+    - `inv(data)` gets the data of `extend` (or of `add`, with a leading dimension of size 1 if it is a tensordict) and
+      returns the data to write; None if nothing is to be written.
 
-    Neither edits values in place, except values that it made: `buffer[3]` and `buffer[3:7]` give views of the storage,
-    and the data of `extend` belong to the caller. A random transform sets `draws` and draws from `generator` only.
-    State that `inv` changes is in registered buffers, and the class sets `counts_writes`.
+    Neither may edit values in place, except values that it made: `buffer[3]` and `buffer[3:7]` are views of the
+    storage, and the data of `extend` belongs to the caller. A random transform sets `draws` and only draws from
+    `generator`. State that `inv` changes is kept in registered buffers, and the class sets `counts_writes`.
 
-    A transform that keeps steps for a later write also implements `flush()`, which returns them, or None, and forgets
-    them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps by that value.
-    The buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
+    A transform that keeps steps for a later write also implements `flush()`, which returns these steps (or None) and
+    forgets them; `held_back()`, which returns what it keeps; and `hold_back(held)`, which replaces what it keeps. The
+    buffer calls `hold_back` with the earlier value if a write fails, and with None in `empty()`.
 
-    A transform that needs the steps before those of a batch sets `looks_back` to their number, and implements
-    `with_past(data, past)`: a buffer calls it in place of `forward`, as it reads the rows. It changes what is stored,
-    so it comes before all transforms that do not look back.
+    A transform that needs the steps before those of a batch sets `looks_back` to their number and implements
+    `with_past(data, past)`, which is called instead of `forward` while rows are read. It needs data as it is stored,
+    and so comes before all transforms that do not look back.
 
-    `__call__` is final. A class that overrides it, or has `_call`, `_inv_call`, `_apply_transform` or
-    `_inv_apply_transform`, raises FinalMethodError (a TypeError): a buffer never calls these.
+    `__call__` is final. A class that overrides it, or defines `_call`, `_inv_call`, `_apply_transform` or
+    `_inv_apply_transform`, which buffers never call, raises FinalMethodError (a TypeError).
 
-    Ideas and names are those of TorchRL's transforms.
+    Names and behaviour follow TorchRL's transforms.
 
     >>> class Scale(Transform):
     ...     def forward(self, data):
@@ -81,16 +81,16 @@ class Transform(nn.Module):
     """Whether `inv` changes the state: processes that share a buffer then have to share that state."""
 
     follows_next = False
-    """Whether `forward` also takes the entries under `next` that it leaves alone where it is called with them."""
+    """Whether `forward` accepts a second argument: entries under `next` that it must leave alone."""
 
     looks_back: int | None = None
-    """How many steps before each step of a batch `with_past` needs; None for a transform of the batch alone."""
+    """How many steps before each step of a batch `with_past` needs; None if the batch itself suffices."""
 
     episode_keys: tuple[tuple[str, ...], tuple[str, ...] | None] = (("next", "done"), None)
-    """Of one that looks back: the flag at which episodes end, and their id, or None to look for it."""
+    """For transforms that look back: the flag at which episodes end, and the entry with their id (None: default)."""
 
     generator: torch.Generator | None = None
-    """The generator of the buffer; None is torch's global one."""
+    """The generator of the buffer; None for torch's global one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -104,35 +104,35 @@ class Transform(nn.Module):
 
     @property
     def named_in_next(self) -> frozenset[tuple[str, ...]]:
-        """The entries under `next` that were named to it."""
+        """The entries under `next` that were passed to it by name."""
         return frozenset()
 
     def forward(self, data: Any) -> Any:
-        """Return what leaves the buffer in place of `data`."""
+        """Return what leaves the buffer instead of `data`."""
         return data
 
     def with_past(self, data: Any, past: Past) -> Any:
-        """Return what leaves the buffer in place of `data`, rows that were just read, given the steps before them."""
+        """Return what leaves the buffer instead of `data`, rows that were just read, given the steps before them."""
         return data
 
     def inv(self, data: Any) -> Any:
-        """Return what enters the buffer in place of `data`, or None if nothing shall."""
+        """Return what enters the buffer instead of `data`; None if nothing is to be written."""
         return data
 
     def share_memory_(self) -> Transform:
-        """Move the state to where other processes see it; SchemaError if `inv` changes a state that is no tensor."""
+        """Move the state to shared memory; SchemaError if `inv` changes state that is not a tensor."""
         if self.counts_writes and not any(True for _ in self.buffers()):
             raise _unshared(self)
         self.share_memory()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the generator out: the buffer of the copy sets its own."""
+        """Leave out the generator; the copy's buffer sets its own."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
 
 class CallableTransform(Transform):
-    """Calls a function, or a module that is no transform, on the way out; the way in is left alone."""
+    """Calls a function, or a module that is not a transform, on the way out; the way in is unchanged."""
 
     def __init__(self, func: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class CallableTransform(Transform):
 
 
 class InvertTransform(Transform):
-    """Swaps the two ways: `inv` of a transform on the way out, `forward` on the way in."""
+    """Exchanges the two directions of a transform: `inv` on the way out, `forward` on the way in."""
 
     def __init__(self, transform: Any) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class InvertTransform(Transform):
 
     @property
     def counts_writes(self) -> bool:  # type: ignore[override]
-        """Whether what is now the way in changes the state."""
+        """Whether the direction that is now the way in changes the state."""
         return bool(getattr(self.transform, "counts_writes", False))
 
     def share_memory_(self) -> Transform:
@@ -174,14 +174,17 @@ class InvertTransform(Transform):
 
 
 class Compose(Transform):
-    """Applies transforms in order on the way out, and in the reverse order on the way in.
+    """Applies transforms in order on the way out, and in reverse order on the way in.
 
-    Each is a `Transform`, anything like one (a module with `inv`, as TorchRL's are), or a callable; a list of them is
-    taken as well. A `Compose` among them is replaced by what it is made of. `inv` stops at the first that returns
-    None. Transforms are put into evaluation mode.
+    `inv` stops at the first transform that returns None. Transforms are put into evaluation mode.
 
-    Transforms that change an entry under `next` along with that of the root leave it to another one of their class
-    that names it: `ToTensorImage("pixels")` and `ToTensorImage(("next", "pixels"))` change each once, in any order.
+    Some transforms change an entry under `next` together with the one at the root. They leave it to another transform
+    of their class that lists it: `ToTensorImage("pixels")` and `ToTensorImage(("next", "pixels"))` change each entry
+    once, in any order.
+
+    Args:
+        *transforms: `Transform`s, similar modules with `inv` (such as TorchRL's), callables, or lists of them. A
+            `Compose` is replaced by its parts.
     """
 
     def __init__(self, *transforms: Any) -> None:
@@ -199,11 +202,11 @@ class Compose(Transform):
 
     @property
     def looking_back(self) -> list[Any]:
-        """The transforms at the front that look back; a buffer applies them as it reads rows, and then the others."""
+        """The transforms at the front that look back; a buffer applies them while it reads rows."""
         return list(takewhile(lambda transform: getattr(transform, "looks_back", None) is not None, self.transforms))
 
     def _named_elsewhere(self, transform: Any) -> frozenset[tuple[str, ...]]:
-        """Return the entries under `next` that others of its class name, for a transform that follows into `next`."""
+        """Return the entries under `next` that others of its class list, for a transform that follows into `next`."""
         if len(self) < 2 or not getattr(transform, "follows_next", False):
             return frozenset()
         others = (other for other in self.transforms if other is not transform and type(other) is type(transform))
@@ -217,9 +220,9 @@ class Compose(Transform):
         return data
 
     def inv_in_place(self, data: Any) -> Any:
-        """Return what takes the place of elements that are there: `inv`, but past what holds data back.
+        """Return the data for replacing stored elements: `inv`, skipping transforms that hold data back.
 
-        Elements that are replaced follow nothing and wait for nothing, so `data` is what such a transform returned.
+        Replaced elements do not follow or wait for anything, so `data` counts as the result of such a transform.
         """
         for transform in reversed(self.transforms):
             if data is None:
@@ -236,24 +239,35 @@ class Compose(Transform):
         return not self.is_empty and any(getattr(transform, "draws", False) for transform in self.transforms)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have the transforms that draw use this generator."""
+        """Set the generator of all transforms that draw."""
         for module in self.modules():
             if module is not self and getattr(module, "draws", False):
                 module.generator = generator  # type: ignore[assignment]
 
     def append(self, transform: Any) -> Compose:
-        """Add a transform at the end, or all those of a `Compose`; returns this object.
+        """Add a transform, or all parts of a `Compose`, at the end.
 
-        SchemaError, with nothing added, for one that cannot be shared where all are.
+        Returns:
+            This object.
+
+        Raises:
+            SchemaError: the transforms are shared, and this one cannot be. Nothing is added.
         """
         self.transforms.extend(self._added(transform))
         return self
 
     def insert(self, index: int, transform: Any) -> Compose:
-        """Add a transform, or all those of a `Compose`, in front of the one at `index`; returns this object.
+        """Insert a transform, or all parts of a `Compose`, before the one at `index`.
 
-        As with lists, places are counted from the end where `index` is negative, and `len` is the end. UsageError (a
-        ValueError) if there is no such place.
+        Args:
+            index: a position as for lists: negative ones count from the end, `len` is the end.
+            transform: the transform.
+
+        Returns:
+            This object.
+
+        Raises:
+            UsageError: (a ValueError) there is no such position.
         """
         if not -len(self) <= index <= len(self):
             raise UsageError(f"place is {index}, expected one of {len(self)} transforms")
@@ -263,7 +277,7 @@ class Compose(Transform):
         return self
 
     shared = False
-    """Whether transforms that are added later are shared, too."""
+    """Whether transforms added later are shared, too."""
 
     def share_memory_(self) -> Compose:
         _share(self.transforms)
@@ -277,10 +291,10 @@ class Compose(Transform):
         return parts
 
     def flush(self) -> Any:
-        """Return what transforms held back, having passed those that `inv` calls after them; None if nothing was.
+        """Return what transforms hold back, after the transforms that `inv` calls behind them; None if nothing is held.
 
-        A transform holds data back if it has the methods `flush`, `held_back` and `hold_back`. One at a time is
-        emptied into what the next of them holds.
+        A transform holds data back if it has the methods `flush`, `held_back` and `hold_back`. Such transforms are
+        emptied one at a time, into the next of them.
         """
         out: list[Any] = []
         for place in reversed(range(len(self))):
@@ -294,17 +308,17 @@ class Compose(Transform):
         return None if not out else out[0] if len(out) == 1 else torch.cat(out, out[0].ndim - 1)
 
     def held_back(self) -> list[tuple[Any, Any]]:
-        """Return each transform that keeps steps for a later write, with what it keeps."""
+        """Return each transform that keeps steps for a later write, with these steps."""
         return [(part, part.held_back()) for part in self.transforms if hasattr(part, "held_back")]  # type: ignore[operator]
 
     def hold_back(self, held: list[tuple[Any, Any]] | None) -> None:
-        """Restore what `held_back` returned, after a write that failed; with None, forget all kept steps."""
+        """Restore what `held_back` returned, after a failed write; with None, forget all kept steps."""
         for transform, state in self.held_back() if held is None else held:
             transform.hold_back(None if held is None else state)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no transform; quicker than `len`, for it is asked with every batch."""
+        """Whether there are no transforms; faster than `len`, as every batch asks for it."""
         return not self._modules["transforms"]._modules  # type: ignore[union-attr]
 
     def __len__(self) -> int:
@@ -314,19 +328,21 @@ class Compose(Transform):
         return iter(self.transforms)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return one transform, or a `Compose` of some, which it shares with this object."""
+        """Return one transform, or a `Compose` that shares some of them with this object."""
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
 
 
 def divided(transform: Any) -> tuple[Compose, Compose]:
-    """Return the transforms at the front that look back, which belong to each member of an ensemble, and the others."""
+    """Split off the transforms at the front that look back, which each member of an ensemble needs; return
+    both groups.
+    """
     chain = Compose() if transform is None else Compose(transform)
     front = len(chain.looking_back)
     return chain[:front], chain[front:]
 
 
 def _share(transforms: Iterable[Any]) -> None:
-    """Move states to where other processes see them; `requires_shared_write_state` is TorchRL's word for it."""
+    """Move states to shared memory; TorchRL's transforms declare `requires_shared_write_state`."""
     for transform in transforms:
         share = getattr(transform, "share_memory_", None)
         if share is not None:
@@ -346,15 +362,18 @@ def _unshared(transform: Any) -> SchemaError:
 
 
 def _parts(transform: Any) -> list[Any]:
-    """What to put into a `Compose` for something to be applied; subclasses may do more than what they hold."""
+    """Return the transforms to put into a `Compose`; a subclass of `Compose` is kept whole, as it may do more than its
+    parts.
+    """
     made = as_transform(transform)
     return list(made) if type(made) is Compose else [made]
 
 
 def as_transform(transform: Any, *, invert: bool = False) -> Any:
-    """Make a transform in evaluation mode of a transform, a module or a callable; `invert` swaps its two ways.
+    """Make a transform in evaluation mode from a transform, a module or a callable; `invert` exchanges its two
+    directions.
 
-    What has the two methods of a transform is taken as it is. SchemaError (a RuntimeError) for anything else.
+    An object with both methods of a transform is used as it is. SchemaError (a RuntimeError) for anything else.
     """
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         made = transform

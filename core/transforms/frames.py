@@ -1,4 +1,4 @@
-"""Stacks of frames: each with those before it, in the batch, or in the storage that the batch is drawn from."""
+"""Stacks of frames: each frame with those before it, in the batch, or in the storage that the batch is drawn from."""
 
 from __future__ import annotations
 
@@ -46,26 +46,35 @@ class _Stack(KeyedTransform):
 
 
 class FrameStack(_Stack):
-    """Joins every frame with the `n - 1` before it along `dim`, within the time of the batch, its last dimension.
+    """Joins every frame with the `n - 1` frames before it along `dim`, within the batch.
 
-    Where a batch has two or more dimensions the last is time, as in padded trajectories and in slices asked for with
-    `batched=True`. Frames before the start of a row, and before an end inside of it, are not known: `padding` repeats
-    the first frame (`same`) or sets `padding_value` (`constant`). The stack of `("next", key)` is that of the root,
-    moved on by one: its newest frame is the next one. Ends are read from `done_key`. MissingKeyError (a KeyError) for
-    an entry that was named and is not there; SchemaError (a RuntimeError) for a batch without time, and for frames
-    without the dimension `dim`.
+    Time is the last dimension of a batch with two or more dimensions, as in padded trajectories and in slices drawn
+    with `batched=True`. Frames before the start of a row, or before an end inside of it, are unknown and padded. The
+    stack of `("next", key)` is the root's stack moved on by one frame.
+
+    Args:
+        n: the number of frames in a stack.
+        in_keys, out_keys: the entries.
+        dim: the dimension along which frames are joined, counted from the end.
+        padding: `"same"` repeats the first known frame, `"constant"` uses `padding_value`.
+        padding_value: see `padding`.
+        done_key: the flag that ends trajectories.
+
+    Raises:
+        MissingKeyError: (a KeyError) an entry that was named is not in the batch.
+        SchemaError: (a RuntimeError) the batch has no time, or frames have no dimension `dim`.
     """
 
     def check(self, batch: TensorDictBase) -> None:
         if batch.ndim < 2:
             raise SchemaError(
-                f"frames are stacked along the time of a batch, the batch has the shape {list(batch.batch_size)}",
-                hint="ask for slices with batched=True, or for whole trajectories",
+                f"frames are stacked along the time of a batch, but the batch has the shape {list(batch.batch_size)}",
+                hint="draw slices with batched=True, or whole trajectories",
             )
         require_named(batch, [self.done_key], defaults=[NEXT_DONE])
 
     def _age(self, batch: TensorDictBase) -> torch.Tensor:
-        """Count how many steps of the same trajectory lie before each step, in the batch; int64 of its shape."""
+        """Return how many steps of the same trajectory come before each step in the batch; int64 in its shape."""
         shape = batch.batch_size
         steps = torch.arange(shape[-1], device=batch.device).expand(shape)
         done = batch.get(self.done_key, None)
@@ -82,9 +91,11 @@ class FrameStack(_Stack):
                 f"{'.'.join(key)} has frames of the shape {frame}, which have no dimension dim={self.dim}",
                 hint="use dim=-1 to join them along their last dimension" if frame else "",
             )
-        # What comes before the next frame is the frame of the step itself, and those before it.
+        # Before the next frame come the frame of the step itself and the frames before that.
         root = data.get(key[1:], None) if key[0] == NEXT else None
-        if root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]:  # stacked before, by another
+        if (
+            root is not None and root.shape[self.dim] == self.n * value.shape[self.dim]
+        ):  # another transform has already stacked it
             root = root.narrow(self.dim, (self.n - 1) * value.shape[self.dim], value.shape[self.dim])
         frames, late = (value, 0) if root is None else (root, 1)
         age, time = self._age(data), data.ndim - 1
@@ -92,7 +103,7 @@ class FrameStack(_Stack):
         return torch.cat([*earlier, value], self.dim)
 
     def _earlier(self, frames: torch.Tensor, back: int, age: torch.Tensor, time: int) -> torch.Tensor:
-        """Take the frame so many steps before each, where the trajectory is that old; else what it is padded with."""
+        """Take the frame `back` steps before each frame if its trajectory is that old; otherwise the padding."""
         steps = torch.arange(frames.shape[time], device=frames.device).expand(age.shape)
         source = steps - torch.minimum(age, torch.full_like(age, back))
         tail = (1,) * (frames.dim() - source.dim())
@@ -104,21 +115,25 @@ class FrameStack(_Stack):
 
 
 class StoredFrameStack(_Stack):
-    """Joins every frame with the `n - 1` before it in its episode, read from the storage: for frames stored once.
+    """Joins every frame with the `n - 1` frames before it in its episode, read from the storage: frames are stored
+    once.
 
-    It is a transform of a buffer, for batches of steps that any sampler draws, in any order. Frames are never those of
-    another episode, nor of steps from before a cut or the oldest row of a ring: where frames are missing, at the start
-    of an episode and where a ring has overwritten them, `padding_value` (`constant`) or the first frame that there is
-    (`same`) takes their place. The stack of `("next", key)` is that of the root, moved on by one; its newest frame is
-    the next one of the step, at the end of an episode too. `FrameStack` takes the frames of the batch alone.
+    A transform of a buffer, for batches of single steps drawn by any sampler in any order. A stack never contains
+    frames of another episode, nor from before a cut or the oldest row of a ring: such frames are replaced by
+    `padding_value` (`"constant"`) or the first existing frame (`"same"`). The stack of `("next", key)` is the root's
+    stack moved on by the step's next frame, at the end of an episode too. Frames that lack the dimension `dim` get it:
+    a stack of `n` frames `[84, 84]` is `[n, 84, 84]`. It reads what is stored, so it must be the first transform of a
+    buffer. (`FrameStack` only uses the frames of the batch.)
 
-    Frames are joined along `dim`; those with one dimension fewer get it: a stack of `n` frames `[84, 84]` is
-    `[n, 84, 84]`. Episodes are those of the dataset. In other storages they end where `done_key` is set, and where
-    ids change: `traj_key`, by default `("collector", "traj_ids")`, else `"episode"`.
+    Args:
+        n, in_keys, out_keys, dim, padding, padding_value: see `FrameStack`.
+        done_key, traj_key: where episodes end in storages other than datasets: at this flag, and where this id changes,
+            by default `("collector", "traj_ids")` or `"episode"`.
 
-    It comes first among the transforms of a buffer, for it reads what is stored. SchemaError (a RuntimeError) elsewhere
-    and outside of a buffer, for elements that are not single steps, frames that lack the dimension, and next
-    observations of several steps ahead; MissingKeyError (a KeyError) where nothing separates episodes.
+    Raises:
+        SchemaError: (a RuntimeError) it is not the first transform of a buffer, elements are not single steps, frames
+            lack the dimension, or next observations are several steps ahead.
+        MissingKeyError: (a KeyError) nothing separates episodes.
 
     >>> import rbtool
     >>> from tensordict import TensorDict
@@ -147,16 +162,16 @@ class StoredFrameStack(_Stack):
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> NoReturn:
         raise SchemaError(
-            f"a {type(self).__name__} reads the frames before those of a batch, which only a buffer can give it",
+            f"a {type(self).__name__} reads the frames before those of a batch, which only a buffer can provide",
             hint="make it the first transform of a buffer, or of each member of an ensemble",
         )
 
     def with_past(self, data: Any, past: Past) -> Any:
-        """Return rows with stacks in the place of frames."""
+        """Return rows with stacks in place of frames."""
         batch = require_tensordict(data, self)
         if batch.batch_size != past.age.shape:
             raise SchemaError(
-                f"the elements are of the shape {list(batch.batch_size[past.age.dim() :])}, expected single steps",
+                f"the elements have the shape {list(batch.batch_size[past.age.dim() :])}, expected single steps",
                 hint="FrameStack joins the frames of whole trajectories",
             )
         stacks: dict[Path, torch.Tensor] = {}
@@ -173,10 +188,10 @@ class StoredFrameStack(_Stack):
         return batch
 
     def _stack(self, key: Path, past: Past) -> torch.Tensor:
-        """Return the stack of an entry of the root, `[*batch, n, *frame]`."""
+        """Return the stack of an entry at the root, `[*batch, n, *frame]`."""
         found = past.entry(key)
         if found is None:
-            raise MissingKeyError(f"{'.'.join(key)} is not in the storage, which the stack is made of")
+            raise MissingKeyError(f"{'.'.join(key)} is not in the storage, from which stacks are made")
         if self.padding == "constant":
             missing = past.age.unsqueeze(-1) < torch.arange(self.n - 1, -1, -1)
             places = missing.reshape(-1).nonzero().squeeze(-1)
@@ -185,18 +200,18 @@ class StoredFrameStack(_Stack):
         return found
 
     def _after(self, stack: torch.Tensor, key: Path, batch: TensorDictBase, past: Past) -> torch.Tensor:
-        """Return the stack of an entry under `next`: that of the root, with the next frame behind it."""
+        """Return the stack of an entry under `next`: the root's, moved on by the next frame."""
         steps = batch.get(_MULTI_STEP, None)
         if steps is not None and bool((steps != 1).any()):
             raise SchemaError(
-                f"{'.'.join(key)} is up to {int(steps.max())} steps ahead ({_MULTI_STEP}), and frames are stacked of "
+                f"{'.'.join(key)} is up to {int(steps.max())} steps ahead ({_MULTI_STEP}), but stacks need "
                 "consecutive steps",
-                hint="make the returns of several steps after sampling, of slices",
+                hint="compute multi-step returns after sampling, from slices",
             )
         value, lead = batch.get(key), batch.batch_dims
         if (value.dtype, value.shape[lead:]) != (stack.dtype, stack.shape[lead + 1 :]):
             raise SchemaError(
-                f"{'.'.join(key)} has frames {value.dtype} {list(value.shape[lead:])}, those of the root are "
+                f"{'.'.join(key)} has frames {value.dtype} {list(value.shape[lead:])}, but the root has "
                 f"{stack.dtype} {list(stack.shape[lead + 1 :])}"
             )
         return past.moved_on(stack, value, key)

@@ -1,5 +1,5 @@
-"""Transforms of named entries, at the root and, in step with it, under `next`: their contract, and those that choose,
-rename and join entries.
+"""Transforms of named entries, at the root and, in step with it, under `next`: their contract, and transforms that
+select, rename and join entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEXT = "next"
 
 
 def as_key(key: Any) -> Path:
-    """Bring a key into the form of a tuple of names; UsageError (a ValueError) for what is none."""
+    """Convert a key to a tuple of names; UsageError (a ValueError) if it is not a key."""
     path = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not path or not all(isinstance(part, str) for part in path):
         raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
@@ -30,16 +30,16 @@ def as_key(key: Any) -> Path:
 
 
 def as_keys(keys: Any) -> list[Path]:
-    """Bring one key, or several, into a list; a tuple of names alone is one key, in a list it is one of several."""
+    """Convert one key or several to a list. A tuple of names by itself is one key; in a list it is one of several."""
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(part, str) for part in keys)):
         return [as_key(keys)]
     if not isinstance(keys, Iterable):
-        raise UsageError(f"keys is {keys!r}, expected a sequence of them")
+        raise UsageError(f"keys is {keys!r}, expected a sequence of keys")
     return [as_key(key) for key in keys]
 
 
 def in_next(key: Path) -> Path | None:
-    """Name what an entry is called after the step; None for an entry that is under `next` already."""
+    """Return the key that an entry has after the step; None if it already is under `next`."""
     return None if key[0] == NEXT else (NEXT, *key)
 
 
@@ -49,14 +49,14 @@ def under_next(keys: Iterable[Path]) -> frozenset[Path]:
 
 
 def require_count(name: str, value: Any, of: str) -> int:
-    """Return a whole number from 1; UsageError (a ValueError) for anything else."""
+    """Return a whole number of at least 1; UsageError (a ValueError) for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}, expected a number of {of} from 1")
     return value
 
 
 def in_double(value: torch.Tensor) -> torch.Tensor:
-    """Return values in float64, or complex128, in which sums and scales are computed; float32 on devices without."""
+    """Return values in float64 or complex128, for sums and scales; in float32 on devices that have no float64."""
     wide = torch.complex128 if value.is_complex() else torch.float64
     if value.device.type == "mps":
         wide = torch.complex64 if value.is_complex() else torch.float32
@@ -71,29 +71,36 @@ def require_discount(gamma: Any) -> float:
 
 
 def require_tensordict(data: Any, transform: Transform) -> TensorDictBase:
-    """Return the data; SchemaError (a RuntimeError) for what has no keys."""
+    """Return the data; SchemaError (a RuntimeError) unless it is a tensordict."""
     if not is_tensor_collection(data):
-        raise SchemaError(f"{type(transform).__name__} works on tensordicts, found a {type(data).__name__}")
+        raise SchemaError(f"{type(transform).__name__} needs a tensordict, found a {type(data).__name__}")
     return data  # type: ignore[no-any-return]
 
 
 _FINAL = {"forward": "change(value, key, data), and check(batch)", "pairs": "change(value, key, data)"}
-"""Methods that find the entries and leave the batch as it is, and what a transform implements instead."""
+"""Final methods, which find the entries and do not change the batch, and what to implement instead."""
 
 
 class KeyedTransform(Transform):
-    """Changes named entries on the way out: `in_keys[i]` into `out_keys[i]`, and what `next` holds of them likewise.
+    """Changes named entries on the way out: `in_keys[i]` into `out_keys[i]`, and their counterparts under `next`
+    likewise.
 
-    Without `out_keys` values are replaced where they are. An entry under `next` is changed along with that of the
-    root, whether it is listed or not, so that the two stay comparable, unless another transform of the class in the
-    same `Compose` names it. A subclass implements `change`, and `check` for conditions on the batch; `forward` is
-    final. An entry that is missing at the root raises MissingKeyError (a KeyError) unless `missing_tolerance` is set;
-    one that is missing under `next` is skipped.
+    An entry under `next` is changed together with the one at the root, listed or not, so that the two stay comparable;
+    unless another transform of the class in the same `Compose` lists it. A subclass implements `change`, and `check`
+    for conditions on the batch; `forward` is final.
+
+    Args:
+        in_keys: the entries.
+        out_keys: the results; default in place of `in_keys`.
+
+    Raises:
+        MissingKeyError: (a KeyError) an entry does not exist at the root, and `missing_tolerance` is not set. A missing
+            entry under `next` is skipped.
     """
 
     follows_next = True
     missing_tolerance = False
-    """Whether an entry that is not there is passed over."""
+    """Whether missing entries are skipped."""
 
     def __init__(self, in_keys: Any, out_keys: Any = None) -> None:
         super().__init__()
@@ -101,7 +108,7 @@ class KeyedTransform(Transform):
         self.out_keys = list(self.in_keys) if out_keys is None else as_keys(out_keys)
         if len(self.in_keys) != len(self.out_keys):
             raise UsageError(
-                f"{type(self).__name__} has {len(self.in_keys)} in_keys, expected {len(self.out_keys)}: the out_keys"
+                f"{type(self).__name__} has {len(self.in_keys)} in_keys, but {len(self.out_keys)} out_keys"
             )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -109,11 +116,11 @@ class KeyedTransform(Transform):
         refuse_overrides(cls, own_attributes(cls, KeyedTransform), _FINAL)
 
     def check(self, batch: TensorDictBase) -> None:
-        """Raise SchemaError for a batch that the transform cannot work on; called before any `change`."""
+        """Raise SchemaError if the transform cannot work on a batch; called before any `change`."""
 
     @abstractmethod
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> Any:
-        """Return what takes the place of one entry, `key`, of a batch; the value itself must not be edited."""
+        """Return the new value of the entry `key` of a batch; the old value must not be edited."""
 
     @property
     def named_in_next(self) -> frozenset[Path]:
@@ -121,9 +128,9 @@ class KeyedTransform(Transform):
 
     @final
     def pairs(self, data: TensorDictBase, elsewhere: frozenset[Path] = frozenset()) -> Sequence[tuple[Path, Path]]:
-        """List the entries that are there with what they become: those named, and what belongs to them under `next`.
+        """List existing entries with the entries they become: the listed ones, and their counterparts under `next`.
 
-        What is named `elsewhere` is left to the transform that names it.
+        Entries listed `elsewhere` are left to the transform that lists them.
         """
         found = []
         for key, out in zip(self.in_keys, self.out_keys, strict=True):
@@ -156,9 +163,9 @@ class KeyedTransform(Transform):
 
 
 def require_named(data: TensorDictBase, keys: Iterable[Path], defaults: Iterable[Path] = ()) -> None:
-    """Raise MissingKeyError, with the nearest name, for an entry that a user named and that is not there.
+    """Raise MissingKeyError, with the most similar name, for an entry that a user named and the batch lacks.
 
-    Those that are looked for by default need not be there.
+    Entries that are used by default may be missing.
     """
     usual = frozenset(defaults)
     for key in keys:
@@ -167,7 +174,7 @@ def require_named(data: TensorDictBase, keys: Iterable[Path], defaults: Iterable
 
 
 def not_there(key: Path, data: TensorDictBase, so: str = "") -> MissingKeyError:
-    """Make the error for an entry that a batch lacks, with the nearest name."""
+    """Make the error for an entry that a batch lacks, with the most similar name."""
     name, names = ".".join(key), _names(data)
     hint = f"it has {', '.join(names)}" if names else ""
     return MissingKeyError(f"{name} is not in the batch{so}{did_you_mean(name, names)}", hint=hint)
@@ -184,10 +191,14 @@ _DONES: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
 
 class SelectTransform(Transform):
-    """Keeps the named entries, at the root and under `next`, and removes all others; absent ones are ignored.
+    """Keeps the named entries, at the root and under `next`, and removes all others; missing ones are ignored.
 
-    Rewards and end flags are kept as well, unless `keep_rewards` or `keep_dones` is False. TorchRL's transform
-    of this name drops everything under `next` that is not listed; here what is kept of the root is kept of `next`.
+    TorchRL's transform of this name drops everything under `next` that is not listed; here, an entry that is kept at
+    the root is also kept under `next`.
+
+    Args:
+        *keys: the entries to keep.
+        keep_rewards, keep_dones: whether to keep rewards and end flags as well.
 
     >>> from tensordict import TensorDict
     >>> step = {"a": torch.zeros(2), "b": torch.ones(2), "next": {"a": torch.zeros(2), "reward": torch.ones(2)}}
@@ -212,9 +223,11 @@ class SelectTransform(Transform):
 
 
 class ExcludeTransform(Transform):
-    """Removes the named entries, at the root and under `next`; with `inverse` on the way in rather than out.
+    """Removes the named entries, at the root and under `next`; missing ones are ignored.
 
-    An entry named with `next` in front is removed there alone. Absent ones are ignored.
+    Args:
+        *keys: the entries to remove; a key that begins with `next` is only removed there.
+        inverse: whether to remove them on the way in instead of the way out.
     """
 
     def __init__(self, *keys: Key, inverse: bool = False) -> None:
@@ -238,13 +251,19 @@ class ExcludeTransform(Transform):
 
 
 class RenameTransform(Transform):
-    """Gives entries other names on the way out, and with `in_keys_inv` and `out_keys_inv` on the way in.
+    """Renames entries: `in_keys` on the way out, and `in_keys_inv` on the way in.
 
-    On the way in, `out_keys_inv[i]` of the data becomes `in_keys_inv[i]` of what is stored. With `create_copy` the old
-    name stays, with the same values as the new one. What `next` holds of an entry is renamed with it, unless another
-    transform of the class in the same `Compose` names it. UsageError (a
-    ValueError) for lists of different lengths and for a name that is both old and new, MissingKeyError (a KeyError)
-    for an entry that is not there.
+    On the way in, `out_keys_inv[i]` of the data becomes `in_keys_inv[i]` of what is stored. The counterpart under
+    `next` is renamed together with an entry, unless another transform of the class in the same `Compose` lists it.
+
+    Args:
+        in_keys, out_keys: old and new names on the way out.
+        in_keys_inv, out_keys_inv: stored names, and the names in the data, on the way in.
+        create_copy: whether to keep the old name, too, with the same values.
+
+    Raises:
+        UsageError: (a ValueError) lists differ in length, or a name is both old and new.
+        MissingKeyError: (a KeyError) an entry does not exist.
     """
 
     follows_next = True
@@ -257,7 +276,7 @@ class RenameTransform(Transform):
         super().__init__()
         self.in_keys, self.out_keys = _renaming(in_keys, out_keys, "in_keys", "out_keys")
         if (in_keys_inv is None) != (out_keys_inv is None):
-            raise UsageError("one of in_keys_inv and out_keys_inv is set, expected both or none")
+            raise UsageError("in_keys_inv and out_keys_inv go together: give both or neither")
         self.in_keys_inv, self.out_keys_inv = _renaming(
             in_keys_inv or [], out_keys_inv or [], "in_keys_inv", "out_keys_inv"
         )
@@ -294,12 +313,22 @@ class RenameTransform(Transform):
 
 
 class CatTensors(Transform):
-    """Joins entries into one along `dim`, at the root and, where `next` holds all of them, under `next`.
+    """Joins entries into one along `dim`, at the root and, if all parts exist there, under `next`.
 
-    What `next` holds is left to another transform of the class in the same `Compose` that names one of the parts there.
-    They are joined in the order of their names, or with `sort=False` in the order given. `del_keys` removes the
-    parts. `unsqueeze_if_oor` gives parts without a dimension `dim` one. MissingKeyError (a KeyError) names the part
-    that is not there; parts that do not fit together are a SchemaError (a RuntimeError).
+    Parts are joined in the order of their names. Entries under `next` are left to another transform of the class in the
+    same `Compose` that lists one of them.
+
+    Args:
+        in_keys: the parts.
+        out_key: the joined entry.
+        dim: the dimension along which they are joined.
+        del_keys: whether to remove the parts.
+        unsqueeze_if_oor: whether parts without a dimension `dim` get one.
+        sort: False joins in the given order.
+
+    Raises:
+        MissingKeyError: (a KeyError) a part does not exist.
+        SchemaError: (a RuntimeError) the parts do not fit together.
 
     >>> from tensordict import TensorDict
     >>> data = TensorDict({"b": torch.zeros(2, 1), "a": torch.ones(2, 2)}, [2])
@@ -325,7 +354,7 @@ class CatTensors(Transform):
         if in_keys is None:
             raise UsageError(
                 "CatTensors has no in_keys, expected the entries to join",
-                hint="a buffer has no environment whose observations could be listed",
+                hint="TorchRL takes them from the environment, which a buffer does not have",
             )
         keys = as_keys(in_keys)
         self.in_keys = sorted(keys) if sort else keys
@@ -382,10 +411,10 @@ class CatTensors(Transform):
 def _renaming(old: Any, new: Any, old_name: str, new_name: str) -> tuple[list[Path], list[Path]]:
     before, after = as_keys(old), as_keys(new)
     if len(before) != len(after):
-        raise UsageError(f"there are {len(before)} {old_name} and {len(after)} {new_name}, expected as many of each")
+        raise UsageError(f"found {len(before)} {old_name} and {len(after)} {new_name}, expected equally many")
     both = sorted({*before} & {*after})
     if both:
-        raise UsageError(f"{'.'.join(both[0])} is in {old_name} and in {new_name}, it can only be in one of them")
+        raise UsageError(f"{'.'.join(both[0])} is in {old_name} and in {new_name}, but it can only be in one of them")
     twice = len(set(after)) < len(after) or len(set(before)) < len(before)
     if twice:
         raise UsageError(

@@ -1,4 +1,12 @@
-"""N-step transitions: of a batch of steps, or on the way into a buffer, over the borders between two `extend`."""
+"""N-step transitions: from a batch of steps, or on the way into a buffer, across the borders of `extend` calls.
+
+With n_steps = 3, each step t has a window of steps that ends earlier at the end of its trajectory:
+
+    step             0    1    2    3    4 (done)
+    window         0-2  1-3  2-4  3-4  4-4
+    reward           r0 + gamma r1 + gamma² r2, …
+    next state       of the last step in the window; the target discounts it by gamma^(length of the window)
+"""
 
 from __future__ import annotations
 
@@ -27,11 +35,13 @@ from .keyed import NEXT, as_key, in_double, require_discount, require_named
 from .returns import discounted, per_step_like
 
 WINDOW = "multi_step"
-"""Where the flags of the steps at which windows end are kept."""
+"""Under this key are the flags of the steps at which windows end."""
 
 
 class Windows(NamedTuple):
-    """For each step of `[..., T]`, how many steps its window has, where it ends, and whether the batch cut it short."""
+    """For each step of `[..., T]`: the length of its window, the step where it ends, and whether the batch cut it
+    short.
+    """
 
     steps: torch.Tensor
     last: torch.Tensor
@@ -39,25 +49,32 @@ class Windows(NamedTuple):
 
 
 class MultiStep(nn.Module):
-    """Makes n-step transitions of a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
+    """Makes n-step transitions from a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
 
-    The window of a step has m = min(`n_steps`, steps to the end of its trajectory or of the batch) steps. Entries
-    under `next` become those after the last of them; each reward under `next` becomes the sum of gamma^i times the
-    rewards of the window, in float64 and rounded once, and is kept unchanged as `original_<name>` next to it. New are,
-    with one value a step, `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1; False
-    where `("collector", "mask")` is).
+    The window of a step has m = min(`n_steps`, steps to the end of its trajectory or batch) steps. Entries under `next`
+    become the ones after the last step of the window. Each reward under `next` becomes the sum of gamma^i times the
+    rewards in the window (in float64, rounded once), and is kept unchanged as `original_<name>` next to it. New
+    entries, with one value a step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m
+    > 1; False where `("collector", "mask")` is False).
 
-    The flags under `next` stay those of the step itself: they mark where trajectories end in a buffer. Those of
-    the last step of the window are at `("multi_step", "done")`, "terminated" and "truncated"; `("multi_step", "cut")`
-    marks windows that are short because the batch, not the trajectory, ends there. So a target is
-    `reward + gamma.unsqueeze(-1) * ~terminated * value(next)` with the entries `gamma`, `[batch]`, and
-    `("multi_step", "terminated")`, `[batch, 1]` as the reward: right for windows that were cut as well, only over fewer
-    steps. `MultiStepTransform` cuts none between batches.
+    The flags under `next` stay those of the step itself, as they mark where trajectories end in a buffer. The flags of
+    the window's last step are `("multi_step", "done")`, "terminated" and "truncated". `("multi_step", "cut")` marks
+    windows that are short because the batch ends, not the trajectory. A target is then
 
-    A flag with several values a step, such as one an agent, ends the trajectory where any of them is set.
+        reward + gamma.unsqueeze(-1) * ~terminated * value(next)
 
-    UsageError (a ValueError) unless `n_steps` is a whole number from 1 and 0 <= gamma <= 1. The idea is that of n-step
-    returns (Watkins, 1989), the names are TorchRL's.
+    with the entries `gamma`, `[batch]`, and `("multi_step", "terminated")`, `[batch, 1]` like the reward. It is also
+    correct for windows that were cut, just over fewer steps. `MultiStepTransform` does not cut windows between batches.
+    A flag with several values a step, for example one an agent, ends the trajectory if any of them is set.
+
+    Args:
+        gamma: the discount, from 0 to 1.
+        n_steps: the longest window.
+
+    Raises:
+        UsageError: (a ValueError) an argument is out of range.
+
+    n-step returns: Watkins, 1989; names are TorchRL's.
     """
 
     def __init__(self, gamma: float, n_steps: int) -> None:
@@ -66,7 +83,7 @@ class MultiStep(nn.Module):
         self.gamma = require_discount(gamma)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the n-step transitions of `tensordict`, which is left as it is."""
+        """Return the n-step transitions of `tensordict`, which is not changed."""
         require_steps(tensordict)
         after = tensordict.get("next", None)
         rewards = [] if after is None else [key for key, _ in leaves(after) if key[-1] == "reward"]
@@ -89,7 +106,7 @@ def multi_step(
 ) -> TensorDictBase:
     """Make n-step transitions of `[..., T]`; see `MultiStep` for the entries.
 
-    `apart` (bool, like the batch) marks further steps that the one behind them does not follow.
+    `apart`, bool in the shape of the batch, marks further steps that are not followed by the next one.
     """
     ended = step_ends(td, done_key, done_keys)
     valid = None if mask_key is None else step_mask(td, mask_key)
@@ -121,7 +138,7 @@ def multi_step(
 
 
 def find_windows(follows: torch.Tensor, ended: torch.Tensor, n_steps: int) -> Windows:
-    """Find the windows of all steps, given which steps the next one follows, bool `[..., T]`."""
+    """Find the windows of all steps, given which steps are followed by the next one, bool `[..., T]`."""
     time = follows.shape[-1]
     position = torch.arange(time, device=follows.device).expand(follows.shape)
     stops = torch.where(follows, time - 1, position)
@@ -139,16 +156,16 @@ def _summed(reward: torch.Tensor, windows: Windows, gamma: float, dim: int) -> t
     for ahead in range(1, longest):
         inside = per_step_like(windows.steps > ahead, values).narrow(dim, 0, values.shape[dim] - ahead)
         later = values.narrow(dim, ahead, values.shape[dim] - ahead)
-        # A product with zero would let NaN and infinities of other trajectories in.
+        # Multiplying by zero would let in NaN and infinities of other trajectories.
         part = total.narrow(dim, 0, values.shape[dim] - ahead)
         part.copy_(torch.where(inside, part + discounted(later, gamma**ahead), part))
     return total.to(dtype)
 
 
 def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return for each step the row of `value` at the end of its window."""
+    """Return, for each step, the row of `value` at the end of its window."""
     if not isinstance(value, torch.Tensor):
-        raise SchemaError(f"an entry under next is a {type(value).__name__}; n-step transitions are made of tensors")
+        raise SchemaError(f"an entry under next is a {type(value).__name__}; n-step transitions need tensors")
     if dim == 0:
         return value[last]
     index = per_step_like(last, value).expand(value.shape)
@@ -156,53 +173,62 @@ def _ahead(value: torch.Tensor, last: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def require_steps_ahead(n_steps: Any) -> int:
-    """Return a number of steps; UsageError (a ValueError) unless it is a whole number from 1."""
+    """Return a number of steps; UsageError (a ValueError) unless it is a whole number of at least 1."""
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
         raise UsageError(f"n_steps is {n_steps!r}, expected a whole number from 1")
     return n_steps
 
 
 _NOT_CONTINUED = (
-    "the first observation of a batch is not the one under next of the last step before it, and n-step windows reach "
-    "across: steps of several sources need ids, a lane each or check_continuity=True, which ends windows there; "
-    "check_continuity=False says that the steps are of one source"
+    "the first observation of a batch differs from the one under next of the last step before it, but n-step windows "
+    "reach across: steps of several sources need ids, a lane each, or check_continuity=True, which ends windows there; "
+    "check_continuity=False means that all steps come from one source"
 )
 
 
 class _Held(NamedTuple):
-    """Steps that wait for what comes after them, `[..., n]`, and which of them the one behind does not follow."""
+    """Steps that wait for their successors, `[..., n]`, and which of them are not followed by the next one."""
 
     steps: TensorDictBase
     apart: torch.Tensor
 
 
 class MultiStepTransform(Transform):
-    """Makes n-step transitions of the steps that are written to a buffer, `[T]` or `[..., T]` with time last.
+    """Makes n-step transitions of the steps written to a buffer, `[T]` or `[..., T]` with time last.
 
-    The entries are those of `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last
-    `n_steps` steps of all that came in are held back, for their windows may reach into what comes next: an `extend`
-    writes as many steps as are held and given, less `n_steps`, and nothing as long as there are no more. `flush()`
-    of the buffer writes the rest at the end, with windows that end there. What is held back is part of the buffer's
-    state and of its checkpoints; `empty()` forgets it. Priorities that steps come with are given to the steps that
-    are written, when they are. `rb[i] = …` replaces what is stored, n-step transitions, and has no part in windows.
+    Entries are those of `MultiStep`, with `original_<name>` next to every reward in `reward_keys`. The last `n_steps`
+    steps that came in are held back, because their windows may reach into later ones: an `extend` writes as many steps
+    as are held and given, minus `n_steps`, or nothing if there are not more. At the end, `flush()` of the buffer writes
+    the rest, with windows that end there. What is held back is part of the buffer's state and checkpoints; `empty()`
+    forgets it. Priorities in the data are used when the steps are written. `rb[i] = …` replaces stored n-step
+    transitions and does not affect windows. Steps that have `steps_to_next_obs` are n-step transitions already and pass
+    unchanged.
 
-    A window ends where a flag does and, where ids are stored (`("collector", "traj_ids")`, "traj_ids" or "episode"),
-    where the id changes. Without ids, nothing else tells apart steps of several sources that come in turns: give them
-    ids, or a lane each (`[lanes, T]`). `check_continuity` is what becomes of a batch whose first observation is not,
-    bit by bit, the one under `next` of the last step before it:
+    A window ends at a flag and, if ids are stored (`("collector", "traj_ids")`, "traj_ids" or "episode"), where the id
+    changes. Without ids, steps of several sources that come alternately cannot be told apart: give them ids, or a lane
+    each (`[lanes, T]`).
 
-    - None, the default: windows go on, as in TorchRL, and the first time is a UserWarning. Observations of one source
-      may well differ, where they are rounded or normalized again.
-    - True: windows end there, and `("multi_step", "cut")` marks them.
-    - False: windows go on, and nothing is compared.
+    Args:
+        n_steps: the longest window.
+        gamma: the discount, from 0 to 1.
+        reward_keys: the rewards under `next` to be summed.
+        done_key, done_keys: the flags that end trajectories.
+        check_continuity: what happens if the first observation of a batch is not, bit by bit, the one under `next` of
+            the last step before it:
 
-    Steps that bear `steps_to_next_obs` are n-step transitions already and pass as they are.
+            - None: windows continue, as in TorchRL, with a UserWarning the first time. Observations of one source may
+              differ, for example if they are rounded or normalised again.
+            - True: windows end there, marked by `("multi_step", "cut")`.
+            - False: windows continue, and nothing is compared.
 
-    UsageError (a ValueError) for `n_steps` below 1 or gamma outside [0, 1]. MissingKeyError (a KeyError) for rewards
-    that are not there under `next`, and for a flag or mask that was named and is not there; `reward_keys=()` is for
-    steps without rewards. SchemaError (a RuntimeError) for another number of lanes or other entries than those held
-    back, and for processes that share the buffer. Names and the number of steps written are those of TorchRL's
-    transform.
+    Raises:
+        UsageError: (a ValueError) `n_steps` is below 1, or gamma outside [0, 1].
+        MissingKeyError: (a KeyError) rewards are not under `next` (`reward_keys=()` is for steps without rewards), or a
+            flag or mask that was named is not in the data.
+        SchemaError: (a RuntimeError) lanes or entries differ from the steps held back, or several processes share the
+            buffer.
+
+    Names and the number of steps written are those of TorchRL's transform.
     """
 
     counts_writes = True
@@ -233,7 +259,7 @@ class MultiStepTransform(Transform):
 
     @property
     def n_steps(self) -> int:
-        """The longest window; UsageError (a ValueError) for anything but a whole number from 1."""
+        """The longest window; UsageError (a ValueError) unless it is a whole number of at least 1."""
         return self._n_steps
 
     @n_steps.setter
@@ -242,11 +268,11 @@ class MultiStepTransform(Transform):
 
     @property
     def held(self) -> int:
-        """How many steps of every lane are held back."""
+        """How many steps of each lane are held back."""
         return 0 if self._held is None else int(self._held.steps.shape[-1])
 
     def inv(self, data: Any) -> TensorDictBase | None:
-        """Return the n-step transitions that are complete now, or None if there are none."""
+        """Return the n-step transitions that are complete now; None if there are none."""
         require_steps(data)
         if data.get("steps_to_next_obs", None) is not None:
             finished: TensorDictBase = data
@@ -261,7 +287,9 @@ class MultiStepTransform(Transform):
         return made
 
     def flush(self) -> TensorDictBase | None:
-        """Return the n-step transitions of what is held back, whose windows end here, and hold nothing any more."""
+        """Return the n-step transitions of the steps held back, whose windows end here; afterwards nothing is held
+        back.
+        """
         if self._held is None:
             return None
         made = self._made(self._held)
@@ -269,11 +297,11 @@ class MultiStepTransform(Transform):
         return made
 
     def held_back(self) -> Any:
-        """Return what is held back, for `hold_back`."""
+        """Return the steps held back, for `hold_back`."""
         return self._held
 
     def hold_back(self, held: Any) -> None:
-        """Hold what `held_back` returned, or nothing; what was held now is dropped."""
+        """Hold the steps that `held_back` returned, or none, instead of the present ones."""
         self._held = held
 
     def _made(self, every: _Held) -> TensorDictBase:
@@ -291,7 +319,7 @@ class MultiStepTransform(Transform):
 
     def _behind_held(self, data: TensorDictBase) -> _Held:
         self._require_named(data)
-        ended = step_ends(data, self.done_key, self.done_keys)  # what cannot be used is refused before it is held
+        ended = step_ends(data, self.done_key, self.done_keys)  # refuse unusable data before holding it
         apart = torch.zeros_like(ended)
         held = self._held
         if held is None:
@@ -299,12 +327,15 @@ class MultiStepTransform(Transform):
         if held.steps.shape[:-1] != data.shape[:-1]:
             found, expected = list(data.shape[:-1]), list(held.steps.shape[:-1])
             raise SchemaError(
-                f"steps have the lanes {found}, those held back have {expected}", hint="flush() the buffer in between"
+                f"the steps have the lanes {found}, but those held back have {expected}",
+                hint="flush() the buffer in between",
             )
         known, given = {key for key, _ in leaves(held.steps)}, {key for key, _ in leaves(data)}
         if known != given:
             odd = ", ".join(sorted(".".join(key) for key in known ^ given))
-            raise SchemaError(f"steps and those held back do not both have {odd}", hint="flush() the buffer in between")
+            raise SchemaError(
+                f"the steps and those held back do not both have {odd}", hint="flush() the buffer in between"
+            )
         before = held.apart.clone()
         if data.shape[-1] and before.shape[-1]:
             last, first = held.steps[..., -1], data[..., 0]
@@ -319,7 +350,7 @@ class MultiStepTransform(Transform):
         try:
             steps: Any = torch.cat((held.steps, data), -1)
         except (KeyError, RuntimeError) as error:
-            raise SchemaError(f"steps are not like those held back: {error}") from error
+            raise SchemaError(f"the steps differ from those held back: {error}") from error
         return _Held(steps, torch.cat((before, apart), -1))
 
     @property
@@ -329,10 +360,10 @@ class MultiStepTransform(Transform):
         return self.check_continuity
 
     def _is_elsewhere(self, last: TensorDictBase, first: TensorDictBase) -> torch.Tensor:
-        """Return for every lane whether its first new step does not continue the last held one."""
+        """Return, for each lane, whether its first new step does not continue the last one held back."""
         other = torch.zeros(last.batch_size, dtype=torch.bool, device=last.device)
         if trajectory_ids(last) is not None:
-            return other  # ids hold trajectories apart, also inside of batches
+            return other  # ids separate trajectories, also inside of batches
         skip = {*self.reward_keys, *((*key_path(self.done_key)[:-1], name) for name in self.done_keys)}
         skip.add(key_path(self.done_key))
         for key, announced in leaves(last.get("next")):
@@ -346,9 +377,9 @@ class MultiStepTransform(Transform):
     # State -----------------------------------------------------------------------------------------
 
     def share_memory_(self) -> Transform:
-        """Refuse: steps held back in one process are not seen by others."""
+        """Raise SchemaError: other processes do not see the steps held back in one process."""
         raise SchemaError(
-            "MultiStepTransform holds steps back, which other processes that write do not see",
+            "MultiStepTransform holds steps back, which other writing processes do not see",
             hint="make n-step transitions before the data reach the shared buffer, with MultiStep",
         )
 
@@ -363,7 +394,7 @@ class MultiStepTransform(Transform):
         return {"held": held, "batch_size": list(self._held.steps.batch_size), "apart": self._held.apart}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_extra_state` returned; no entry, nothing held back."""
+        """Load what `get_extra_state` returned; an empty state means that nothing is held back."""
         held = state.get("held")
         if held is None:
             self._held = None
@@ -374,7 +405,7 @@ class MultiStepTransform(Transform):
         self._held = _Held(steps, state["apart"].clone())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}_extra_state", {})  # a state of TorchRL's: it keeps nothing
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not hold these steps
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
@@ -382,5 +413,5 @@ class MultiStepTransform(Transform):
 
 
 def _copied(every: _Held, first: int) -> _Held:
-    """Copy all from step `first` on: the caller may change what it gave."""
+    """Copy everything from step `first` on, as the caller may change the originals."""
     return _Held(copied(every.steps[..., first:]), every.apart[..., first:].clone())

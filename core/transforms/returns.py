@@ -1,4 +1,4 @@
-"""The rewards that are still to come: returns to go as a new entry, or in place of rewards."""
+"""Rewards still to come: returns to go as a new entry, or in place of rewards."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class ReturnToGo(Transform):
-    """Adds to every step the sum of the rewards from it on to the end of its trajectory, discounted by `gamma`.
+    """Adds to every step the discounted sum of the rewards from it to the end of its trajectory.
 
-    Time is the last dimension of the batch. Later rewards are not known: a return reaches to the end of the
-    slice where a trajectory was cut. So put it in front of a buffer of whole trajectories (`split_trajs=True`), or,
-    with `append_transform(..., invert=True)`, on the way in, where whole episodes are written. Trajectories end where
-    one of `done_keys` is set and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
-    "episode"). Steps that the mask does not mark as real count nothing; it is `mask_key`, or by default
-    `("collector", "mask")` or "mask". A reward of one trajectory never reaches another, NaN and infinity included.
-    Of n-step transitions (`steps_to_next_obs`) the rewards of single steps count, which they keep as `original_reward`.
+    Time is the last dimension of the batch. Later rewards are unknown, so a return only reaches to the end of a slice
+    in which a trajectory was cut: use it for whole trajectories (`split_trajs=True`), or on the way in
+    (`append_transform(..., invert=True)`) when whole episodes are written. Trajectories end at any of `done_keys`, and
+    where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or "episode"). A reward never reaches
+    another trajectory, not even NaN and infinity. For n-step transitions (`steps_to_next_obs`), the rewards of single
+    steps, kept as `original_reward`, are summed. Sums are computed in float64 and rounded once, as by `rbtool
+    preprocess --return-to-go`.
 
-    Sums are computed in float64 and rounded once, as by `rbtool preprocess --return-to-go`. `out_key` gets the shape
-    and type of the reward. MissingKeyError (a KeyError) for a reward that is not there, and for a mask or an end flag
-    that was named and is not there; SchemaError (a RuntimeError) for a reward that is not a float, for sums over n
-    steps without the rewards of single steps and for a `mask_key` without one value a step; UsageError (a ValueError)
-    for a `gamma` outside of [0, 1].
+    Args:
+        gamma: the discount, from 0 to 1.
+        reward_key: the reward.
+        out_key: the new entry, with shape and type of the reward.
+        done_keys: flags that end trajectories.
+        mask_key: marks real steps, others count nothing; default `("collector", "mask")` or "mask".
+
+    Raises:
+        MissingKeyError: (a KeyError) there is no reward, or a mask or end flag that was named is not in the batch.
+        SchemaError: (a RuntimeError) the reward is not a float, sums over n steps lack the rewards of single steps, or
+            the mask does not have one value a step.
+        UsageError: (a ValueError) gamma is outside [0, 1].
     """
 
     def __init__(
@@ -71,21 +78,21 @@ class ReturnToGo(Transform):
             done = batch.get(key, None)
             if done is not None:
                 ends = ends | done.reshape(*shape, -1).any(-1)
-        if mask is not None:  # a product with zero would keep the NaN and infinities of padding
+        if mask is not None:  # multiplying by zero would keep NaN and infinities of padding
             reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
         batch = batch.copy()
         batch.set(self.out_key, discounted_to_go(reward, per_step_like(ends, reward), self.gamma, len(shape) - 1))
         return batch
 
     def _of_single_steps(self, batch: Any, reward: torch.Tensor) -> torch.Tensor:
-        """The reward of each step alone: in n-step data those of the windows overlap."""
+        """Return the rewards of single steps: in n-step data the rewards of windows overlap."""
         *path, name = self.reward_key
         if batch.get("steps_to_next_obs", None) is None or name.startswith(_ORIGINAL):
             return reward
         single = batch.get((*path, f"{_ORIGINAL}{name}"), None)
         if single is None:
             raise SchemaError(
-                f"{'.'.join(self.reward_key)} holds sums over n steps, and {'.'.join((*path, _ORIGINAL + name))}, the "
+                f"{'.'.join(self.reward_key)} holds sums over n steps, but {'.'.join((*path, _ORIGINAL + name))}, the "
                 "reward of every step, is not in the batch"
             )
         return cast("torch.Tensor", single.to(reward.dtype))
@@ -95,9 +102,9 @@ class ReturnToGo(Transform):
 
 
 def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, time: int) -> torch.Tensor:
-    """Sum rewards from each step on to the end of its trajectory, discounted, along dimension `time`.
+    """Sum rewards from each step to the end of its trajectory, discounted, along dimension `time`.
 
-    `ends`, bool, is True where a trajectory ends, and has the shape of `reward` or one that expands to it.
+    `ends`, bool, is True where a trajectory ends; its shape is the reward's, or expands to it.
     """
     wide = in_double(reward) if reward.is_floating_point() or reward.is_complex() else reward
     total = wide.movedim(time, -1).contiguous().clone()
@@ -105,7 +112,7 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
     cut[..., -1:] = True
     if total.requires_grad:
         add_rewards_to_go(total.view(-1), cut.reshape(-1), gamma)
-    else:  # step by step, each operation of a GPU would cost more than the copies
+    else:  # on a GPU, one operation for each step would cost more than the copies
         sums = total.cpu()
         add_rewards_to_go(sums.view(-1).numpy(), cut.reshape(-1), gamma)
         total = sums.to(total.device)
@@ -113,30 +120,39 @@ def discounted_to_go(reward: torch.Tensor, ends: torch.Tensor, gamma: float, tim
 
 
 def discounted(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return `values * factor` for a factor that is 0 only by rounding: infinities stay infinite."""
+    """Return `values * factor` for a factor that is only 0 because of rounding: infinities stay infinite."""
     if factor == 1:
         return values
     return values * factor if factor >= _TINY else torch.where(values.isfinite(), values * factor, values)
 
 
 def per_step_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Append dimensions of one, so that one value a step goes with any shape a step."""
+    """Append dimensions of size 1, so that one value a step broadcasts to any shape a step."""
     return value.reshape(*value.shape, *(1,) * (other.ndim - value.ndim))
 
 
 class DensifyReward(Transform):
-    """Gives every step the discounted sum of the rewards from there to the end of its trajectory, on the way out.
+    """Replaces every reward by the discounted sum of the rewards from there to the end of its trajectory, on the way
+    out.
 
-    Reward and done flag lie under `next` and have one shape. Time is the dimension `time_dim` of them, counted from
-    the end: 2 (or -2) is the one before the trailing singleton, 3 (or -3) the one before that. A trajectory ends
-    where the done flag is set, or its sibling "terminated" or "truncated", and at the end of the batch, as later
-    rewards are unknown; where time is the last dimension of the batch, it also ends where the next step has another
-    id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Steps that `("collector", "mask")` or "mask" does not
-    mark as real count nothing. The result takes the reward's place, or goes to `("next", reward_key_out)`; whole
-    numbers and flags become floats if they are discounted. The data given are left as they are.
+    Reward and done flag are under `next` and have the same shape. A trajectory ends where the done flag, or its sibling
+    "terminated" or "truncated", is set, and at the end of the batch, as later rewards are unknown. If time is the last
+    dimension of the batch, it also ends where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or
+    "episode"). Steps that `("collector", "mask")` or "mask" does not mark as real count nothing. Whole numbers and
+    flags become floats if they are discounted. The given data is not changed.
 
-    MissingKeyError (a KeyError) where reward or flag is not there; SchemaError (a RuntimeError) if their shapes
-    differ or have no such dimension; UsageError (a ValueError) for a discount outside [0, 1] and for `time_dim` 0.
+    Args:
+        reward_key, done_key: the entries under `next`.
+        reward_key_out: the result under `next`; default in place of the reward.
+        time_dim: the dimension of time in these entries, counted from the end: 2 (or -2) is the one before the trailing
+            singleton, 3 (or -3) the one before that.
+        discount: from 0 to 1.
+
+    Raises:
+        MissingKeyError: (a KeyError) reward or flag does not exist.
+        SchemaError: (a RuntimeError) their shapes differ, or have no such dimension.
+        UsageError: (a ValueError) the discount is outside [0, 1], or `time_dim` is 0.
+
     The name is TorchRL's.
     """
 
@@ -162,17 +178,19 @@ class DensifyReward(Transform):
         reward, done = _entry(data, self.reward_key), _entry(data, self.done_key)
         if reward.shape != done.shape:
             raise SchemaError(
-                f"the reward is {list(reward.shape)} and the done flag {list(done.shape)}, expected one shape"
+                f"the reward has the shape {list(reward.shape)} and the done flag {list(done.shape)}, expected the same"
             )
         if reward.ndim < -self.time_dim:
-            raise SchemaError(f"the reward is {list(reward.shape)} and has no dimension {self.time_dim} for time")
+            raise SchemaError(
+                f"the reward has the shape {list(reward.shape)}, without a dimension {self.time_dim} for time"
+            )
         if not (reward.is_floating_point() or reward.is_complex()) and (
             self.discount != 1 or reward.dtype == torch.bool
         ):
             reward = reward.to(torch.get_default_dtype())
         ends = _siblings(data, self.done_key, done)
         mask = step_mask(data)
-        if data.ndim == reward.ndim + self.time_dim + 1:  # the batch has the dimension of time, as its last
+        if data.ndim == reward.ndim + self.time_dim + 1:  # time is the last dimension of the batch
             ends = ends | per_step_like(is_cut_behind(data, mask), reward)
         if mask is not None:
             reward = torch.where(per_step_like(mask, reward), reward, torch.zeros_like(reward))
@@ -192,7 +210,7 @@ def _from_the_end(dim: Any) -> int:
 
 
 def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tensor) -> torch.Tensor:
-    """Return where the done flag is set, or one of its sibling end flags of the same shape."""
+    """Return where the done flag, or one of its sibling flags of the same shape, is set."""
     ends = done.bool()
     for name in ("terminated", "truncated"):
         flag = data.get((*done_key[:-1], name), None)
@@ -204,5 +222,5 @@ def _siblings(data: TensorDictBase, done_key: tuple[str, ...], done: torch.Tenso
 def _entry(data: TensorDictBase, key: tuple[str, ...]) -> torch.Tensor:
     value = data.get(key, None)
     if value is None:
-        raise MissingKeyError(f"no {'.'.join(key)} in the batch, expected reward and done flag under next")
+        raise MissingKeyError(f"{'.'.join(key)} is not in the batch, expected reward and done flag under next")
     return torch.as_tensor(value)

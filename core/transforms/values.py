@@ -1,4 +1,4 @@
-"""Transforms of values: images, a common scale, text."""
+"""Transforms of values: images, normalisation, text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ _SMOOTHED = frozenset({"bilinear", "bicubic"})
 
 
 class ToTensorImage(KeyedTransform):
-    """Brings images of shape `[..., H, W, C]` to `[..., C, H, W]`, and whole numbers from 0 to 255 to fractions.
+    """Converts images `[..., H, W, C]` to `[..., C, H, W]`, and whole numbers from 0 to 255 to fractions.
 
-    `from_int` sets whether values are divided by 255: always, never, or, if None, where they are whole numbers; images
-    of floats up to 255 need `from_int=True`. `dtype` is the element type of the result, torch's default one if None.
-    With `shape_tolerant`, images without 1, 3 or 4 channels at the end are taken for `[..., C, H, W]` already.
-    `unsqueeze` gives a single image a leading dimension of one. SchemaError (a RuntimeError) for less than three
-    dimensions.
+    Args:
+        in_keys, out_keys: the entries, see `KeyedTransform`.
+        from_int: whether to divide by 255; None does so for whole numbers. Float images up to 255 need True.
+        unsqueeze: whether to give a single image a leading dimension of size 1.
+        dtype: the element type of the result; default torch's default type.
+        shape_tolerant: whether images without 1, 3 or 4 channels at the end are assumed to be `[..., C, H, W]` already.
+
+    Raises:
+        SchemaError: (a RuntimeError) there are fewer than three dimensions.
 
     >>> from tensordict import TensorDict
     >>> batch = TensorDict({"pixels": torch.full((2, 4, 5, 3), 255, dtype=torch.uint8)}, [2])
@@ -67,12 +71,19 @@ class ToTensorImage(KeyedTransform):
 
 
 class Resize(KeyedTransform):
-    """Scales images `[..., C, A, B]` to `[..., C, w, h]`, as TorchRL's transform of this name orders its arguments.
+    """Scales images `[..., C, A, B]` to `[..., C, w, h]`; the order of arguments is TorchRL's. torchvision is not
+    needed.
 
-    `w` may be a pair, and without `h` images become square. `interpolation` is `bilinear`, `bicubic` (both smoothed
-    where images shrink), `nearest`, `nearest-exact` or `area`. Whole numbers are rounded, and kept within their type.
-    Torch does the work; torchvision is not needed. UsageError (a ValueError) for sizes and names that are none,
-    SchemaError (a RuntimeError) for values of less than three dimensions.
+    Args:
+        w: the first size, or a pair of both.
+        h: the second size; default the same as `w`.
+        interpolation: `"bilinear"`, `"bicubic"` (both smooth when shrinking), `"nearest"`, `"nearest-exact"` or
+            `"area"`. Whole numbers are rounded, and stay within their type.
+        in_keys, out_keys: the entries, see `KeyedTransform`.
+
+    Raises:
+        UsageError: (a ValueError) a size or the interpolation is invalid.
+        SchemaError: (a RuntimeError) there are fewer than three dimensions.
     """
 
     def __init__(
@@ -113,16 +124,20 @@ class Resize(KeyedTransform):
 
 
 class Normalize(KeyedTransform):
-    """Takes `loc` off entries and divides them by `scale`: to mean 0 and deviation 1, if that is what these are.
+    """Subtracts `loc` from entries and divides them by `scale`, at the root and under `next`.
 
-    `loc` and `scale` are numbers, or tensors that expand to one row of the entry. Dimensions whose scale is 0, which
-    never varied, are moved and not divided. The same goes for `next`. `clip` then keeps values within so much of 0.
-    Numbers are computed in float64 and rounded once, as by `rbtool preprocess --normalize`. The type stays; entries of
-    whole numbers become torch's default type of floats. `inverse` undoes it for a value,
-    such as an action that a policy gave.
+    Computed in float64 and rounded once, as by `rbtool preprocess --normalize`. The type stays; whole numbers become
+    torch's default float type. `inverse` undoes it for a value, such as an action from a policy.
 
-    UsageError (a ValueError) for a scale that is negative, or a loc or scale that is not finite; SchemaError (a
-    RuntimeError) for a row that they do not fit.
+    Args:
+        in_keys, out_keys: the entries, see `KeyedTransform`.
+        loc, scale: numbers, or tensors that expand to one row of the entry. Dimensions with scale 0, which never
+            varied, are shifted but not divided.
+        clip: then limits values to at most this distance from 0.
+
+    Raises:
+        UsageError: (a ValueError) a scale is negative, or a loc or scale is not finite.
+        SchemaError: (a RuntimeError) they do not fit a row of the entry.
 
     >>> from tensordict import TensorDict
     >>> transform = Normalize("observation", loc=torch.tensor([1.0, 5.0]), scale=torch.tensor([2.0, 0.0]))
@@ -173,14 +188,14 @@ class Normalize(KeyedTransform):
         return value if self.clip is None else value.clamp(-self.clip, self.clip)
 
     def inverse(self, value: torch.Tensor) -> torch.Tensor:
-        """Bring normalized values back to their own scale; what was clipped stays so."""
+        """Restore the original scale of normalised values; clipped values stay clipped."""
         wide = in_double(value)
         loc, divisor = (part.to(wide.device, wide.dtype) for part in (self.loc, self._divisor))
         return (wide * divisor + loc).to(value.dtype if value.is_floating_point() else torch.get_default_dtype())
 
 
 def channels_first(batch: TensorDictBase) -> TensorDictBase:
-    """Return a batch whose images, uint8 or uint16 `[..., height, width, channels]`, have their channels first."""
+    """Return a batch in which images, uint8 or uint16 `[..., height, width, channels]`, have their channels first."""
     dimensions = len(batch.batch_size) + _IMAGE_DIMENSIONS
     for key, value in list(batch.items(True, True)):
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.uint8, torch.uint16):
@@ -194,11 +209,17 @@ _LENGTH = "_length"
 
 
 class DecodeText(Transform):
-    """Replaces text, stored as uint8 `[..., L]` in UTF-8 with its length in bytes, int32 `[...]`, by strings.
+    """Replaces texts, stored as UTF-8 bytes (uint8 `[..., L]`) with their lengths in bytes (int32 `[...]`), by strings.
 
-    Each of `in_keys` becomes non-tensor data of the batch's shape, and `<key>_length` goes; `next` likewise. Without
-    `in_keys` every entry that is stored this way is decoded. MissingKeyError (a KeyError) for one that is not there,
-    SchemaError (a RuntimeError) for one that is not stored so, CorruptDataError for bytes that are no UTF-8.
+    An entry becomes non-tensor data in the batch's shape, and `<key>_length` is removed; likewise under `next`.
+
+    Args:
+        in_keys: the entries; default all entries stored in this way.
+
+    Raises:
+        MissingKeyError: (a KeyError) an entry does not exist.
+        SchemaError: (a RuntimeError) an entry is not stored in this way.
+        CorruptDataError: the bytes are not UTF-8.
     """
 
     follows_next = True

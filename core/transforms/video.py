@@ -25,16 +25,21 @@ _MOST_THREADS = 8
 
 
 class DecodeVideo(Transform):
-    """Replaces references to frames of the videos that the dataset at `path` keeps: `("video", *key)` becomes `key`.
+    """Replaces references to frames of videos by the frames: `("video", *key)` becomes `key`.
 
-    `in_keys` are the keys of references, at the root and under `next`, int64 `[*batch, 2]`: the id of a file and the
-    number of a frame. Absent ones are passed over. Frames are uint8 `[*batch, height, width, 3]`, with `channels_first`
-    `[*batch, 3, height, width]`. A reference to the id 0 is padding and becomes zeros. The frames are exactly those
-    that decoding each video from its start gives. Files are decoded by several threads, and a few stay open in each
-    process.
+    A reference with id 0 is padding and becomes zeros. Frames are exactly those that decoding each video from its start
+    gives. Files are decoded by several threads, and a few stay open in each process.
 
-    CorruptDataError for a video that is missing or damaged, SchemaError (a RuntimeError) for references that are none,
-    UsageError where PyAV is not installed.
+    Args:
+        path: the dataset that keeps the videos.
+        in_keys: the references, at the root and under `next`, int64 `[*batch, 2]`: id of a file, number of a frame.
+            Missing ones are skipped.
+        channels_first: whether frames are uint8 `[*batch, 3, height, width]` instead of `[*batch, height, width, 3]`.
+
+    Raises:
+        CorruptDataError: a video is missing or damaged.
+        SchemaError: (a RuntimeError) a reference is invalid.
+        UsageError: PyAV is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], in_keys: Any, *, channels_first: bool = False) -> None:
@@ -63,7 +68,7 @@ class DecodeVideo(Transform):
         return found
 
     def _decoded(self, references: Mapping[KeyPath, NDArray[np.int64]]) -> dict[KeyPath, NDArray[np.uint8]]:
-        """Decode the frames of all keys, each file once for all that refer to it."""
+        """Decode the frames for all keys, each file once."""
         found: dict[KeyPath, NDArray[np.uint8]] = {}
         jobs: dict[int, list[tuple[KeyPath, NDArray[np.int64]]]] = {}
         for key, rows in references.items():

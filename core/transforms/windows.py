@@ -1,4 +1,4 @@
-"""Transforms along the time of a batch: random windows, and what follows each step."""
+"""Transforms along the time of a batch: random windows, and the successor of each step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ _STEP_COUNT = ("step_count",)
 
 
 class RandomCropTensorDict(Transform):
-    """Cuts a window of `sub_seq_len` steps out of every row of a batch, each start as likely as any other.
+    """Cuts a window of `sub_seq_len` steps out of every row of a batch; all starts are equally likely.
 
-    `sample_dim` is the dimension of time, counted from the end. `mask_key` names a bool entry of the batch's shape:
-    windows then lie within the steps that it marks as real, which come first. The whole length may be asked for, and
-    the last start comes like the others. SchemaError (a RuntimeError) for rows that are shorter than the window,
-    MissingKeyError (a KeyError) for a mask that is not there, UsageError (a ValueError) for a window of no steps.
+    Args:
+        sub_seq_len: the steps of a window, up to the length of a row.
+        sample_dim: the dimension of time, counted from the end.
+        mask_key: a bool entry in the batch's shape that marks the real steps, which come first; windows lie within
+            them.
+
+    Raises:
+        SchemaError: (a RuntimeError) a row is shorter than the window.
+        MissingKeyError: (a KeyError) the mask does not exist.
+        UsageError: (a ValueError) the window has no steps.
 
     >>> from tensordict import TensorDict
     >>> batch = TensorDict({"step": torch.arange(8).expand(3, 8)}, [3, 8])
@@ -34,9 +40,7 @@ class RandomCropTensorDict(Transform):
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None) -> None:
         super().__init__()
         if sample_dim >= 0:
-            warn_caller(
-                f"sample_dim is {sample_dim}: a dimension counted from the end stays right for batches of any shape"
-            )
+            warn_caller(f"sample_dim is {sample_dim}: counting dimensions from the end works for batches of any shape")
         self.sub_seq_len = require_count("sub_seq_len", sub_seq_len, "steps")
         self.sample_dim = sample_dim
         self.mask_key = None if mask_key is None else as_key(mask_key)
@@ -45,7 +49,7 @@ class RandomCropTensorDict(Transform):
         batch = require_tensordict(data, self)
         shape = batch.batch_size
         if not -len(shape) <= self.sample_dim < len(shape):
-            raise SchemaError(f"dimension {self.sample_dim} is to be cut, the batch has the shape {list(shape)}")
+            raise SchemaError(f"dimension {self.sample_dim} cannot be cut: the batch has the shape {list(shape)}")
         dim = self.sample_dim % len(shape)
         legal = self._lengths(batch, dim) - self.sub_seq_len + 1
         if legal.numel() and int(legal.min()) < 1:
@@ -58,7 +62,7 @@ class RandomCropTensorDict(Transform):
         return batch.gather(dim, starts + steps)
 
     def _lengths(self, batch: TensorDictBase, dim: int) -> torch.Tensor:
-        """Count the real steps of every row."""
+        """Return the number of real steps of every row."""
         others = [size for number, size in enumerate(batch.batch_size) if number != dim]
         if self.mask_key is None:
             return torch.full(others, batch.batch_size[dim], device=batch.device)
@@ -66,7 +70,7 @@ class RandomCropTensorDict(Transform):
         if mask is None:
             raise not_there(self.mask_key, batch)
         if mask.shape[: batch.ndim] != batch.batch_size or mask.numel() != batch.batch_size.numel():
-            raise SchemaError(f"the mask is {list(mask.shape)}, expected {list(batch.batch_size)}")
+            raise SchemaError(f"the mask has the shape {list(mask.shape)}, expected {list(batch.batch_size)}")
         real: torch.Tensor = mask.reshape(batch.batch_size)
         return real.sum(dim)
 
@@ -75,22 +79,29 @@ class RandomCropTensorDict(Transform):
 
 
 class FillError(SchemaError, TypeError):
-    """A value to fill in is none of the type of its entry."""
+    """A fill value does not fit the type of its entry."""
 
 
 class NextStateReconstructor(Transform):
-    """Sets `("next", key)` of every step to `key` of the step behind it, for data stored without its next entries.
+    """Sets `("next", key)` of every step to `key` of the following step, for data stored without next entries.
 
-    The steps follow one another along the last dimension of the batch, as slices have them. Where the following one
-    does not continue a step, the entry is `fill_value`: at the end of the batch and of a trajectory, where ids
-    (`traj_key`; by default `("collector", "traj_ids")`, else `"episode"`) differ, where `done_key` is set, and where
-    `step_count_key` or the stored `"index"` does not increase by one. Whatever of these is not in the batch is not
-    compared, except that MissingKeyError (a KeyError) is raised for one that was named, and for an entry of `keys`.
-    Without `strict` what was named and is not there is not compared either, and a batch that nothing separates is one
-    trajectory.
+    Steps follow one another along the last dimension of the batch, as in slices. Where a step is not continued, the
+    entry is `fill_value`: at the end of the batch, and where ids differ, a done flag is set, or `step_count_key` or the
+    stored `"index"` does not increase by one. Default entries that are not in the batch are not compared.
 
-    SchemaError (a RuntimeError) if no entry separates trajectories, FillError (a TypeError, too) for a `fill_value`
-    that the type of an entry cannot hold, as no whole number is NaN.
+    Args:
+        keys: the entries.
+        traj_key: the entry with ids; default `("collector", "traj_ids")` or `"episode"`.
+        done_key: a flag that ends trajectories.
+        step_count_key: an entry that counts steps.
+        fill_value: the value where there is no successor.
+        strict: False ignores a named `traj_key` that does not exist, and treats a batch without separators as one
+            trajectory.
+
+    Raises:
+        MissingKeyError: (a KeyError) one of `keys`, or an entry passed by name, does not exist.
+        SchemaError: (a RuntimeError) no entry separates trajectories.
+        FillError: (also a TypeError) the type of an entry cannot hold `fill_value`, for example NaN in whole numbers.
     """
 
     def __init__(
@@ -123,7 +134,7 @@ class NextStateReconstructor(Transform):
         return batch
 
     def _follows(self, batch: TensorDictBase) -> torch.Tensor:
-        """Return for each step but the last whether the next one continues it; bool `[..., T - 1]`."""
+        """Return, for each step but the last, whether the next one continues it; bool `[..., T - 1]`."""
         shape = batch.batch_size
         found = []
         if self.strict:
@@ -162,7 +173,7 @@ class NextStateReconstructor(Transform):
     def _shifted(self, batch: TensorDictBase, key: Path, follows: torch.Tensor) -> torch.Tensor:
         value = batch.get(key, None)
         if value is None:
-            raise not_there(key, batch, ", so there is nothing to rebuild its next from")
+            raise not_there(key, batch, ", so its next entry cannot be rebuilt")
         time = batch.ndim - 1
         fill = _filling(value, self.fill_value, key)
         rest = value.narrow(time, 1, value.shape[time] - 1)
@@ -173,5 +184,7 @@ class NextStateReconstructor(Transform):
 
 def _filling(value: torch.Tensor, fill_value: float, key: Path) -> torch.Tensor:
     if not (value.is_floating_point() or value.is_complex() or float(fill_value).is_integer()):
-        raise FillError(f"{'.'.join(key)} is {value.dtype}, which cannot hold {fill_value}", hint="name a fill_value")
+        raise FillError(
+            f"{'.'.join(key)} is {value.dtype}, which cannot hold {fill_value}", hint="pass another fill_value"
+        )
     return torch.as_tensor(fill_value, device=value.device).to(value.dtype)

@@ -1,1 +1,1 @@
-"""Where new rows go."""
+"""Writers: at which rows of a storage new elements are written."""

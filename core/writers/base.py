@@ -1,7 +1,7 @@
-"""The contract of writers: where new rows go, and what a batch is.
+"""The contract of writers, which choose the rows of new elements, and what counts as a batch.
 
-A tensor, a tensordict and a tensorclass are batches along dimension 0; a list is a sequence of elements, and so is an
-array, a range or a set; a tuple and a dict are nests whose leaves share dimension 0.
+A tensor, a tensordict and a tensorclass are batches along dimension 0; a list, an array, a range and a set are
+sequences of elements; a tuple and a dict are nests whose leaves share dimension 0.
 """
 
 from __future__ import annotations
@@ -37,32 +37,36 @@ _FINAL = {
 class Writer(ABC):
     """Puts new elements into a storage and counts them.
 
-    A writer implements `place(data, count, capacity)`, which returns the rows of a batch. One with a state of its own
-    also implements `save_state`, `load_state` and `reset`. All other methods have a default:
+    A subclass implements `place(data, count, capacity)`, which returns the rows of a batch. If it has state, it also
+    implements `save_state`, `load_state` and `reset`. All other methods have defaults:
 
-    - `place_one(data, capacity)`: the row of a single element, where that is faster than a batch of one;
+    - `place_one(data, capacity)`: the row of a single element, if that is faster than a batch of one;
     - `prepare(data, rows)`: what is stored of the data;
-    - `on_written(rows, capacity)`, `on_refused()`: called when the storage has taken or refused the data;
-    - `check_storage(storage)`, `on_register(storage)`: a storage that is refused, or written to from now on;
-    - `on_rotate(row)`: the rows were rotated, so that `row` is row 0;
+    - `on_written(rows, capacity)`, `on_refused()`: the storage has taken, or refused, the data;
+    - `check_storage(storage)`, `on_register(storage)`: whether a storage is refused; it is written to from now on;
+    - `on_rotate(row)`: rows were rotated, so that `row` is now row 0;
     - `write_state(folder, state)`, `read_state(folder)`: for a file format of its own.
 
-    `keeps_order = False` declares that rows are not written round a ring: slice samplers refuse such a writer.
-    `generator` is the source of random numbers, None for torch's own. `storage`, `cursor` and `write_count` can be
-    read anywhere; `on_written` and `reset` may set the counters.
+    `keeps_order = False` declares that rows are not written around a ring; slice samplers refuse such a writer.
+    `storage`, `cursor` and `write_count` can be read anywhere; `on_written` and `reset` may set the counters.
 
-    The methods that buffers call (`add`, `extend`, `register_storage`, `state_dict`, `load_state_dict`, `dumps`,
-    `loads`, `empty`) do the book-keeping. A write has four steps: everything is checked; the storage takes the data,
-    whole or not at all; cursor and count are updated; the buffers attached to the storage are notified of the new
-    elements. So a write that fails changes nothing. The caller's data is never changed. Writers hold no locks: buffers
-    do.
+    Buffers call `add`, `extend`, `register_storage`, `state_dict`, `load_state_dict`, `dumps`, `loads` and `empty`. A
+    write has four steps: check everything; let the storage take all of the data or nothing; update cursor and count;
+    notify the buffers attached to the storage. A write that fails therefore changes nothing. The caller's data is never
+    changed. Writers hold no locks; buffers do.
 
-    Writers for TorchRL override those methods, which is supported: buffers call the override; `add` and `extend` check
-    the storage and the batch before it, and notify attached buffers after it unless it has done so. Methods that
-    TorchRL does not have cannot be overridden: FinalMethodError (a TypeError) names the method to implement.
+    Writers for TorchRL override the latter methods. This works: buffers call the override; `add` and `extend` check
+    storage and batch before it, and notify attached buffers after it, unless it has done so. Methods that TorchRL does
+    not have must not be overridden: FinalMethodError (a TypeError) says which method to implement instead.
 
-    Cursor and count are 64-bit numbers in shared memory, so that forked and spawned children continue the same ring;
-    with `compilable` they are local to the process. Ideas and names are those of TorchRL's writers.
+    Args:
+        compilable: whether cursor and count are numbers of this process only. Otherwise they are 64-bit numbers in
+            shared memory, so that forked and spawned children continue the same ring.
+
+    Attributes:
+        generator: the source of random numbers, set by the buffer; None for torch's own.
+
+    Names and behaviour follow TorchRL's writers.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -81,16 +85,16 @@ class Writer(ABC):
     """
 
     keeps_order: ClassVar[bool] = True
-    """Whether rows are in the order of time, round a ring, and `cursor` is the next row."""
+    """Whether rows are written around a ring in the order of time, and `cursor` is the next row."""
 
     writes: ClassVar[bool] = True
-    """Whether anything can be written; if not, there is no state."""
+    """Whether anything can be written; if not, the writer has no state."""
 
     tracks_generations = False
     """Whether this writer counts how often each row is overwritten."""
 
     generator: torch.Generator | None = None
-    """Where random numbers come from; None is torch's own generator. A buffer sets it; it is not pickled."""
+    """Source of random numbers, set by the buffer; None for torch's own generator. It is not pickled."""
 
     _informed = False
 
@@ -115,21 +119,27 @@ class Writer(ABC):
 
     @abstractmethod
     def place(self, data: Any, count: int, capacity: int) -> torch.Tensor | range:
-        """Return the rows of a batch of `count` elements; `on_refused` undoes the changes that this makes.
+        """Choose the rows of a batch; `on_refused` has to undo any change that this makes.
 
-        Rows are int64 `[count]`, below `capacity`, and -1 for each element that is not kept; of a row that is given
-        twice the last element stays. A `range` means consecutive rows, modulo the capacity. New rows are the next ones
-        behind those of the storage.
+        Args:
+            data: the batch.
+            count: its number of elements.
+            capacity: the capacity of the storage in rows.
+
+        Returns:
+            Rows below `capacity`, int64 `[count]`, with -1 for elements that are not kept; or a `range`, which means
+            consecutive rows modulo the capacity. If a row occurs twice, the last element stays. New rows directly
+            follow the last valid row of the storage.
         """
 
     def place_one(self, data: Any, capacity: int) -> int | None:
-        """Return the row of an element; None for one that is not kept."""
+        """Return the row of a single element; None if it is not kept."""
         rows = self.place(as_batch(data), 1, capacity)
         row = rows.start % capacity if isinstance(rows, range) else int(rows[0])
         return None if row < 0 else row
 
     def prepare(self, data: Any, rows: int | range | torch.Tensor) -> Any:
-        """Return the data to store at these rows, without changing the caller's containers."""
+        """Return the data to be stored at these rows, without changing the caller's containers."""
         return data
 
     def on_written(self, rows: int | range | torch.Tensor, capacity: int) -> None:
@@ -138,22 +148,22 @@ class Writer(ABC):
         self.cursor = (last + 1) % capacity
 
     def on_refused(self) -> None:
-        """Undo the changes of `place`: the storage has refused the data."""
+        """Undo the changes of `place`, because the storage has refused the data."""
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise UsageError, with nothing changed, for a storage that this cannot write to."""
+        """Raise UsageError, with nothing changed, for a storage that this writer cannot write to."""
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Prepare to write to a storage, after another one or as the first."""
+        """Prepare to write to a storage; `previous` is the storage before, if any."""
 
     def on_rotate(self, row: int) -> None:
         """Called after a full ring was loaded into a larger storage, where `row` became row 0."""
 
     def reset(self) -> None:
-        """Forget all elements: the storage is empty, or holds others."""
+        """Forget all elements, because the storage is empty or holds others."""
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state except cursor and count: tensors, numbers, bools and None by name."""
+        """Return the state except cursor and count: tensors, numbers, bools and None, by name."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -163,20 +173,25 @@ class Writer(ABC):
         """
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write a state into a folder, which is made if it is missing."""
+        """Write a state to a folder, which is created if necessary."""
         write_state(folder, state)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read what `write_state` wrote; DatasetNotFoundError if there is none, FormatError for an invalid one."""
+        """Read what `write_state` wrote; DatasetNotFoundError if there is no state, FormatError if it is invalid."""
         return read_state(folder)
 
     # Writing ----------------------------------------------------------------------------------------
 
     @final
     def add(self, data: Any) -> Any:
-        """Write one element; return its index, an int, or int64 `[k, ndim]` where the storage has several dimensions.
+        """Write one element.
 
-        None for one that is not kept. SchemaError (a RuntimeError), with nothing changed, for data that does not fit.
+        Returns:
+            Its index: an int, or int64 `[k, ndim]` for a storage of several dimensions; None if the element is not
+            kept.
+
+        Raises:
+            SchemaError: (a RuntimeError) the data does not fit the storage. Nothing is changed.
         """
         storage = self._writable()
         capacity = capacity_rows(storage.max_size, storage.ndim, data)
@@ -193,9 +208,14 @@ class Writer(ABC):
 
     @final
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch; return the indices of its elements, int64 `[n]`, or `[n * k, ndim]` of several dimensions.
+        """Write a batch.
 
-        -1 for an element that is not kept. SchemaError as for `add`, and for data that is no batch.
+        Returns:
+            The indices of its elements, int64 `[n]`, or `[n * k, ndim]` for a storage of several dimensions; -1 for
+            elements that are not kept.
+
+        Raises:
+            SchemaError: (a RuntimeError) the data does not fit the storage, or is not a batch. Nothing is changed.
         """
         storage = self._writable()
         count = batch_length(data)
@@ -206,9 +226,11 @@ class Writer(ABC):
         if not isinstance(rows, range):
             return self._extend_at(rows, data, count, capacity)
         index = row_numbers(rows)
-        where: Any = rows  # storages copy a range at once, and scatter row numbers
+        where: Any = rows  # storages copy a range in one piece, but have to scatter row numbers
         if rows.stop > capacity:
-            where = index.remainder_(capacity).clone()  # the storage keeps it; of rows given twice the last data stay
+            where = index.remainder_(
+                capacity
+            ).clone()  # the storage keeps this tensor; for repeated rows the last data counts
         if len(rows) != count:
             _refuse_rows(self, index, count)
         try:
@@ -220,10 +242,10 @@ class Writer(ABC):
         return self._written(index, count)  # type: ignore[no-any-return]
 
     def _extend_at(self, index: torch.Tensor, data: Any, count: int, capacity: int) -> torch.Tensor:
-        """Write a batch at the rows that `place` returned; without `keeps_order`, in ascending order."""
+        """Write a batch at the rows that `place` returned; in ascending order unless the writer `keeps_order`."""
         if index.dtype != torch.int64 or index.shape != (count,):
             _refuse_rows(self, index, count)
-        numbers = index.numpy(force=True)  # of few rows, numpy chooses and sorts in a third of the time
+        numbers = index.numpy(force=True)  # for few rows, NumPy is three times as fast
         lowest, highest = int(numbers.min()), int(numbers.max())
         if lowest < -1 or highest >= capacity:
             _refuse_rows(self, index, count)
@@ -265,7 +287,7 @@ class Writer(ABC):
 
     @final
     def register_storage(self, storage: Storage) -> None:
-        """Write into this storage from now on: behind its rows, or at the cursor of a state that was loaded before."""
+        """Write to this storage from now on: behind its rows, or at the cursor of a state loaded before."""
         if storage is self._storage:
             return
         self.check_storage(storage)
@@ -279,13 +301,13 @@ class Writer(ABC):
 
     @final
     def sync_cursor(self) -> None:
-        """Set the next row of the ring in the log of the storage."""
+        """Tell the storage's log which row of the ring is written next."""
         if self.keeps_order and self.writes and self._storage is not None and (rows := rows_in(self._storage)):
             self._storage.log.go_on_at(self.cursor % rows)
 
     @final
     def resume_after(self) -> None:
-        """Set cursor and count by the rows of the storage, after a load without the state of a writer."""
+        """Derive cursor and count from the rows of the storage, after a load without a writer's state."""
         if not self.writes:
             return
         storage = self.storage
@@ -296,27 +318,31 @@ class Writer(ABC):
 
     @final
     def rotate(self, row: int) -> None:
-        """Write next behind a full ring that was loaded into a larger storage, where `row` became row 0."""
+        """Continue behind a full ring that was loaded into a larger storage, where `row` became row 0."""
         self.cursor = self.storage.shape[0]
         self.on_rotate(row)
 
     @final
     def empty(self, empty_write_count: bool = True) -> None:
-        """Start again at the first row; with `empty_write_count`, count from 0."""
+        """Start again at the first row.
+
+        Args:
+            empty_write_count: whether to count from 0 again.
+        """
         self._empty(empty_write_count)
 
     # Cursor and counts ------------------------------------------------------------------------------
 
     @property
     def storage(self) -> Storage:
-        """The storage that is written to; UsageError where none is registered."""
+        """The storage that is written to; UsageError if none is registered."""
         if self._storage is None:
             raise UsageError(f"this {type(self).__name__} has no storage to write to", hint="call register_storage()")
         return self._storage
 
     @property
     def cursor(self) -> int:
-        """The row that is written next."""
+        """The row to be written next."""
         return self._cursor_counter.value
 
     @cursor.setter
@@ -325,7 +351,7 @@ class Writer(ABC):
 
     @property
     def write_count(self) -> int:
-        """How many elements were written in all, along dimension 0."""
+        """How many elements were written in total, along dimension 0."""
         return self._write_counter.value
 
     @write_count.setter
@@ -334,15 +360,19 @@ class Writer(ABC):
 
     @property
     def counters(self) -> list[Counter]:
-        """The numbers that every write changes, in memory that processes share."""
+        """The counters that every write changes, in shared memory."""
         return [self._cursor_counter, self._write_counter]
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """Return the generation of the row of each element at `index`, int64 of as many elements.
+        """Return the generation of each element's row, int64.
 
-        `index` is an int, row numbers of any shape, or for a storage of several dimensions coordinates `[..., ndim]`
-        or a tuple of one tensor a dimension. -1 for rows that were never written or do not exist, and for all rows if
-        generations are not tracked.
+        Args:
+            index: an int, row numbers of any shape, or for a storage of several dimensions coordinates `[..., ndim]` or
+                a tuple with one tensor for each dimension.
+
+        Returns:
+            As many numbers as elements; -1 for rows that were never written or do not exist, and for all rows if
+            generations are not tracked.
         """
         rows = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
         if not isinstance(index, tuple) and self._storage is not None and self._storage.ndim > 1 and rows.dim() > 1:
@@ -352,34 +382,34 @@ class Writer(ABC):
 
     @property
     def _generations(self) -> Generations | None:
-        """The generations of the storage's rows, which all writers of the storage share."""
+        """The generations of the storage's rows, which all of its writers share."""
         return None if self._storage is None else self._storage.generations
 
     def _count_generations(self, index: Any) -> None:
-        """Count a write to each row of an index, if the storage has generations; skips negative numbers."""
+        """Count a write to each row of an index, if the storage has generations; negative numbers are skipped."""
         if (generations := self._generations) is not None:
             rows = torch.as_tensor(index)
-            if rows.dim() > 1:  # coordinates of all elements of the rows
+            if rows.dim() > 1:  # coordinates of all elements in the rows
                 rows = rows[:: self.storage.shape[1:].numel(), 0]
             generations.count(rows[rows >= 0].reshape(-1))
 
     @final
     def unshare(self) -> None:
-        """Stop sharing cursor and counts with other processes: the rows of this process are a copy."""
+        """Stop sharing cursor and counts with other processes, because this process has a private copy of the rows."""
         self._cursor_counter, self._write_counter = Counter(self.cursor), Counter(self.write_count)
 
     # State ------------------------------------------------------------------------------------------
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return `_cursor`, `_write_count` and the entries of `save_state`; empty if nothing can be written."""
+        """Return `_cursor`, `_write_count` and the entries of `save_state`; empty for a writer that cannot write."""
         if not self.writes:
             return {}
         return {"_cursor": self.cursor, "_write_count": self.write_count} | self.save_state()
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state; SchemaError, with nothing changed, for that of another kind of writer."""
+        """Load a state; SchemaError, with nothing changed, for another kind of writer's state."""
         if not self.writes:
             if state_dict:
                 raise SchemaError(f"{type(self).__name__} has no state, found {', '.join(map(str, state_dict))}")
@@ -395,15 +425,17 @@ class Writer(ABC):
 
     @final
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into the folder `path`, which is made if it is missing."""
+        """Write the state to the folder `path`, which is created if necessary."""
         if state := self.state_dict():
             self.write_state(Path(path), state)
 
     @final
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Load the state in the folder `path`, or change nothing.
+        """Load the state in the folder `path`. If this fails, nothing is changed.
 
-        DatasetNotFoundError if there is none, FormatError and CorruptDataError for an invalid one.
+        Raises:
+            DatasetNotFoundError: there is no state.
+            FormatError: the state is invalid; CorruptDataError if a file is damaged.
         """
         if self.writes:
             self.load_state_dict(self.read_state(Path(path)))
@@ -412,7 +444,7 @@ class Writer(ABC):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         if not self.writes:
-            self._writable()  # which refuses
+            self._writable()  # raises the error
         self.cursor = 0
         if empty_write_count:
             self.write_count = 0
@@ -421,12 +453,14 @@ class Writer(ABC):
         self.reset()
 
     def _mark_update(self, index: Any) -> None:
-        """Notify the buffers attached to the storage of new elements."""
+        """Notify the buffers attached to the storage about new elements."""
         self._informed = True
         self.storage.notify(index)
 
     def _replicate_index(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the elements of rows `[n]`: the rows, or `[n * k, ndim]` for a storage of several dimensions."""
+        """Return the elements of rows `[n]`: the rows themselves, or `[n * k, ndim]` for a storage of several
+        dimensions.
+        """
         storage = self.storage
         if storage.ndim == 1:
             return index
@@ -461,7 +495,7 @@ class Writer(ABC):
         self.generator = generator
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generator, which torch cannot pickle."""
+        """Leave out the generator, which cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "generator"}
 
     def __repr__(self) -> str:
@@ -470,13 +504,14 @@ class Writer(ABC):
 
 def _refuse_rows(writer: Writer, index: torch.Tensor, count: int) -> None:
     raise SchemaError(
-        f"place() of a {type(writer).__name__} named the rows {index.tolist()[:8]} of type {index.dtype} for {count} "
-        "elements, expected a row of the storage or -1 for each, int64"
+        f"place() of a {type(writer).__name__} returned the rows {index.tolist()[:8]} of type {index.dtype} for "
+        f"{count} "
+        "elements, expected int64 with a row of the storage, or -1, for each"
     )
 
 
 def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[..., Any]:
-    """Add to an override of `Writer.add` or `Writer.extend` the checks before it, and the notification after it."""
+    """Add the checks before, and the notification after, an override of `Writer.add` or `Writer.extend`."""
 
     @functools.wraps(method)
     def write(self: Writer, data: Any, *more: Any, **options: Any) -> Any:
@@ -494,7 +529,7 @@ def _with_book_keeping(method: Callable[..., Any], *, batch: bool) -> Callable[.
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses every write, and emptying: SchemaError (a RuntimeError), with nothing changed. It has no state.
+    """Refuses every write, and emptying, with a SchemaError (a RuntimeError); nothing is changed. It has no state.
 
     >>> ImmutableDatasetWriter().add(0)
     Traceback (most recent call last):
@@ -506,7 +541,7 @@ class ImmutableDatasetWriter(Writer):
     writes: ClassVar[bool] = False
 
     def place(self, data: Any, count: int, capacity: int) -> NoReturn:
-        """Never called: nothing can be written."""
+        """Never called, as nothing can be written."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -514,18 +549,20 @@ class ImmutableDatasetWriter(Writer):
 
 
 class EmptyBatchError(SchemaError, IndexError):
-    """A batch without elements was to be written."""
+    """A batch to be written has no elements."""
 
 
 class NotABatchError(SchemaError, TypeError):
-    """Data without a dimension of elements was to be written as a batch."""
+    """Data to be written as a batch has no dimension of elements."""
 
 
 def batch_length(data: Any) -> int:
-    """Count the elements of a batch.
+    """Return the number of elements of a batch.
 
-    NotABatchError (a TypeError) for data without a dimension of elements, EmptyBatchError (an IndexError) for 0
-    elements, and SchemaError, their base, for leaves of different lengths.
+    Raises:
+        NotABatchError: (a TypeError) the data has no dimension of elements.
+        EmptyBatchError: (an IndexError) there are no elements.
+        SchemaError: (their base) leaves have different lengths.
     """
     if type(data) is TensorDict or isinstance(data, torch.Tensor) or is_tensor_collection(data):
         count = _leading(data, "the data")
@@ -544,7 +581,7 @@ def _leading(data: Any, name: str) -> int:
     shape = data.shape if isinstance(data, torch.Tensor) else data.batch_size
     if not shape:
         raise NotABatchError(
-            f"{name} has no dimension to count elements along, expected a batch", hint="write one element with add()"
+            f"{name} has no dimensions, expected a batch of elements", hint="write one element with add()"
         )
     return int(shape[0])
 
@@ -563,7 +600,7 @@ def _length_of_leaf(leaf: Any, path: tuple[str, ...]) -> int:
         return _leading(leaf, name)
     if hasattr(leaf, "__len__") and not isinstance(leaf, str | bytes):
         return len(leaf)
-    raise NotABatchError(f"{name} is a {type(leaf).__name__}, expected something with elements to count")
+    raise NotABatchError(f"{name} is a {type(leaf).__name__}, expected a batch of elements")
 
 
 def _leaves(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

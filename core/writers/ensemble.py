@@ -12,9 +12,9 @@ from .base import Writer
 
 
 class WriterEnsemble(Writer):
-    """The writers of an ensemble: `len` counts them, an index returns one or an ensemble of some.
+    """The writers of an ensemble; `len` is their number, and an index returns one writer, or an ensemble of some.
 
-    Writes raise EnsembleWriteError (a RuntimeError and a TypeError), with nothing changed. Names are those of TorchRL.
+    Writes raise EnsembleWriteError (a RuntimeError and a TypeError), with nothing changed. Names are TorchRL's.
 
     >>> from rbtool import RoundRobinWriter
     >>> writers = WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())
@@ -43,7 +43,7 @@ class WriterEnsemble(Writer):
         return len(self.members)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a member, or an ensemble of some."""
+        """Return a member, or an ensemble of some members."""
         chosen = chosen_members(index, len(self))
         if isinstance(chosen, int):
             return self.members[chosen]
@@ -52,15 +52,15 @@ class WriterEnsemble(Writer):
         return type(self)(*(self.members[member] for member in chosen))
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state of each member by its number, as text."""
+        """Return the state of each member under its number, as text."""
         return {str(number): member.state_dict() for number, member in enumerate(self.members)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing is changed if a member refuses its own, or for that of another number of members."""
+        """Load a state. If a member refuses its part, or the number of members differs, nothing is changed."""
         load_members(self.members, state)
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Write the state of each member into a folder of its number."""
+        """Write the state of each member to a folder with its number."""
         for number, member in enumerate(self.members):
             member.dumps(folder / str(number))
 

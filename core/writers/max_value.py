@@ -1,4 +1,4 @@
-"""The writer of the elements that rank highest."""
+"""A writer that keeps the elements with the highest rank."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ Number: TypeAlias = int | float
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The result of `Ranking.offer`: the element in each changed place, and what `take_back` needs to restore it."""
+    """The result of `Ranking.offer`: the element in each changed place, and what `take_back` needs to undo it."""
 
     places: dict[int, int]
     accepted: int
     displaced: dict[int, Number | None]
-    """The rank that each changed place had before, None for a free one."""
+    """The previous rank of each changed place; None if it was free."""
 
 
 class Ranking:
-    """A heap of the places 0 to n - 1 with the rank of the element in each, a Python number: int64 is kept exactly."""
+    """A heap of the places 0 to n - 1, with the rank of the element in each as a Python number, so that int64 stays
+    exact.
+    """
 
     def __init__(self, ranked: Iterable[tuple[Number, int]] = ()) -> None:
         self._heap = list(ranked)
@@ -44,17 +46,20 @@ class Ranking:
         return len(self._heap)
 
     def rejects(self, rank: Number, capacity: int) -> bool:
-        """Whether an element of this rank is rejected."""
+        """Whether an element of this rank would be rejected."""
         return len(self._heap) >= capacity and rank <= self._heap[0][0]
 
     def offer(self, ranks: NDArray[Any], capacity: int) -> Offer:
-        """Assign places to elements of `ranks` `[n]`, in order: a free one, else that of the lowest rank, if lower.
+        """Assign places to elements with these ranks, `[n]`, in order: a free place, or the place of the lowest rank if
+        lower.
 
-        Among equal ranks the lowest place is taken first.
+        Among equal ranks the lowest place is replaced first.
         """
         heap = self._heap
         positions: Sequence[int] = range(len(ranks))
-        if len(heap) >= capacity and len(ranks) > 1:  # the lowest rank only rises: most are rejected at once
+        if (
+            len(heap) >= capacity and len(ranks) > 1
+        ):  # the lowest rank can only rise, so most elements can be rejected at once
             candidates = (ranks > heap[0][0]).nonzero()[0]
             positions, ranks = candidates.tolist(), ranks[candidates]
         places: dict[int, int] = {}
@@ -90,16 +95,16 @@ class Ranking:
 
     @classmethod
     def of_state(cls, state: torch.Tensor) -> Ranking:
-        """Restore a ranking from its state; SchemaError for ranks that are nan, and for places with gaps."""
+        """Restore a ranking; SchemaError if a rank is nan, or places are not 0 to n - 1."""
         if state.dim() != 2 or state.shape[1] != 2:
             raise SchemaError(f"the ranking has the shape {list(state.shape)}, expected [n, 2]")
         ranks, slots = state[:, 0], state[:, 1]
         if not state.is_floating_point():
             ranks = ranks.long()
         elif bool(ranks.isnan().any()):
-            raise SchemaError("the ranking holds nan where a rank should be")
+            raise SchemaError("the ranking has a rank that is nan")
         if sorted(slots.tolist()) != list(range(len(slots))):
-            raise SchemaError(f"the ranking gives the places {slots.tolist()[:8]}, expected each from 0 on, once")
+            raise SchemaError(f"the ranking has the places {slots.tolist()[:8]}, expected each number from 0 on once")
         return cls(zip(ranks.tolist(), slots.long().tolist(), strict=True))
 
 
@@ -109,16 +114,22 @@ _TOP_VALUES = "current_top_values.memmap"
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the `max_size` elements of the highest rank; a new one replaces the lowest, if its rank is higher.
+    """Keeps the elements with the highest rank: a new element replaces the one with the lowest, if its own is higher.
 
-    The rank is the entry `rank_key` of a tensordict, by default `("next", "reward")`; several numbers of an element
-    are reduced to one by `reduction`: "sum", "mean", "median", "max" or "min". An element of equal rank is rejected,
-    and among equals the one in the lowest place is replaced first. Stored elements get their place as `"index"`,
-    except tensorclasses and in storages whose rows have none; the caller's tensordict is never changed.
+    An element of equal rank is rejected; among equal ones the lowest place is replaced first. Stored elements get their
+    place as `"index"`, except tensorclasses and in storages whose rows have no such entry; the caller's tensordict is
+    not changed. This writer cannot be shared between processes.
 
-    UsageError (a ValueError) for a storage of several dimensions or another reduction; MissingKeyError (a KeyError)
-    for data without the rank; SchemaError (a RuntimeError) for a rank of nan, for data that is no tensordict, and for
-    elements of more than one batch dimension. This writer cannot be shared between processes.
+    Args:
+        rank_key: the entry to rank by; default `("next", "reward")`.
+        reduction: how several numbers of an element become one: `"sum"`, `"mean"`, `"median"`, `"max"` or `"min"`.
+        compilable: see `Writer`.
+
+    Raises:
+        UsageError: (a ValueError) the reduction is unknown, or the storage has several dimensions.
+        MissingKeyError: (a KeyError) when written: the data does not have the entry.
+        SchemaError: (a RuntimeError) when written: a rank is nan, the data is not a tensordict, or elements have more
+            than one batch dimension.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -152,7 +163,7 @@ class TensorDictMaxValueWriter(Writer):
         """Refuse a storage of several dimensions."""
         if storage.ndim > 1:
             raise UsageError(
-                f"{type(self).__name__} ranks elements of one dimension, the storage has {storage.ndim}",
+                f"{type(self).__name__} needs a storage of one dimension, this one has {storage.ndim}",
                 hint="write whole trajectories, as elements of a storage with ndim=1",
             )
 
@@ -167,16 +178,16 @@ class TensorDictMaxValueWriter(Writer):
     # Writing ---------------------------------------------------------------------------------------
 
     def place(self, data: Any, count: int, capacity: int) -> torch.Tensor:
-        """Return the places of the elements, -1 for those that are rejected or replaced by a later one of the batch."""
+        """Return the places of the elements; -1 if they are rejected, or replaced by a later element of the batch."""
         self._prepare_ranking()
         offer = self._offer = self._ranking.offer(self._ranks(self._entry(data, batch=True), count), capacity)
-        index = np.full(count, -1, np.int64)  # numpy fills and scatters few numbers in a third of the time
+        index = np.full(count, -1, np.int64)  # for few numbers, NumPy is three times as fast
         if offer.places:
             index[list(offer.places.values())] = list(offer.places)
         return torch.from_numpy(index)
 
     def place_one(self, data: Any, capacity: int) -> int | None:
-        """Return the place of an element, None for a rejected one."""
+        """Return the place of an element; None if it is rejected."""
         self._prepare_ranking()
         entry = self._entry(data)
         if entry.numel() == 1 and self._ranking.rejects(entry.item(), capacity):
@@ -189,9 +200,9 @@ class TensorDictMaxValueWriter(Writer):
         return data if is_tensorclass(data) else self._labels.put(data, rows, self.storage)
 
     def on_written(self, rows: Any, capacity: int) -> None:
-        """Count the accepted elements, also those that a later one of the batch replaced."""
+        """Count the accepted elements, including those replaced by a later element of the batch."""
         offer, self._offer = self._offer, None
-        assert offer is not None  # place() made it
+        assert offer is not None  # `place` set it
         self.cursor = len(self._ranking) % capacity
         if replaced := offer.accepted - len(offer.places):
             self.write_count += replaced
@@ -209,33 +220,33 @@ class TensorDictMaxValueWriter(Writer):
         if self._unranked:
             if len(storage):
                 there = self._ranks(self._entry(storage.read_at(slice(None)), batch=True), len(storage))
-                self._ranking.offer(there, storage.max_size)  # each takes the place it has
+                self._ranking.offer(there, storage.max_size)  # each gets the place it already has
             self._unranked = False
 
     def _not_shared(self) -> SchemaError:
         return SchemaError(
-            f"a {type(self).__name__} cannot be shared between processes: each would rank for itself",
+            f"a {type(self).__name__} cannot be shared between processes: each would have a ranking of its own",
             hint="let one process write",
         )
 
     def _entry(self, data: Any, *, batch: bool = False) -> torch.Tensor:
         """Return the rank entry of an element or a batch."""
         if not is_tensor_collection(data):
-            raise SchemaError(f"{type(self).__name__} ranks tensordicts, found a {type(data).__name__}")
+            raise SchemaError(f"{type(self).__name__} needs tensordicts, found a {type(data).__name__}")
         if data.ndim > 1 + batch:
             raise SchemaError(
-                f"elements of at most 1 batch dimension are ranked, found the batch size {list(data.batch_size)}"
+                f"elements may have at most 1 batch dimension, found the batch size {list(data.batch_size)}"
             )
         found = data.get(self.rank_key, None)
         if not isinstance(found, torch.Tensor):
             names = ", ".join(map(str, data.keys(True, True))) or "nothing"
-            raise MissingKeyError(f"the data has no tensor {self.rank_key!r} to rank it by, only {names}")
+            raise MissingKeyError(f"the data has no tensor {self.rank_key!r} to rank by, only {names}")
         if not found.numel():
             raise SchemaError(f"{self.rank_key!r} has the shape {list(found.shape)}: there is nothing to rank by")
         return found
 
     def _ranks(self, entry: torch.Tensor, count: int) -> NDArray[Any]:
-        """Reduce an entry to one rank an element, float64 or int64 `[count]`; SchemaError for nan."""
+        """Reduce an entry to one rank for each element, float64 or int64 `[count]`; SchemaError for nan."""
         kind = torch.float64 if entry.is_floating_point() else torch.int64
         values = entry.detach().to("cpu", kind).reshape(count, -1)
         ranks = (values[:, 0] if values.shape[1] == 1 else _REDUCTIONS[self.reduction](values)).numpy()
@@ -252,18 +263,18 @@ class TensorDictMaxValueWriter(Writer):
     # State -----------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """Return `_rank_key` and `_top_values`: pairs of rank and place, `[n, 2]`."""
+        """Return `_rank_key`, and `_top_values`: pairs of rank and place, `[n, 2]`."""
         return {"_rank_key": self.rank_key, "_top_values": self._ranking.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a ranking and its rank key; SchemaError for the state of another kind of writer."""
+        """Load a ranking and its rank key; SchemaError for another kind of writer's state."""
         key, values = state.get("_rank_key"), state.get("_top_values")
         if key is None or not isinstance(values, torch.Tensor):
             raise SchemaError(f"expected a ranking in the state, found {', '.join(map(str, state))}")
         key, ranking = _key(key), Ranking.of_state(values)
         capacity = None if self._storage is None else self._storage.max_size
         if capacity is not None and len(ranking) > capacity:
-            raise SchemaError(f"{len(ranking)} elements are ranked in the state; this storage has room for {capacity}")
+            raise SchemaError(f"the state ranks {len(ranking)} elements, but this storage has room for {capacity}")
         self.cursor = len(ranking) % capacity if capacity else len(ranking)
         self.rank_key, self._ranking, self._unranked = key, ranking, False
 
@@ -280,10 +291,10 @@ class TensorDictMaxValueWriter(Writer):
         write_folder(folder, metadata, _TOP_VALUES, values)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read a state that `write_state`, or TorchRL, wrote."""
+        """Read a state written by `write_state` or by TorchRL."""
         metadata = read_metadata(folder)
         if "rank_key" not in metadata:
-            raise FormatError(f"{folder} holds no state of a {type(self).__name__}: it has no rank_key")
+            raise FormatError(f"{folder} does not hold the state of a {type(self).__name__}: there is no rank_key")
         state, values = counts_of(metadata, folder), torch.zeros(0, 2)
         if metadata.get("shape") != [0]:
             values = read_array(folder / _TOP_VALUES, metadata.get("dtype"), metadata.get("shape"))

@@ -1,4 +1,13 @@
-"""Writers of a ring: when the storage is full, the oldest rows are overwritten first."""
+"""Writers that fill a storage as a ring: once it is full, the oldest rows are overwritten.
+
+    capacity 4                   cursor    write_count      rows 0 1 2 3
+    extend 3 elements  a b c     3         3                     a b c _
+    extend 2 elements  d e       1         5                     e b c d       wraps: (3 + 2) % 4 = 1
+    extend 6 elements  f … k     3         11                    i j k h       only the last 4 are kept
+
+The row of an element is its number modulo the capacity, so a batch longer than the ring is written as if element by
+element, without copying what would be overwritten at once.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +30,16 @@ _GENERATIONS = "generation.memmap"
 
 
 class RoundRobinWriter(Writer):
-    """Writes one row after the other, and from the first again when the last is written.
+    """Writes row after row, and starts again at the first row when the last one is written.
 
-    Rows run along dimension 0 of the storage. Of a batch with more rows than the storage, the last ones are kept, at
-    the rows that they would have reached one by one; the index holds a row for each element of the batch. A new
-    writer of a storage that holds rows starts behind them.
+    Rows are counted along dimension 0 of the storage. If a batch has more rows than the storage, only the last ones are
+    written, at the rows that they would have reached one by one; the returned index has a row for each element. A new
+    writer for a storage that already holds rows starts behind them.
 
-    With `track_generations` each row has a generation: -1 before its first write, 0 after it, one more with every
-    further write and with every `empty`. Generations belong to the storage: all writers of it continue them.
+    Args:
+        compilable: see `Writer`.
+        track_generations: whether each row has a generation: -1 before its first write, 0 after it, and 1 more with
+            every further write and every `empty`. Generations belong to the storage; all of its writers continue them.
 
     >>> import torch
     >>> from rbtool import TensorStorage
@@ -46,13 +57,13 @@ class RoundRobinWriter(Writer):
         super().__init__(compilable)
         self.tracks_generations = track_generations
         self._saved_generations: torch.Tensor | None = None
-        self._prepared: Generations | None = None  # installed when the storage has taken the data
+        self._prepared: Generations | None = None  # installed once the storage has taken the data
         self.reuse: Callable[[int], NDArray[np.int64]] | None = None
-        """Returns up to so many rows to write before those at the cursor; set by a buffer."""
+        """Returns up to this many rows to be written before the rows at the cursor; set by a buffer."""
         self._cursor_after: int | None = None
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Give the storage generations if they are tracked: new ones, or those of a state that was loaded before."""
+        """If generations are tracked, give the storage new ones, or those of a state loaded before."""
         saved, rows = self._saved_generations if previous is None else None, rows_in(storage)
         if rows and self.tracks_generations and (storage.generations is None or saved is not None):
             storage.generations, self._saved_generations = self._made_generations(rows, saved), None
@@ -60,7 +71,7 @@ class RoundRobinWriter(Writer):
     # Writing ---------------------------------------------------------------------------------------
 
     def place(self, data: Any, count: int, capacity: int) -> range | torch.Tensor:
-        """Return the rows from the cursor on, after those that are written again first."""
+        """Return the rows from the cursor on; rows freed by a consuming sampler come first."""
         start = self.cursor % capacity
         if self.tracks_generations:
             self._prepared = self._generations_for(capacity)
@@ -70,10 +81,10 @@ class RoundRobinWriter(Writer):
         return range(start, start + count)
 
     def _behind(self, freed: NDArray[np.int64], start: int, count: int, capacity: int) -> torch.Tensor:
-        """Return the freed rows, and `count` others from a row on."""
+        """Return the freed rows, followed by `count` other rows from `start` on."""
         ahead = (start + np.arange(count + len(freed))) % capacity
         others = ahead[~np.isin(ahead, freed)][:count]
-        if len(others) < count:  # more elements than there are rows
+        if len(others) < count:  # more elements than rows
             others = ahead[:count]
         self._cursor_after = (int(others[-1]) + 1) % capacity if count else start
         return torch.from_numpy(np.concatenate([freed, others]))
@@ -99,10 +110,17 @@ class RoundRobinWriter(Writer):
             self._install(self._prepared)
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> Any:
-        """Write one row for an int, or a batch for int64 `[n]`, at the given rows; the cursor does not move.
+        """Write at given rows, without moving the cursor.
 
-        Returns the index as `add` and `extend` do. A row that is given twice keeps the later data. SchemaError for
-        rows beyond the capacity, and for ones that would leave a gap behind the valid rows.
+        Args:
+            index: an int for one row, or int64 `[n]` for a batch; if a row occurs twice, the later data counts.
+            data: the element or batch.
+
+        Returns:
+            The index, as `add` and `extend` return it.
+
+        Raises:
+            SchemaError: (a RuntimeError) a row is beyond the capacity, or would leave a gap behind the valid rows.
         """
         storage, single = self.storage, isinstance(index, int)
         count = 1 if single else batch_length(data)
@@ -118,7 +136,7 @@ class RoundRobinWriter(Writer):
         return super().__getstate__() | {"reuse": None}
 
     def on_rotate(self, row: int) -> None:
-        """Move the generations along with the rows."""
+        """Rotate the generations with the rows."""
         rows = self.storage.shape[0]
         generations = self._saved_generations if self._generations is None else self._generations.rows
         if generations is not None:
@@ -160,7 +178,7 @@ class RoundRobinWriter(Writer):
         return {} if generations is None else {"_generation": generations.rows.clone()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load generations, if they are tracked; SchemaError for those of another number of rows."""
+        """Load generations, if they are tracked; SchemaError for another number of rows."""
         saved = state.get("_generation")
         if not self.tracks_generations or saved is None:
             return
@@ -178,10 +196,10 @@ class RoundRobinWriter(Writer):
         write_folder(folder, metadata, _GENERATIONS, rows)
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Read a state of any capacity that `write_state`, or TorchRL, wrote."""
+        """Read a state of any capacity written by `write_state` or by TorchRL."""
         metadata = read_metadata(folder)
         if "rank_key" in metadata:
-            raise FormatError(f"{folder} holds the state of a TensorDictMaxValueWriter, not of a round robin")
+            raise FormatError(f"{folder} holds the state of a TensorDictMaxValueWriter, not of a RoundRobinWriter")
         state = counts_of(metadata, folder)
         if "generation_shape" in metadata:
             dtype, shape = metadata.get("generation_dtype"), metadata["generation_shape"]
@@ -190,10 +208,16 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Writes like `RoundRobinWriter`, and stores with every tensordict the number of its row as `"index"`.
+    """Writes like `RoundRobinWriter`, and stores the number of its row with every tensordict, as `"index"`.
 
-    `"index"` is int64 of the data's batch size, and is never added to the caller's tensordict. Tensorclasses, and the
-    data of storages whose rows have no `"index"`, are stored without it. SchemaError (a RuntimeError) for other data.
+    `"index"` is int64 with the data's batch size, and is never added to the caller's tensordict. Tensorclasses, and
+    data in storages whose rows have no `"index"`, are stored without it.
+
+    Args:
+        compilable, track_generations: see `RoundRobinWriter`.
+
+    Raises:
+        SchemaError: (a RuntimeError) when written: the data is not a tensordict.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -213,7 +237,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         self._labels = Labels()
 
     def on_register(self, storage: Storage, previous: Storage | None) -> None:
-        """Check again, at the first write, whether the rows have an `"index"`."""
+        """At the first write, check again whether the rows have an `"index"`."""
         super().on_register(storage, previous)
         self._labels = Labels()
 
@@ -223,7 +247,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return data
         if not is_tensor_collection(data):
             raise SchemaError(
-                f"{type(self).__name__} writes tensordicts, found a {type(data).__name__}",
+                f"{type(self).__name__} needs tensordicts, found a {type(data).__name__}",
                 hint="take a RoundRobinWriter",
             )
         return self._labels.put(data, rows, self.storage)

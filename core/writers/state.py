@@ -1,4 +1,4 @@
-"""The folder that the state of a writer is saved to: its cursor and counts, and an array."""
+"""The folder with the state of a writer: cursor and counts, and an array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows_in(storage: Storage) -> int:
 
 
 def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return `_cursor` and `_write_count`, by default 0, of a state; SchemaError unless both are counts."""
+    """Return `_cursor` and `_write_count` of a state, by default 0; SchemaError if they are not counts."""
     counts = []
     for name, absent in (("_cursor", None), ("_write_count", 0)):
         value = state.get(name, absent)
@@ -49,9 +49,9 @@ _STATE = "state"
 
 
 def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array: torch.Tensor | None) -> None:
-    """Write an array, if it is not empty, and the metadata that describes it; else remove the array of an older state.
+    """Write an array, if it is not empty, and metadata that describes it; otherwise remove the array of an older state.
 
-    Each file is replaced atomically; a buffer that saves itself replaces the folder as a whole.
+    Each file is replaced atomically. A buffer that saves itself replaces the whole folder.
     """
     fs.make_folder(folder)
     if array is not None and array.numel():
@@ -62,7 +62,7 @@ def write_folder(folder: Path, metadata: dict[str, Any], array_name: str, array:
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the counts as metadata, and all other values as a tensordict into the folder `state`."""
+    """Write the counts as metadata, and all other values as a tensordict in the folder `state`."""
     values = {name: value for name, value in state.items() if name not in ("_cursor", "_write_count")}
     if values:
         write_values(folder / _STATE, values)
@@ -78,10 +78,10 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Read the metadata; DatasetNotFoundError if there is none, FormatError if it is no object."""
+    """Read the metadata; DatasetNotFoundError if there is none, FormatError if it is not a JSON object."""
     path = folder / METADATA
     if not path.is_file():
-        raise DatasetNotFoundError(f"{folder} holds no writer's state: it has no {METADATA}")
+        raise DatasetNotFoundError(f"{folder} does not hold the state of a writer: {METADATA} is missing")
     metadata = load_json(path)
     if not isinstance(metadata, dict):
         raise FormatError(f"{path} is a {type(metadata).__name__}, expected an object")
@@ -89,7 +89,9 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return `_cursor` and `_write_count`, by default 0, of the metadata in `folder`; FormatError for no counts."""
+    """Return `_cursor` and `_write_count` of the metadata in `folder`, by default 0; FormatError if they are not
+    counts.
+    """
     counts = {}
     for name, absent in (("cursor", None), ("write_count", 0)):
         value = metadata.get(name, absent)
@@ -102,13 +104,15 @@ def counts_of(metadata: dict[str, Any], folder: Path) -> dict[str, Any]:
 def read_array(path: Path, dtype: Any, shape: Any) -> torch.Tensor:
     """Read an array of this element type and shape.
 
-    FormatError for an invalid type or shape, CorruptDataError for a file that is missing or has another size.
+    Raises:
+        FormatError: type or shape is invalid.
+        CorruptDataError: the file is missing or has another size.
     """
     kind = getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(kind, torch.dtype) or not isinstance(shape, list):
-        raise FormatError(f"{path} is said to be {dtype!r} {shape!r}, expected an element type and a shape")
+        raise FormatError(f"{path} is described as {dtype!r} {shape!r}, expected an element type and a shape")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise FormatError(f"{path} is said to have the shape {shape!r}")
+        raise FormatError(f"{path} is described with the impossible shape {shape!r}")
     data = read_regular(path) if path.is_file() else b""
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:

@@ -226,7 +226,7 @@ def test_a_video_with_a_frame_too_few_costs_its_episode(older: Path) -> None:
 
 def test_a_video_of_another_rate_costs_its_episode(older: Path) -> None:
     write_video(older / VIDEO, [picture(number) for number in (4, 5, 6)], fps=25)
-    assert_two_are_left(older, "none of which is that of row 2", video=True)
+    assert_two_are_left(older, "but no frame for row 2", video=True)
 
 
 def test_a_video_of_another_size_costs_its_episode(older: Path) -> None:

@@ -153,7 +153,7 @@ def test_slices_are_of_one_episode_and_marked(root: Path) -> None:
 
 
 def test_short_episodes_in_slices(root: Path) -> None:
-    with pytest.raises(SchemaError, match=r"has [23] steps, and slices have 4"):
+    with pytest.raises(SchemaError, match=r"has [23] steps, but slices have 4"):
         list(streamed(root, 8, slice_len=4, seed=1))
     taken = list(streamed(root, 8, slice_len=4, seed=1, strict_length=False))
     assert sum(map(len, taken)) < 36

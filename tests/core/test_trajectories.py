@@ -78,9 +78,9 @@ def test_the_documented_case() -> None:
 def test_a_key_of_ids_that_is_not_there_is_named(key: str | tuple[str, str]) -> None:
     td = steps([3, 3, 4], [False, True, False])
     before = td.clone()
-    with pytest.raises(MissingKeyError, match=r"nope is not here, there are observation, next\.done"):
+    with pytest.raises(MissingKeyError, match=r"nope is not in the batch, which has observation, next\.done"):
         split_trajectories(td, trajectory_key=key, done_key="done")
-    with pytest.raises(MissingKeyError, match="trajectory_key nope is not here, there are no entries"):
+    with pytest.raises(MissingKeyError, match="trajectory_key nope is not in the batch, which has no entries"):
         split_trajectories(TensorDict({}, [3]), trajectory_key="nope")
     assert (td == before).all()
     assert set(td.keys(True)) == set(before.keys(True))
@@ -125,7 +125,7 @@ def test_words_are_padded_with_words() -> None:
     td = steps(None, [True, False, False])
     td["text"] = NonTensorStack("a", "b", "c")
     assert split_trajectories(td)["text"].tolist() == [["a", "a"], ["b", "c"]]
-    with pytest.raises(SchemaError, match="text is no tensor"):
+    with pytest.raises(SchemaError, match="text is not a tensor"):
         split_trajectories(td, as_nested=True)
 
 
@@ -136,11 +136,11 @@ def test_a_flag_of_any_agent_ends_a_trajectory() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(MissingKeyError, match=r"no next\.done here"):
+    with pytest.raises(MissingKeyError, match=r"next\.done not found"):
         split_trajectories(TensorDict({"next": {"reward": torch.zeros(3, 1)}}, [3]))
     with pytest.raises(SchemaError, match="no batch dimension"):
         split_trajectories(TensorDict())
     with pytest.raises(SchemaError, match="a dict"):
         split_trajectories({})  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="no step here"):
+    with pytest.raises(SchemaError, match="no steps, but ragged"):
         split_trajectories(steps(None, [True])[:0], as_nested=True)

@@ -93,10 +93,10 @@ class RowFiles:
 
 
 class PositionedTree(Closing):
-    """Makes the files of `rows` rows in a folder, checks that there is room, and completes them at the end.
+    """Creates the files for `rows` rows in a folder, checks that there is space, and completes them at the end.
 
-    `reuse=True` continues with the files that an earlier one made; `reserve=True` sets the room aside, where each row
-    is sure to be written. A context manager: leaving closes the files, finished or not.
+    `reuse=True` continues with the files that an earlier one created; `reserve=True` allocates the space, for when
+    every row is certain to be written. Leaving the context closes the files, finished or not.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class PositionedTree(Closing):
             os.posix_fadvise(self._open[field.key], first, size, os.POSIX_FADV_DONTNEED)
 
     def write(self, key: Key, start: int, array: Array) -> None:
-        """Write rows of one leaf over what is there, before they are settled."""
+        """Overwrite rows of one leaf before they are settled."""
         data = bytes_of(array)
         fs.pwrite(self._open[key], data, start * field_named(self.fields, key).row_bytes, self.folder / leaf_path(key))
 

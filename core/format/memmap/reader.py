@@ -146,7 +146,7 @@ class TedReader(FolderReader):
         return self.read_leaf(key, self._leaf(key, start, stop), start, stop)
 
     def view(self, key: Key, start: int, stop: int) -> Array:
-        """View rows of one leaf where they lie in the file."""
+        """Return rows of one leaf as a view of the file."""
         name, leaf = leaf_path(key), self._leaf(key, start, stop)
         descriptor = self.listed.descriptor(name) if leaf.row_bytes else -1
         return MappedWindow().rows((descriptor, 0), self.path / name, leaf, start, stop)
@@ -231,7 +231,7 @@ class PlainReader(OpenedReader):
         return {}
 
     def verify_files(self) -> None:
-        """There are no digests to compare with."""
+        """Does nothing, as there are no digests."""
 
     def _bounds(self) -> list[int]:
         """Rows at which episodes begin, and the end of the last."""
@@ -261,7 +261,7 @@ class PlainReader(OpenedReader):
 
 
 class _Spans:
-    """Where the steps lie among the rows of the files: runs of rows, and how many steps come before each run."""
+    """Where the steps are among the rows of the files: runs of rows, and how many steps come before each run."""
 
     def __init__(self, starts: Array, lengths: Array) -> None:
         self._starts = starts

@@ -29,9 +29,9 @@ _NODE = "<class 'tensordict._td.TensorDict'>"
 
 @dataclass(frozen=True, slots=True)
 class MappedLeaf:
-    """A tensor file: its element type by name and its whole shape, rows first.
+    """A tensor file: its element type by name and its full shape, rows first.
 
-    `nested` marks a ragged leaf, whose `shape` is that of the table of row shapes next to it.
+    For a `nested`, ragged leaf, `shape` is the shape of the table of row shapes next to it.
     """
 
     dtype: str
@@ -87,7 +87,7 @@ def tree_documents(leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...]) -> 
 def write_tree_meta(
     folder: Path, leaves: Mapping[Key, MappedLeaf], batch: tuple[int, ...], prefix: str = ""
 ) -> list[FileRecord]:
-    """Write the `meta.json` files of a tree whose leaf files are there already; return them, listed below `prefix`."""
+    """Write the `meta.json` files of a tree whose leaf files already exist; return them, listed below `prefix`."""
     records = []
     for path, data in tree_documents(leaves, batch).items():
         fs.make_folder((folder / path).parent)
@@ -137,12 +137,12 @@ def tree_files(files: TreeFiles, prefix: Key = ()) -> Iterator[str]:
                 yield leaf_path((*prefix, name), ".shape.memmap")
         elif entry.get("type") == "TensorDict":
             yield from tree_files(files, (*prefix, name))
-        else:  # what is no tensor is in the document itself
+        else:  # non-tensor values are in the document itself
             yield leaf_path((*prefix, name, "meta"), ".json")
 
 
 def parse_node(data: bytes, origin: str) -> dict[str, MappedLeaf]:
-    """List the leaves that one `meta.json` describes, without those of its sub-folders."""
+    """List the leaves described by one `meta.json`, without its sub-folders."""
     return {name: _leaf(entry, origin) for name, entry in _entries(parse_json(data, origin), origin) if _is_leaf(entry)}
 
 

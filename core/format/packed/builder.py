@@ -25,9 +25,9 @@ from .schema import EXPLICIT, RECORDS, SCHEMA, PackedField, PackedSchema, Record
 
 
 class PackedFiles:
-    """Appends records to a folder; with `explicit` to the set that holds next rows, which has no values of steps.
+    """Appends records to a folder; with `explicit` to the set of explicit next rows, which has no values of steps.
 
-    `resumed` has the states of the stores of another one, the records first: CorruptDataError where a file differs.
+    `resumed` are the states of another builder's stores, the records first: CorruptDataError if a file differs.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ _BUFFER_BYTES = 4 << 20
 
 
 class PackedState(NamedTuple):
-    """Whole episodes that are written: what other builders continue from.
+    """The whole episodes written so far, from which other builders continue.
 
-    `files` and `explicit` have the states of the stores, `ranges` those of the values; `lengths` and `explicit_starts`
-    have an entry for each episode.
+    `files` and `explicit` are the states of the stores, `ranges` the ranges of values; `lengths` and `explicit_starts`
+    have one entry for each episode.
     """
 
     files: tuple[StoreState, ...]
@@ -341,7 +341,9 @@ class PackedRowBuilder:
         self.explicit.append_states(self._held, 1)
 
     def states(self) -> tuple[tuple[StoreState, ...], tuple[StoreState, ...]]:
-        """Write what is gathered; return the states of the stores, and of those of next rows, between two episodes."""
+        """Write what is buffered; return the states of the stores, and of the stores of next rows, between two
+        episodes.
+        """
         self.write()
         assert not self._open, "an episode is under way"
         return self.files.states, self.explicit.states if self.explicit is not None else ()
@@ -390,10 +392,9 @@ def write_dataset(
     codecs: Mapping[Key, RowCodec] | None = None,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> Manifest:
-    """Write all rows of `source`, its episodes and their text to a new folder; memory is bounded by a few chunks.
+    """Write all rows of `source`, its episodes and their texts to a new folder; memory is bounded by a few chunks.
 
-    `progress` receives the steps done. CorruptDataError where the episode table of the source does not lay its
-    episodes one after the other.
+    `progress` gets the steps done. CorruptDataError if the episodes in the source's table do not follow one another.
     """
     # a checkpoint has to give the table that it was saved with, regardless of what that contains
     table = source.episodes if source.manifest.kind == "checkpoint" else table_with_returns(source)

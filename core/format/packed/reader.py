@@ -76,10 +76,13 @@ def _hint(path: Path, verb: str = "convert") -> str:
 class PackedReader(FolderReader):
     """TED rows of a dataset in layout `packed`.
 
-    `episodes` is the table as layout `ted` has it; `numbers` gives where each step is. Opening compares
-    `schema.json` with its digest and all files with the sizes that schema and table ask for: CorruptDataError where
-    they differ, FormatError for another layout, for what is no dataset and for codecs that are not known,
-    DatasetNotFoundError where nothing is.
+    `episodes` is the table as in layout `ted`; `numbers` says where each step is. Opening compares `schema.json` with
+    its digest, and all files with the sizes that follow from schema and table.
+
+    Raises:
+        DatasetNotFoundError: the path does not exist.
+        FormatError: it has another layout, is not a dataset, or uses unknown codecs.
+        CorruptDataError: something differs.
     """
 
     def __init__(self, path: Path, listed: ListedFiles | None = None) -> None:
@@ -129,7 +132,7 @@ class PackedReader(FolderReader):
         )
 
     def _records(self, name: str, start: int, stop: int) -> Array:
-        """Read whole records. Those read last are kept: the other leaves of the same rows are asked for next."""
+        """Read whole records. The last ones are kept, as other leaves of the same rows are usually read next."""
         held = self._block
         if held is not None and held[0] == name and held[1] <= start and stop <= held[2]:
             return held[3][start - held[1] : stop - held[1]]

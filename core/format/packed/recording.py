@@ -50,9 +50,9 @@ _Space = Annotated[Any, Check("the document of a space", is_space)]
 
 @dataclass(frozen=True, slots=True)
 class RecordedOrigin:
-    """What the manifest of a recording will state: the environment's id, its spaces, and what was not kept.
+    """What the manifest of a recording will say: the environment's id, its spaces, and what was not kept.
 
-    `arguments` are those of the step of the provenance, such as the environment's spec and the first seed.
+    `arguments` belong to the step of the provenance, for example the environment's spec and the first seed.
     """
 
     asked: str
@@ -111,7 +111,7 @@ _PACKED = struct.Struct("<qqqdQqqq??B?I32s")
 
 
 class Commit(NamedTuple):
-    """An episode that is on the disk: `steps` and `explicit_stop` count what is there with it; `data` is its digest."""
+    """An episode that is on the disk: `steps` and `explicit_stop` are the totals including it; `data` is its digest."""
 
     row: EpisodeRow
     steps: int
@@ -120,7 +120,7 @@ class Commit(NamedTuple):
     data: str
 
     def to_bytes(self, number: int, mark: int) -> bytes:
-        """The record of episode `number` of the recording, counted from 0; `mark` is that of its schema."""
+        """Return the record of episode `number` of the recording, counted from 0; `mark` identifies its schema."""
         row = self.row
         body = _PACKED.pack(
             number, row.episode, row.length, row.total_reward, row.seed or 0, self.steps, self.explicit_start,
@@ -202,13 +202,13 @@ def commit_of(record: Any) -> Commit:
 
 
 def episode_digest(parts: Mapping[str, str]) -> str:
-    """One digest, 32 hexadecimal digits, over those of what each file got of an episode."""
+    """Combine the digests of an episode's bytes in each file into one, 32 hexadecimal digits."""
     lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(parts.items()))
     return digest_bytes(lines.encode()).rpartition(":")[2]
 
 
 def file_widths(schema: PackedSchema) -> dict[str, tuple[int, str]]:
-    """Bytes of a row of each data file of a recording, and what it has a row of: record, step or explicit."""
+    """Return, for each data file of a recording, the bytes of a row and what has a row: record, step or explicit."""
     found = {RECORDS: (schema.record_bytes, "record"), EXPLICIT: (schema.record_bytes, "explicit")}
     for one in schema.own_files:
         found[one.file()] = one.field.row_bytes, "record" if one.state else "step"
@@ -218,13 +218,13 @@ def file_widths(schema: PackedSchema) -> dict[str, tuple[int, str]]:
 
 
 def commits_in(data: bytes, schema: PackedSchema) -> list[Commit]:
-    """The episodes of a log that is as it was written; none of a log of another schema."""
+    """Return the episodes of an undamaged log; none if the log belongs to another schema."""
     records = records_in(data)
     return [commit_of(record) for record in records] if (records["schema"] == schema_mark(schema)).all() else []
 
 
 def is_as_recorded(files: OpenFiles, schema: PackedSchema, commits: Sequence[Commit], number: int) -> bool:
-    """Return whether all bytes of episode `number` of the log are there as they were written."""
+    """Return whether all bytes of episode `number` of the log are as they were written."""
     before, commit = commits[number - 1] if number else None, commits[number]
     steps = (before.steps if before else 0), commit.steps
     spans = {
@@ -287,17 +287,18 @@ class RecordedEpisode(NamedTuple):
 class PackedRecorder:
     """Appends whole episodes to a new folder. Each survives the death of the process once `add_episode` returns.
 
-    What was added is synced, rows before the log, by the first episode that ends `sync_seconds` or more after the last
-    sync, by `sync`, and by `finish`: a power failure loses at most the episodes that ended within that time of the last
-    sync. With 0 each episode is synced when it is added.
+    Added episodes are synced, rows before the log, by the first episode that ends `sync_seconds` or more after the last
+    sync, by `sync`, and by `finish`: a power failure loses at most the episodes that ended in between. With 0 each
+    episode is synced when it is added.
 
-    `finish` makes a dataset of the folder; `rbtool repair` does so where the recording process is no more. Nothing is
-    compressed here: `rbtool convert` does that afterwards. A context manager: leaving without an error finishes.
+    `finish` makes a dataset of the folder; `rbtool repair` does so if the recording process no longer exists. Nothing
+    is compressed; `rbtool convert` can do that afterwards. Leaving the context without an error finishes. With
+    `resumed`, the folder holds a recording that this process has locked, as `continued` leaves it. The folder is empty
+    after an error.
 
-    With `resumed`, the folder has a recording that this process has locked, as `continued` leaves it.
-
-    UsageError where something is at `folder` already, SchemaError for leaves that need the same file. The folder is
-    empty after an error.
+    Raises:
+        UsageError: `folder` exists already.
+        SchemaError: two leaves need the same file.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class PackedRecorder:
         self.commits: list[Commit]
         self._sync_seconds = sync_seconds
         self._synced_at = -math.inf
-        self._unnamed = False  # files are there whose names are not on the disk
+        self._unnamed = False  # names of files may not be on the disk yet
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields)
         self._torn = False
@@ -426,7 +427,7 @@ class PackedRecorder:
         return [*self.rows.files.files, *(explicit.files if explicit else ())]
 
     def episodes(self) -> Iterator[RecordedEpisode]:
-        """Read the episodes, which have no explicit next rows, one after the other into fresh arrays."""
+        """Read the episodes, which have no explicit next rows, one after another into fresh arrays."""
         first = 0
         for number, commit in enumerate(self.commits):
             states: dict[Key, Array] = {}
@@ -517,7 +518,7 @@ def _remove_contents(folder: Path) -> None:
 
 
 def _require_rows(schema: PackedSchema, states: Mapping[Key, Array], steps: Mapping[Key, Array], length: int) -> None:
-    """Raise SchemaError for other leaves, types or shapes than those of the recording."""
+    """Raise SchemaError if leaves, types or shapes differ from the recording's."""
     given = (*states, *steps)
     if len(given) != len(schema.fields):
         odd = {key_name(key) for key in given} ^ {key_name(one.field.key) for one in schema.fields}
@@ -556,7 +557,7 @@ def seal(
     ranges: Mapping[Key, FieldRange],
 ) -> Manifest:
     """Make a dataset of a recording whose data files are complete: write episodes and, at once, the manifest."""
-    fs.remove(folder / EPISODES)  # that of an earlier attempt
+    fs.remove(folder / EPISODES)  # from an earlier attempt
     for place in (folder, folder / HIDDEN):
         for leftover in place.glob(".*.new"):
             fs.remove(leftover)

@@ -48,9 +48,9 @@ from .schema import EXPLICIT, RECORDS, SCHEMA, PackedSchema, SchemaDocument
 class CommitsFound(NamedTuple):
     """The combined content of log and copy.
 
-    `commits` is their longest sound beginning, `promised` counts the whole records of the longer one: a torn record at
-    the end promised nothing. `mark` is that of the schema, None where no record states it; `damaged` names the files
-    that lack a record which the other one has.
+    `commits` is their longest sound beginning. `promised` counts the complete records of the longer one; a torn record
+    at the end promised nothing. `mark` identifies the schema, None if no record has it. `damaged` lists the files that
+    lack a record which the other one has.
     """
 
     commits: list[Commit]
@@ -87,7 +87,7 @@ def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
 
 
 def _is_sound(log: Array, number: int, steps: int) -> bool:
-    """Return whether record `number`, which `steps` steps come before, is there as it was written."""
+    """Return whether record `number`, preceded by `steps` steps, is as it was written."""
     if number >= len(log):
         return False
     record = log[number]
@@ -107,7 +107,7 @@ class _Recording(NamedTuple):
 
 
 class RecordedFields(NamedTuple):
-    """The leaves of a recording and how they lie; `damaged` names the file, if one, that does not state so."""
+    """The leaves of a recording and their layout; `damaged` is the file, if any, that does not describe it."""
 
     fields: tuple[Field, ...]
     schema: PackedSchema
@@ -183,11 +183,11 @@ _FLAGS = frozenset({NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED})
 
 
 def unlisted_episodes(folder: Path, schema: PackedSchema, sizes: Mapping[str, int]) -> int:
-    """Count the finished episodes behind those that the log names, which take `sizes` bytes of the files.
+    """Count the finished episodes after the logged ones, which take `sizes` bytes of the files.
 
-    An episode is written when it has ended and named before the next one is written: a crash leaves one behind the
-    named ones, and that is not counted. An end is a step with a flag and behind it the record of the last state, whose
-    fields of steps are zero; of rows without flags nothing is known.
+    An episode is written when it has ended, and logged before the next one is written. A crash can thus leave one
+    unlogged episode, which is not counted. An end is a step with a flag, followed by the record of the last state,
+    whose step fields are zero; nothing is known about rows without flags.
     """
     path, width = folder / RECORDS, schema.record_bytes
     size = path.stat().st_size if path.is_file() else 0
@@ -229,10 +229,13 @@ _FROM_A_COPY = "if there is a copy of the folder, take what is damaged from ther
 class RecordingState:
     """What is in a recording: the episodes of its longest sound beginning, and what else was found.
 
-    `lost` counts finished episodes that come after: the first of them is damaged, or, where they are `unlisted`,
-    neither log nor copy names it, though its rows, or the manifest, refer to it. `surplus` counts bytes that belong to
-    no sound episode; `damaged` names the files that have a whole twin to be made from, `missing` the data files that
-    are not there, though there are rows for them; `sealed` states that the folder is a sound dataset as it is.
+    Attributes:
+        lost: finished episodes after that. The first of them is damaged, or, with `unlisted`, neither log nor copy
+            lists it, although its rows exist or the manifest refers to it.
+        surplus: bytes that belong to no sound episode.
+        damaged: files that can be restored from an undamaged twin.
+        missing: data files that do not exist although there are rows for them.
+        sealed: the folder is a sound dataset as it is.
     """
 
     fields: tuple[Field, ...]
@@ -295,7 +298,7 @@ def require_restorable(folder: Path, state: RecordingState) -> None:
 
 
 def _missing(folder: Path, widths: Mapping[str, tuple[int, str]], commits: Sequence[Commit]) -> Iterator[str]:
-    """Name the data files that are not there; those of explicit next rows only where an episode has some."""
+    """Return the missing data files; files of explicit next rows only if an episode has some."""
     explicit = bool(commits) and commits[-1].explicit_stop > 0
     for name, (_, kind) in widths.items():
         if (kind != "explicit" or explicit) and not (folder / name).is_file():
@@ -444,7 +447,7 @@ def _stores(state: RecordingState, files: dict[str, FileRecord]) -> PackedState:
 
 
 def _find_ranges(recorder: PackedRecorder) -> None:
-    """Find the ranges of the values that are there."""
+    """Compute the ranges of the present values."""
     rows = max(1, _CHUNK_BYTES // max(1, row_bytes(recorder.fields)))
     for start in range(0, recorder.steps, rows):
         for field in recorder.fields:

@@ -68,10 +68,12 @@ class RowCodec:
         return lambda data: pyarrow.Codec("lz4_raw").compress(data, asbytes=True)
 
     def decompress(self, chunks: Sequence[memoryview], sizes: Sequence[int], origin: str) -> Array:
-        """Undo the compression of some chunks, whose original `sizes` in bytes are known; uint8, one after the other.
+        """Decompress several chunks, whose original `sizes` in bytes are known; uint8, one after another.
 
-        Raises CorruptDataError for chunks that cannot be read, or have another size; no more memory is taken than for
-        the sizes, and those must be such as the chunks can stand for.
+        No more memory is used than these sizes, which must be possible for the chunks.
+
+        Raises:
+            CorruptDataError: a chunk cannot be read, or has another size.
         """
         if not chunks:
             return np.empty(0, np.uint8)
@@ -90,7 +92,7 @@ class RowCodec:
         except Exception as error:  # each library raises its own
             if isinstance(error, MemoryError):
                 raise
-            raise CorruptDataError(f"{origin} holds a chunk that is no {self.name} data: {error}") from error
+            raise CorruptDataError(f"{origin} holds a chunk that is not {self.name} data: {error}") from error
         return whole
 
 
@@ -119,7 +121,7 @@ def _lz4_chunks(chunks: Sequence[memoryview], lengths: Array) -> Iterable[Any]:
 
 
 def parse_codecs(asked: Sequence[str], fields: Sequence[Field]) -> Mapping[Key, RowCodec]:
-    """Read `observation.image=zstd:3` and its like; UsageError for fields that are not there and unknown methods."""
+    """Read options such as `observation.image=zstd:3`; UsageError for fields that do not exist and unknown methods."""
     codecs: dict[Key, RowCodec] = {}
     for name, codec in named_codecs(asked).items():
         key = key_called(name, [field.key for field in fields])
@@ -209,7 +211,7 @@ class StoreState(NamedTuple):
 
 
 class RowStore(ABC):
-    """Takes rows of `width` bytes in order, after those of the state `resumed`, which it verifies."""
+    """Takes rows of `width` bytes in order, after the rows of the state `resumed`, which it verifies."""
 
     def __init__(self, width: int, resumed: StoreState | None = None) -> None:
         self.width = width
@@ -249,7 +251,7 @@ class RowStore(ABC):
 
 
 class WholeRows(RowStore):
-    """Rows one after the other, as they are."""
+    """Uncompressed rows, one after another."""
 
     def __init__(self, folder: Path, name: str, width: int, resumed: StoreState | None = None) -> None:
         super().__init__(width, resumed)

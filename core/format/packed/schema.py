@@ -1,8 +1,19 @@
 """Where each TED leaf is stored in the layout `packed`: at an offset in the records, or in a file of its own.
 
-A state (the same key at the root and under `next`) is stored once, and what came after a step is in the record
-after it. Everything else has one value a step. States come first in a record, so that a step and what came after it
-are one piece of memory.
+A state (the same key at the root and under `next`) is stored once: the state after a step is in the record that follows
+it. Everything else has one value a step. An episode of T steps therefore has T + 1 records; the last one holds only the
+final state, and its step fields are zero:
+
+    episode 0, 2 steps                         episode 1, 1 step
+    record 0      record 1      record 2       record 3      record 4
+    [s0 a0 r0 …]  [s1 a1 r1 …]  [s2 0 0 …]     [s3 a2 r2 …]  [s4 0 0 …]         s state, a action, r reward
+       step 0        step 1                       step 2
+
+    record of step n = n + number of episodes before it; its next state is in the record after that
+
+States come first in a record, so that a step and its next state are one contiguous piece of memory. If next states do
+not follow (the state after a step differs from the next record's), the next rows of the whole episode are stored in a
+second set of records, at `explicit_start` of the episode table.
 """
 
 from __future__ import annotations
@@ -23,27 +34,27 @@ from ..memmap.tree import leaf_path, require_own_files
 from .row_files import RowCodec
 
 Fetch: TypeAlias = Callable[[int, int, bool], Array]
-"""Reads a field of consecutive records; of those of explicit next rows where the last argument states so."""
+"""Reads a field of consecutive records, or with the last argument of the records of explicit next rows."""
 
 
 class RecordNumbers:
-    """Where the steps of a packed dataset lie, in the records and among the next rows that are stored in full.
+    """Where the steps of a packed dataset are, in the records and among the explicit next rows.
 
-    `starts` has an entry more than there are episodes: the number of steps. CorruptDataError for a table that does
-    not lay the episodes one after the other over `steps` steps, or whose explicit next rows do not follow each other.
+    `starts` has one entry more than there are episodes, the number of steps. CorruptDataError for a table whose
+    episodes do not follow one another over `steps` steps, or whose explicit next rows do not.
     """
 
     def __init__(self, table: EpisodeTable, steps: int, origin: str) -> None:
         if not table.covers(steps):
             raise CorruptDataError(
-                f"{origin}: start and length of the episode table do not place episodes one after the other "
+                f"{origin}: start and length of the episode table do not place episodes one after another "
                 f"over {steps:,} steps"
             )
         stored = np.where(table.explicit_start >= 0, table.length, 0)
         expected = np.where(table.explicit_start >= 0, np.cumsum(stored) - stored, -1)
         if not np.array_equal(expected, table.explicit_start):
             raise CorruptDataError(
-                f"{origin}: explicit_start of the episode table does not place next rows one after the other"
+                f"{origin}: explicit_start of the episode table does not place next rows one after another"
             )
         self.steps = steps
         self.records = steps + len(table)
@@ -52,11 +63,11 @@ class RecordNumbers:
         self.explicit_starts = table.explicit_start.astype(np.int64)
 
     def episode_of(self, steps: Array) -> Array:
-        """Rows of the episode table that hold these steps."""
+        """Return the rows of the episode table to which these steps belong."""
         return np.searchsorted(self.starts[1:], steps, side="right")
 
     def of(self, steps: Array) -> Array:
-        """Records of these steps."""
+        """Return the records of these steps."""
         return steps + self.episode_of(steps)
 
     def steps_within(self, count: int, *, explicit: bool = False) -> int:
@@ -199,12 +210,12 @@ class PackedSchema:
 
     @property
     def own_files(self) -> list[PackedField]:
-        """Fields that lie in files of their own."""
+        """Fields with files of their own."""
         return [one for one in self.fields if one.stem is not None]
 
     @property
     def in_records(self) -> list[PackedField]:
-        """Fields that lie in the records."""
+        """Fields in the records."""
         return [one for one in self.fields if one.offset is not None]
 
     @cached_property
@@ -213,7 +224,7 @@ class PackedSchema:
         return {one.field.key: one.codec for one in self.fields if one.codec is not None}
 
     def column(self, records: Array, one: PackedField) -> Array:
-        """View a field, `[n, *shape]`, in records of type uint8 `[n, record_bytes]` that lie together in memory."""
+        """View a field, `[n, *shape]`, in contiguous records of type uint8 `[n, record_bytes]`."""
         field = one.field
         dtype, inner = _in_memory(field.dtype, field.shape)
         strides, shape = (self.record_bytes, *inner), (len(records), *field.shape)
@@ -244,10 +255,11 @@ class PackedSchema:
 
     @classmethod
     def parse(cls, data: bytes, leaves: Sequence[Field], origin: str) -> PackedSchema:
-        """Read `schema.json` of a dataset that has these leaves; `origin` names it in errors.
+        """Read the `schema.json` of a dataset with these leaves; `origin` is its name in errors.
 
-        FormatError for newer versions, unknown codecs and what is no such document; CorruptDataError where it does
-        not lay out the leaves.
+        Raises:
+            FormatError: it is another document, or written by a newer version, or uses unknown codecs.
+            CorruptDataError: it does not describe where the leaves are.
         """
         document = parse_json(data, origin)
         header = decode(_SchemaHeader, document, origin)

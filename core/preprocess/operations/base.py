@@ -48,8 +48,8 @@ LENGTH = "_length"
 class Fields:
     """The fields, by key and in order; immutable.
 
-    `origins` has the keys of the source that each is made of, `gone` why a key of the source was removed, `made` the
-    fields that the program itself has added.
+    `origins` maps each field to the source's keys from which it is made, `gone` says why a source's key was removed,
+    and `made` are the fields added by the program.
     """
 
     by_key: Mapping[Key, Field]
@@ -77,10 +77,10 @@ class Fields:
         return bool(self._meant(name))
 
     def covered(self, name: str) -> list[Key]:
-        """List the fields that a name means: the leaf or group of this name, and what `next` holds of it.
+        """List the fields that a name means: the leaf or group with this name, and its counterpart under `next`.
 
-        So `reward` means `next.reward` where the root has none, and `next.reward` means that one alone.
-        UsageError names what comes near, and refuses a name that two fields share: `a.b`, and `b` in the group `a`.
+        So `reward` means `next.reward` if the root has none, and `next.reward` means only that. UsageError, with
+        similar names, if there are none; and if two fields share the name: `a.b`, and `b` in the group `a`.
         """
         found = self._meant(name)
         if not found:
@@ -93,9 +93,9 @@ class Fields:
         key_called(name, [key if _named(key, name) else key[1:] for key in self._meant(name)], groups=True)
 
     def twinned(self, name: str) -> list[Key]:
-        """Like `covered`, for what has to be done before and after the step alike.
+        """Like `covered`, for changes that have to be made before and after the step alike.
 
-        UsageError for `next.observation` where there is `observation`: the two must stay comparable.
+        UsageError for `next.observation` if there is `observation`: the two must stay comparable.
         """
         found = self.covered(name)
         for key in found:
@@ -144,7 +144,7 @@ class Fields:
         return replace(self, by_key=by_key, made=self.made | frozenset(made))
 
     def traced(self, origins: Mapping[Key, Iterable[Key]], why: str = "") -> Fields:
-        """Record which keys before the step each changed key is made of, and why the others were removed."""
+        """Record from which earlier keys each changed key is made, and why others were removed."""
         now = {key: self.origins.get(key, ()) for key in self.by_key}
         now |= {key: tuple(o for part in parts for o in self.origins.get(part, ())) for key, parts in origins.items()}
         here = {origin for parts in now.values() for origin in parts}
@@ -152,13 +152,13 @@ class Fields:
         return replace(self, origins=now, gone={**lost, **self.gone})
 
     def lost(self, source: Iterable[Field]) -> dict[str, str]:
-        """Return why each key of the source was removed whose values are in no field any more, by name."""
+        """Return, by name, why each of the source's keys was removed whose values are in no field any more."""
         here = {origin for parts in self.origins.values() for origin in parts}
         return {field.name: self.gone.get(field.key, "left out") for field in source if field.key not in here}
 
 
 def in_next(key: Key) -> Key:
-    """Name what a field of the root is called after the step."""
+    """Return the key that a root field has after the step."""
     return (NEXT, *key)
 
 
@@ -166,7 +166,7 @@ def new_key(name: str, what: str) -> Key:
     """Make a key of a dotted name that a field is to get; UsageError for names that cannot be stored."""
     key = tuple(name.split("."))
     if not all(key) or key == (NEXT,):
-        raise UsageError(f"{what} would write {name!r}, which is no name for a field")
+        raise UsageError(f"{what} would write {name!r}, which is not a valid field name")
     for part in key:
         if safe_part(part) != part:
             raise UsageError(f"{what} would write {name!r}, but tensordict keeps {part!r} for itself")
@@ -191,11 +191,11 @@ def promoted(dtypes: list[str]) -> str:
 
 
 def cast_into(out: Array, column: BlockColumn, dtype: str, name: str) -> None:
-    """Write the values of `column` into `out`, an array of the same shape that holds elements of type `dtype`.
+    """Write the values of `column` to `out`, an array of the same shape with elements of type `dtype`.
 
-    Fractions are rounded to the nearest that the type has. Everything else has to stay what it is: ResultRefused for
-    a fraction, NaN or too large a number that is to become a whole one, a whole number that the type rounds, a finite
-    number that becomes infinite, an imaginary part, and a truth value that is neither 0 nor 1. `name` is the field.
+    Fractions are rounded to the nearest value of the type. Everything else must keep its value. ResultRefused, with the
+    field's `name`, for a fraction, NaN or overflow when converting to whole numbers; a whole number that would be
+    rounded; a finite number that would become infinite; an imaginary part; and a truth value other than 0 and 1.
     """
     if column.dtype == dtype:
         _assign(out, column.values)
@@ -285,15 +285,15 @@ def _require_exact(numbers: Array, dtype: str, name: str) -> None:
 def _require(kept: Any, numbers: Array, dtype: str, name: str) -> None:
     if not kept.all():
         first = numbers.reshape(-1)[int(np.argmin(kept.reshape(-1)))]
-        raise ResultRefused(f"{first} of {name!r} is no {dtype}: it would not stay what it is")
+        raise ResultRefused(f"{first} of {name!r} cannot be represented as {dtype}")
 
 
 @dataclass(frozen=True, slots=True)
 class LazyColumn:
-    """One leaf whose rows `[n, *shape]` of type `dtype` come of `parts`, joined along the last dimension.
+    """A leaf whose rows `[n, *shape]` of type `dtype` come from `parts`, joined along the last dimension.
 
-    Selecting, renaming, casting and joining so cost one pass over memory together, and nothing for a leaf that
-    nothing happens to. `name` is what the field is called where its values are refused.
+    Selecting, renaming, casting and joining thus take a single pass over memory together, and nothing for unchanged
+    leaves. `name` is the field's name in messages.
     """
 
     name: str
@@ -303,12 +303,12 @@ class LazyColumn:
 
     @classmethod
     def of(cls, column: BlockColumn, name: str) -> Self:
-        """Take a leaf that is there."""
+        """Wrap an existing leaf."""
         return cls(name, column.dtype, column.values.shape[1:], (column,))
 
     @classmethod
     def given(cls, name: str, dtype: str, values: Array) -> Self:
-        """Take values that were just computed."""
+        """Wrap values that were just computed."""
         return cls.of(BlockColumn(dtype, values), name)
 
     @property
@@ -372,7 +372,7 @@ class LazyColumn:
 
     @classmethod
     def joined(cls, name: str, dtype: str, lazies: Sequence[LazyColumn]) -> LazyColumn:
-        """Join leaves along the last dimension; those of shape `[]` count as `[1]`."""
+        """Join leaves along the last dimension; shape `[]` counts as `[1]`."""
         parts: list[BlockColumn] = []
         for lazy in lazies:
             wide = lazy.reshaped((1,)) if not lazy.shape else lazy
@@ -402,7 +402,7 @@ class LazyBatch:
         return cls(columns, block.pieces, block.first)
 
     def block(self, keys: Sequence[Key]) -> Block:
-        """Write out what is still to be written, and nothing twice."""
+        """Write out what is still pending, each array once."""
         return Block({key: self.columns[key].column for key in keys}, self.pieces, self.first)
 
 
@@ -428,14 +428,13 @@ def _refuse_finals(cls: type, contract: type) -> None:
 
 @dataclass(frozen=True)
 class Operation(ABC):
-    """One operation and its arguments: a frozen dataclass with a `name`, derived from one of the two classes below.
+    """An operation and its arguments: a frozen dataclass with a `name`, derived from one of the two classes below.
 
-    Fields are `str`, `int`, `float`, `bool`, each also with None as default, or tuples of `str`, `int` or `float`: the
-    keys of its table in a pipeline file and of its entry in a manifest. `__post_init__` raises UsageError for
-    arguments that are invalid for every dataset. Operations that are equal give equal results.
+    Fields are `str`, `int`, `float` or `bool`, each possibly with None as default, or tuples of `str`, `int` or
+    `float`. They are the keys of its table in a pipeline file, and of its entry in a manifest. `__post_init__` raises
+    UsageError for arguments that are invalid for every dataset. Equal operations give equal results.
 
-    `describe`, `keeps`, `bind`, `needs` and `apply` are final: a class that overrides one raises FinalMethodError (a
-    TypeError).
+    `describe`, `keeps`, `bind`, `needs` and `apply` are final: overriding one raises FinalMethodError (a TypeError).
     """
 
     name: ClassVar[str]
@@ -452,15 +451,15 @@ class Operation(ABC):
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        """Yield the operations of one option of `rbtool preprocess`; here one for each text of `value`.
+        """Yield the operations of one option of `rbtool preprocess`; by default one for each text of `value`.
 
-        UsageError for a value that is not understood. Only called for built-in operations.
+        UsageError if the value is invalid. Only called for built-in operations.
         """
         return [cls(text) for text in texts_of(value, cls.name)]  # type: ignore[call-arg]
 
     @final
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON: its name, and its arguments where they are given."""
+        """Return it as JSON: its name, and the arguments that were given."""
         arguments = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
         return {
             "name": self.name,
@@ -497,10 +496,10 @@ class EpisodeChoice(Operation):
 
 
 class RowOperation(Operation):
-    """Changes, adds, removes or drops rows' fields; a class of your own implements `plan`.
+    """Changes, adds or removes fields, or drops rows; a subclass implements `plan`.
 
-    Rows of an operation come in blocks. Its result does not depend on where blocks begin and end; an operation that
-    looks at other rows of an episode sets `whole_episodes`, and no row depends on another episode.
+    Rows come in blocks, and the result must not depend on where blocks begin and end. An operation that looks at other
+    rows of an episode sets `whole_episodes`. No row may depend on another episode.
     """
 
     whole_episodes: ClassVar[bool] = False
@@ -511,12 +510,12 @@ class RowOperation(Operation):
 
     @property
     def makes(self) -> str | None:
-        """The name of the field that it makes, for the message to an operation that comes too early to use it."""
+        """The name of the field that it makes, for the message to an operation that needs it earlier."""
         return None
 
     @property
     def rescales(self) -> str | None:
-        """The name of the field whose range of values is not that of the source any more."""
+        """The name of the field whose range of values changes."""
         return None
 
     @abstractmethod
@@ -538,7 +537,7 @@ class RowOperation(Operation):
 
 
 class BoundOperation(ABC):
-    """What an operation does to known fields, block by block; `after` are the fields that leave it."""
+    """What an operation does to known fields, block by block; `after` are the resulting fields."""
 
     operation: RowOperation
 
@@ -551,7 +550,7 @@ class BoundOperation(ABC):
 
     @abstractmethod
     def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
-        """Return the fields before it that the fields `wanted` after it are computed from."""
+        """Return the fields before it from which the fields `wanted` after it are computed."""
 
     @abstractmethod
     def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
@@ -562,7 +561,7 @@ class BoundOperation(ABC):
         """
 
     def kept(self, batch: LazyBatch) -> NDArray[np.bool_] | None:
-        """Return which rows leave it, bool `[rows]`, or None for all; called before `compute`.
+        """Return which rows remain, bool `[rows]`, or None for all; called before `compute`.
 
         An episode that loses rows in its middle becomes several; the row before each gap is marked truncated.
         """
@@ -570,7 +569,7 @@ class BoundOperation(ABC):
 
     @final
     def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
-        """Return the fields that have to reach it for these to leave it."""
+        """Return the fields that it needs to produce these."""
         return frozenset(self.inputs(wanted))
 
     @final

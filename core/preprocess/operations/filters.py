@@ -357,11 +357,11 @@ def _values(table: EpisodeTable) -> Mapping[Name, Array]:
 
 @dataclass(frozen=True)
 class Where(RowOperation):
-    """Keeps the rows of which a condition holds, such as `not truncated` or `observation[3] > 0.5`.
+    """Keeps the rows for which a condition holds, such as `not truncated` or `observation[3] > 0.5`.
 
     Names are fields with one number a row, or one element of a field; `reward`, `done`, `terminated` and `truncated`
-    mean those under `next`. What is true or false need not be compared. An episode that loses rows in its middle
-    becomes several, and the row before each gap is marked `truncated` and `done`. Its next observation stays as it is.
+    mean the ones under `next`. Truth values need no comparison. An episode that loses rows in its middle becomes
+    several, and the row before each gap is marked `truncated` and `done`; its next observation stays as it is.
     """
 
     name: ClassVar[str] = "where"

@@ -271,7 +271,7 @@ def _width(field: Field) -> int:
 def _joining(
     fields: Fields, out: Key, parts: Sequence[Key], field: Callable[[Sequence[Key]], Field], *, flatten: bool = False
 ) -> BoundOperation:
-    """Make the step that joins `parts`, and under `next` what belongs to them if all of it is there."""
+    """Make the step that joins `parts`, and their counterparts under `next` if all of them exist."""
     sides = [(out, list(parts))]
     after = [in_next(key) for key in parts]
     if out[0] != NEXT and all(key in fields for key in after):

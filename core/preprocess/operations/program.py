@@ -48,9 +48,9 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def find_operation(name: str) -> type[Operation] | None:
-    """Return the operation of that name, built-in or of the entry points `rbtool.operations`; None if there is none.
+    """Return the operation with a name, built-in or from the entry points `rbtool.operations`; None if there is none.
 
-    UsageError for an entry point that is no `Operation` of that name.
+    UsageError if an entry point is not an `Operation` with that name.
     """
     if name in OPERATIONS:
         return OPERATIONS[name]
@@ -59,14 +59,14 @@ def find_operation(name: str) -> type[Operation] | None:
     for entry in entry_points(group="rbtool.operations", name=name):
         found = entry.load()
         if not (isinstance(found, type) and issubclass(found, Operation) and getattr(found, "name", "") == name):
-            raise UsageError(f"{entry.value} is no operation with the name {name!r}")
+            raise UsageError(f"{entry.value} is not an operation with the name {name!r}")
         return found
     return None
 
 
 @dataclass(frozen=True)
 class Program:
-    """Operations, one after the other. Those that choose episodes come first, for they read the table of the source.
+    """Operations, one after another. Operations that choose episodes come first, as they read the table of the source.
 
     UsageError for another order, and for operations that would have to be measured in more than one pass.
     """
@@ -298,7 +298,7 @@ class ProgramProcessor(Processor):
         return _LoadedProgram(BoundProgram(self.program, context.fields))
 
     def arguments(self) -> dict[str, Any]:
-        """Return the program as it was asked for, and the constants that were measured, if any."""
+        """Return the program as it was requested, and the measured constants, if any."""
         measured = [
             [part.describe() for part in known.constants]
             for asked, known in zip(self._asked.operations, self.program.operations, strict=True)
@@ -499,9 +499,11 @@ def _with_origin(make: Callable[[], Made], origin: str) -> Made:
 
 
 def pipeline_program(path: str | Path) -> Program:
-    """Read a pipeline file: `[[operation]]` tables in the order in which they are to be done.
+    """Read a pipeline file: `[[operation]]` tables in the order in which they are applied.
 
-    DatasetNotFoundError where there is no such file, UsageError for what is not understood in it.
+    Raises:
+        DatasetNotFoundError: the file does not exist.
+        UsageError: its content is invalid.
     """
     place = fs.expanded(path)
     try:
@@ -534,10 +536,10 @@ def pipeline_text(program: Program) -> str:
 
 
 def replayed_program(path: str | os.PathLike[str], *, filters: bool = False) -> Program:
-    """Take the program that made a dataset out of its manifest; `path` is that file or the folder of the dataset.
+    """Return the program that made a dataset, from its manifest; `path` is the manifest or the folder of the dataset.
 
-    Constants that were measured come with it; with `filters` also what chose its episodes and rows, which is about
-    these and not about others. UsageError where the dataset was not made by operations, or by such a choice alone.
+    Measured constants are included. With `filters`, so are operations that chose episodes and rows, which were about
+    that dataset and not about others. UsageError if the dataset was not made by operations, or only by choosing.
     """
     documents, constants = _documents_of(path)
     kept = [document for document in documents if filters or not _chooses(document)]
@@ -615,9 +617,10 @@ def _lacks_constants(document: Any) -> bool:
 
 
 def different_past(path: str | os.PathLike[str], manifest: Manifest) -> tuple[str, ...]:
-    """Return a note if the dataset at `path` had gone through other steps before its last than that of `manifest`.
+    """Return a note if the dataset at `path` went through other steps before its last one than the dataset of
+    `manifest`.
 
-    A replay applies the last step alone: its constants fit only rows that the same steps have changed.
+    A replay only applies the last step: its constants fit only rows that went through the same steps before.
     """
     theirs, ours = _made_before(_manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
     if theirs == ours:
@@ -644,7 +647,7 @@ def _made_before(provenance: Sequence[Provenance]) -> list[str]:
 
 
 def _manifest_at(path: str | os.PathLike[str]) -> Manifest:
-    """Read a manifest; `path` is that file or the folder of the dataset."""
+    """Read a manifest; `path` is the file, or the folder of the dataset."""
     place = fs.expanded(path)
     if place.is_file():
         return Manifest.from_dict(load_json(place), str(place))

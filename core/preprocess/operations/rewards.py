@@ -32,9 +32,9 @@ from .base import (
 
 @dataclass(frozen=True)
 class ClipReward(RowOperation):
-    """Keeps every reward under `next` between `low` and `high`; None leaves a side open. NaN stays NaN.
+    """Limits every reward under `next` to `low` and `high`; None leaves a side open. NaN stays NaN.
 
-    What was derived of rewards before, such as returns, stays as it is.
+    Values derived from rewards before, such as returns, do not change.
     """
 
     name: ClassVar[str] = "clip-reward"
@@ -82,7 +82,7 @@ class ClipReward(RowOperation):
 
 
 def reward_keys(fields: Fields, operation: str) -> list[Key]:
-    """List the rewards: what is called `reward` under `next`, in a group too. UsageError where there is none."""
+    """List the rewards: entries named `reward` under `next`, also in groups. UsageError if there are none."""
     found = [key for key in fields.by_key if key[0] == NEXT and key[-1] == "reward"]
     if not found:
         raise UsageError(f"{operation} needs next.reward, which is not there")
@@ -95,7 +95,7 @@ def original_of(key: Key) -> Key:
 
 
 def reward_type(field: Field, operation: str) -> str:
-    """Name the type of sums of rewards: that of the rewards if they are floats, else float32."""
+    """Return the type for sums of rewards: the rewards' own if they are floats, otherwise float32."""
     if field.role == "text":
         raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
     return field.dtype if is_floating(field.dtype) else "float32"
@@ -108,7 +108,7 @@ def require_discount(gamma: float, operation: str) -> None:
 
 
 def _flags_there(fields: Fields) -> tuple[Key, ...]:
-    """The flags under `next` that there are."""
+    """Return the existing flags under `next`."""
     return tuple(key for key in KEPT if key in fields)
 
 
@@ -132,16 +132,16 @@ _CUT: Key = (_WINDOW, "cut")
 
 @dataclass(frozen=True)
 class NStep(RowOperation):
-    """Makes of every step a transition over m = min(`n`, steps to the end of its episode) steps, never across an end.
+    """Turns every step into a transition over m = min(`n`, steps to the end of its episode) steps, never across an end.
 
-    Fields under `next` become those after the last step of the window, and each reward there the sum of gamma^i times
-    the rewards in the window; `next.original_reward` keeps what it was. New are, one value a row,
+    Fields under `next` become the ones after the last step of the window. Each reward there becomes the sum of gamma^i
+    times the rewards in the window; `next.original_reward` keeps the original. New fields, with one value a row, are
     `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
 
-    The flags under `next` stay those of the step itself: they mark where episodes end. Those of the last step of the
-    window are at `multi_step.done`, `terminated` and `truncated`, and `multi_step.cut` marks windows that are short
-    without a flag. So a target is `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning
-    are those of the `MultiStep` transform.
+    The flags under `next` stay those of the step itself, as they mark where episodes end. The flags of the window's
+    last step are `multi_step.done`, `terminated` and `truncated`; `multi_step.cut` marks windows that are short without
+    a flag. A target is then `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning are as in the
+    `MultiStep` transform.
     """
 
     name: ClassVar[str] = "n-step"
@@ -269,10 +269,10 @@ class _Returns(RowOperation):
 
 @dataclass(frozen=True)
 class AddReturnToGo(_Returns):
-    """Adds `return_to_go`: the sum of the rewards from each step on to the end of its episode, discounted by `gamma`.
+    """Adds `return_to_go`: the sum of the rewards from each step to the end of its episode, discounted by `gamma`.
 
-    It is what policies are conditioned on (Decision Transformer), undiscounted by default. Shape
-    and type are those of the reward; whole numbers become float32. After n-step, the rewards of single steps count.
+    Policies are conditioned on it (Decision Transformer), by default undiscounted. It has the reward's shape and type;
+    for whole numbers float32. After n-step, the rewards of single steps are summed.
     """
 
     name: ClassVar[str] = "return-to-go"
@@ -286,10 +286,10 @@ class AddReturnToGo(_Returns):
 
 @dataclass(frozen=True)
 class AddMcReturn(_Returns):
-    """Adds `mc_return`: the discounted Monte Carlo return from each step on, with which values are calibrated (Cal-QL).
+    """Adds `mc_return`: the discounted Monte Carlo return from each step on, for calibrating values (Cal-QL).
 
-    The numbers are those of `return-to-go` with the same discount, which has to be given here: a value function has
-    one. Of an episode that was truncated the rest is not known and counts nothing.
+    The numbers equal `return-to-go` with the same discount, which is required here: a value function has one. The rest
+    of a truncated episode is unknown and counts nothing.
     """
 
     name: ClassVar[str] = "mc-return"

@@ -50,7 +50,7 @@ class Cast(RowOperation):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(
-                f"cast {self.key}: {self.dtype!r} is no element type{did_you_mean(self.dtype, DTYPES)}",
+                f"cast {self.key}: {self.dtype!r} is not an element type{did_you_mean(self.dtype, DTYPES)}",
                 hint=f"there are {', '.join(DTYPES)}",
             )
 
@@ -96,7 +96,7 @@ class ResizeImages(RowOperation):
 
     def __post_init__(self) -> None:
         if not _SIZE.fullmatch(self.size):
-            raise UsageError(f"resize {self.key}: {self.size!r} is no size, expected height x width like 84x84")
+            raise UsageError(f"resize {self.key}: {self.size!r} is not a size, expected height x width like 84x84")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise UsageError(
                 f"the layout of {self.key!r} is {self.layout!r}, expected hwc or chw"
@@ -181,10 +181,10 @@ Measured: TypeAlias = dict[str, tuple[Moments, QuantileSketch | None]]
 
 @dataclass(frozen=True)
 class Constants:
-    """What the values of one field were moved and divided by: `value * scale + loc` undoes it.
+    """The shift and scale of one field's values: `value * scale + loc` undoes them.
 
-    One number a dimension, row-major, or one for all. `constant` lists dimensions that are not divided, because they
-    never vary; their scale is 1. So many values were `nan` or `infinite` and did not count.
+    There is one number for each dimension, row-major, or one for all. `constant` lists dimensions that are not divided,
+    because they never vary; their scale is 1. `nan` and `infinite` count the values that were ignored.
     """
 
     key: str
@@ -224,15 +224,15 @@ class Constants:
 
 @dataclass(frozen=True)
 class NormalizeFields(RowOperation):
-    """Brings a field, or each of a group, to a common scale, and what `next` holds of it by the same constants.
+    """Normalises a field, or each field of a group, and its counterpart under `next` with the same constants.
 
-    `mean-std` gives each dimension mean 0 and deviation 1; `min-max` brings its least and greatest value, `quantile`
-    its 1st and 99th percentile (known up to 0.2 %) to -1 and 1. Dimensions that never vary are moved to 0 and not
-    divided. Constants are taken of the rows that reach the operation, every observation of an episode once: that
-    before each step, and that after the last. NaN and infinite values do not count. Rows of more than 1,024 numbers,
-    like images, share one pair of constants. The result is float32, and float64 where the field was.
+    `mean-std` gives each dimension mean 0 and deviation 1; `min-max` maps its least and greatest value, `quantile` its
+    1st and 99th percentile (accurate to 0.2 %), to -1 and 1. Dimensions that never vary are shifted to 0 and not
+    divided. The constants are measured on the rows that reach the operation, with every observation of an episode
+    counted once, the final one included. NaN and infinite values do not count. Rows with more than 1,024 numbers, such
+    as images, share one pair of constants. The result is float32, or float64 if the field was.
 
-    `constants` are those of an earlier run, to bring other data to the same scale; then nothing is measured.
+    Given `constants` of an earlier run, nothing is measured, so that other data gets the same scale.
     """
 
     name: ClassVar[str] = "normalize"

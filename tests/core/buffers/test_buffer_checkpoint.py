@@ -148,7 +148,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 def test_the_folder_where_the_storage_lives_is_left_alone(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "saved/storage"))
     buffer.extend(torch.arange(3))
-    with pytest.raises(UsageError, match="the storage is in"):
+    with pytest.raises(UsageError, match="the storage keeps its rows in"):
         buffer.dumps(tmp_path / "saved")
     assert buffer[:].tolist() == [0, 1, 2]
 

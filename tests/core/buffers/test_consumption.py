@@ -277,5 +277,5 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], error: type[Excep
 
 
 def test_priorities_are_refused() -> None:
-    with pytest.raises(TypeError, match="consumes nothing"):
+    with pytest.raises(TypeError, match="cannot be used in a buffer with priorities"):
         PrioritizedReplayBuffer(alpha=0.5, beta=0.5, consume_after_n_samples=1)

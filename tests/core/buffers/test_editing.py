@@ -92,7 +92,7 @@ def test_packed_datasets_and_recordings_say_that_they_cannot(tmp_path: Path, way
         "storage": lambda buffer: buffer.storage.__setitem__(0, buffer[1]),
     }
     for storage in (PackedStorage(tmp_path / "packed"), recording):
-        with pytest.raises(SchemaError, match=r"read-only|recording|are only added|read-only"):
+        with pytest.raises(SchemaError, match=r"read-only|recording only grows|cannot be changed"):
             ways[way](ReplayBuffer(storage=storage))
 
 
@@ -117,7 +117,7 @@ def test_ragged_entries_of_a_lazy_stack_are_refused() -> None:
     buffer.extend([TensorDict({"a": torch.zeros(n)}, []) for n in (2, 3)])
     with pytest.raises(SchemaError, match="differs in shape"):
         buffer.set_("a", torch.zeros(2, 2))
-    with pytest.raises(MissingKeyError, match=r"there is no 'b'|'b' is"):
+    with pytest.raises(MissingKeyError, match=r"'b' not found|'b' is"):
         buffer.set_("b", torch.zeros(2, 2))
 
 
@@ -163,7 +163,7 @@ def test_new_entries_of_a_lazy_stack_along_another_dimension() -> None:
     buffer.extend(TensorDict({"a": torch.arange(12).reshape(4, 3)}, [4, 3]))
     buffer["b"] = 2 * buffer["a"]
     assert (buffer[1]["b"].tolist(), tuple(buffer["b"].shape)) == ([6, 8, 10], (3, 4))
-    with pytest.raises(SchemaError, match=r"'c' is \[4, 3\], expected \[3, 4\] in front"):
+    with pytest.raises(SchemaError, match=r"'c' has the shape \[4, 3\], expected it to begin with \[3, 4\]"):
         buffer["c"] = torch.zeros(4, 3)
     buffer.extend(TensorDict({"a": torch.zeros(1, 2)}, [1, 2]))
     with pytest.raises(SchemaError, match="elements differ in shape"):
@@ -204,10 +204,10 @@ def test_files_take_no_new_entries(tmp_path: Path) -> None:
     buffer = made(LazyMemmapStorage)
     with pytest.raises(SchemaError):
         buffer.write_all(with_values())
-    with pytest.raises(MissingKeyError, match="is a new entry"):
+    with pytest.raises(MissingKeyError, match="cannot take the new entry"):
         buffer["value"] = torch.zeros(ROWS)
     write_walks(tmp_path / "walks", [(3, "terminated")])
-    with pytest.raises(MissingKeyError, match="is a new entry"):
+    with pytest.raises(MissingKeyError, match="cannot take the new entry"):
         ReplayBuffer(storage=DatasetStorage(tmp_path / "walks"))["value"] = torch.zeros(3)
 
 

@@ -309,7 +309,7 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ReplayBufferEnsemble(*members, storages=storages, samplers=samplers, writers=writers)
     with pytest.raises(RuntimeError, match="writers"):
         ReplayBufferEnsemble(storages=storages, samplers=samplers)
-    with pytest.raises(RuntimeError, match="expected in the SamplerEnsemble"):
+    with pytest.raises(RuntimeError, match="to the SamplerEnsemble instead"):
         ReplayBufferEnsemble(storages=storages, samplers=samplers, writers=writers, p=[1, 2])
     with pytest.raises(RuntimeError, match="one number"):
         ReplayBufferEnsemble(storages=storages, samplers=SamplerEnsemble(RandomSampler()), writers=writers)

@@ -178,7 +178,7 @@ def test_a_member_that_refuses_its_rows_is_named_and_all_stay_as_they_were(tmp_p
     for load in (lambda: lists.loads(tmp_path / "two"), lambda: lists.load_state_dict(state)):
         with pytest.raises(rbtool.RbtoolError) as raised:
             load()
-        assert "member 1 of the ensemble; nothing is loaded" in raised.value.hint
+        assert "member 1 of the ensemble; nothing was loaded" in raised.value.hint
         assert lists.p is None
         assert lists[0][:]["a"].tolist() == [70, 71, 72]
         assert lists[1][:] == ["a", "b"]
@@ -193,7 +193,7 @@ def test_a_changed_byte_of_a_member_is_found_and_all_stay_as_they_were(tmp_path:
     unharmed = copy.deepcopy(other)
     with pytest.raises(rbtool.FormatError, match=r"changed|differ|digest") as raised:
         other.loads(tmp_path / "saved")
-    assert "member 4 of the ensemble; nothing is loaded" in raised.value.hint
+    assert "member 4 of the ensemble; nothing was loaded" in raised.value.hint
     require_alike(other, unharmed)
 
 

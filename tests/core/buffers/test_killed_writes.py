@@ -157,7 +157,7 @@ def test_a_write_without_memory_for_the_old_rows_changes_nothing(full_memory: No
     buffer = ring()
     buffer.extend(rows(1, 3))
     before = state(buffer)
-    with pytest.raises(OutOfSpaceError, match="no memory is left"):
+    with pytest.raises(OutOfSpaceError, match="not enough memory"):
         buffer.extend(rows(2, 2))
     assert state(buffer) == before
 

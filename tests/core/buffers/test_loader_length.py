@@ -136,7 +136,7 @@ def test_what_cannot_iterate_has_no_length_either(arguments: dict[str, Any], sen
 
 
 def test_without_a_batch_size_there_is_no_length() -> None:
-    with pytest.raises(RuntimeError, match="needs a batch size"):
+    with pytest.raises(RuntimeError, match="needs a buffer with a batch_size"):
         len(loader_of(filled(SamplerWithoutReplacement(), None, [10])))
 
 

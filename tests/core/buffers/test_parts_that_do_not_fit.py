@@ -64,8 +64,8 @@ def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
         (lambda: SliceSampler(slice_len=2, end_keys=[]), r"end_keys is \[\], expected a list"),
         (lambda: SliceSampler(slice_len=2, use_gpu="foo"), "use_gpu is 'foo'"),
         (lambda: SliceSampler(slice_len=2, compile="yes"), "compile is 'yes'"),  # type: ignore[arg-type]
-        (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is the name of no device"),
-        (lambda: PrioritizedSampler(10, 1, 1, device="meta"), "on the CPU or on a CUDA device"),
+        (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is not the name of a device"),
+        (lambda: PrioritizedSampler(10, 1, 1, device="meta"), "kept on the CPU or a CUDA device"),
     ],
 )
 def test_arguments_that_make_no_sense_are_told(make: Any, words: str) -> None:

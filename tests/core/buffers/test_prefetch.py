@@ -82,7 +82,7 @@ def test_the_state_is_that_of_the_last_batch_delivered(sampler: type | None) -> 
 
 def test_another_number_of_batches_ahead_is_refused() -> None:
     state = numbers(prefetch=3).state_dict()
-    with pytest.raises(RuntimeError, match="3 batches made ahead, this buffer makes 2"):
+    with pytest.raises(RuntimeError, match="3 batches prepared ahead, this buffer prepares 2"):
         numbers(prefetch=2).load_state_dict(state)
 
 

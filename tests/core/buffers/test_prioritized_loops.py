@@ -50,7 +50,7 @@ def test_one_priority_for_all_or_one_each(shape: tuple[int, ...]) -> None:
 def test_elements_that_are_not_named(index: Any) -> None:
     buffer = plain()
     buffer.extend(torch.arange(4))
-    with pytest.raises(TypeError, match="elements are named by their numbers, found a"):
+    with pytest.raises(TypeError, match="priorities are set by the numbers of elements, found a"):
         buffer.update_priority(index, 1.0)
 
 

@@ -228,7 +228,7 @@ def test_elements_that_the_storage_lacks_get_no_priority(own: bool, sync: bool, 
     buffer = PrioritizedReplayBuffer(**EXPONENTS, storage=LazyTensorStorage(10), **more)
     buffer.extend(torch.arange(3))
     buffer.update_priority(0, 2.0)
-    with pytest.raises(IndexError, match=r"element \d was named, the storage has 3"):
+    with pytest.raises(IndexError, match=r"no element \d: the storage has 3"):
         buffer.update_priority(index, 50.0)
     assert buffer.sampler.default_priority == 2
     assert drawn_weights(buffer) == expected(2, 1, 1)
@@ -239,7 +239,7 @@ def test_elements_that_the_storage_lacks_get_no_priority(own: bool, sync: bool, 
 def test_nor_those_of_several_dimensions() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), sampler=sampler(12), dim_extend=0)
     buffer.extend(torch.arange(8).reshape(2, 4))
-    with pytest.raises(IndexError, match="element 8 was named, the storage has 8"):
+    with pytest.raises(IndexError, match="there is no element 8: the storage has 8"):
         buffer.update_priority(torch.tensor([[0, 0], [2, 0]]), 50.0)
     assert drawn_weights(buffer) == expected(*[1] * 8)
 

@@ -92,7 +92,7 @@ def test_a_spawned_child_writes_and_does_not_sample() -> None:
     for act in (sample, update):
         said = in_a_child(act, buffer, method="spawn")
         assert "'RuntimeError'" in said
-        assert "the priorities of this buffer are with the process that made it" in said
+        assert "only the process that created this buffer has its priorities" in said
     assert sample(buffer) == 4
 
 
@@ -102,7 +102,7 @@ def test_what_is_passed_to_a_spawned_child(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr("rbtool.core.buffers.prioritized.get_spawning_popen", lambda: object())
         other = pickle.loads(pickle.dumps(sampler))
     assert isinstance(other, WorkerSampler)
-    with pytest.raises(RuntimeError, match="with the process that made it"):
+    with pytest.raises(RuntimeError, match="that created this buffer"):
         other.sample(TensorStorage(torch.zeros(1)), 1)
 
 
@@ -143,7 +143,7 @@ def test_td_errors_of_new_data_are_left_alone() -> None:
         buffer.extend(rows, update_priority=told)
     buffer.add(rows[2])
     assert priorities(buffer) == [1] * 7
-    with pytest.raises(RuntimeError, match="update_priority is True") as refused:
+    with pytest.raises(RuntimeError, match="update_priority=True") as refused:
         buffer.extend(rows, update_priority=True)
     assert isinstance(refused.value, RbtoolError)
     assert buffer.write_count == 7
@@ -154,7 +154,7 @@ def test_td_errors_of_new_data_are_left_alone() -> None:
 
 
 def test_the_same_call_on_a_plain_buffer() -> None:
-    with pytest.raises(RuntimeError, match="update_priority is True"):
+    with pytest.raises(RuntimeError, match="update_priority=True"):
         made().extend(torch.arange(3), update_priority=True)
 
 

@@ -80,7 +80,7 @@ def test_writes_that_nobody_would_see_are_refused(storage: type) -> None:
         buffer.extend([torch.tensor(1)])
     before = len(buffer)
     said = in_a_child(extend_tensors, buffer, 100)
-    assert said.startswith("SchemaError: this process has a copy of the rows")
+    assert said.startswith("SchemaError: this process has a private copy of the rows")
     assert (len(buffer), buffer.write_count) == (before, before)
 
 

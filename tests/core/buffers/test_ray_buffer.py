@@ -227,7 +227,7 @@ def test_slices_and_any_function(ray: Any) -> None:
 def test_errors_are_those_of_the_buffer(ray: Any, buffer: RayReplayBuffer) -> None:
     with pytest.raises(UsageError, match="expected a tensordict, found a int") as caught:
         buffer.extend(3)
-    assert caught.value.hint == "take a ReplayBuffer"
+    assert caught.value.hint == "use a ReplayBuffer"
     with pytest.raises(SchemaError, match="number"):
         buffer.extend(rows(0, 3).exclude("number"))
     with pytest.raises(IndexError):

@@ -30,7 +30,7 @@ def lanes(**arguments: object) -> ReplayBuffer:
 
 def test_a_batch_size_has_to_be_known() -> None:
     buffer = numbers()
-    with pytest.raises(RuntimeError, match="no batch size"):
+    with pytest.raises(RuntimeError, match="needs a batch size"):
         buffer.sample()
     with pytest.raises(RuntimeError, match="batch size"):
         next(iter(buffer))
@@ -114,7 +114,7 @@ def test_names_of_entries() -> None:
 @pytest.mark.parametrize("key", ["c", ("_data", "a"), ("a", "c"), ("next", "a")])
 def test_entries_that_are_not_there_are_named(key: str | tuple[str, ...]) -> None:
     data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3)}}, [3])
-    with pytest.raises(MissingKeyError, match="there is no"):
+    with pytest.raises(MissingKeyError, match="not found"):
         ReplayBuffer(storage=TensorStorage(data))[key]
 
 
@@ -170,7 +170,7 @@ def test_three_dimensions() -> None:
 
 
 def test_a_batch_with_too_few_dimensions_is_named() -> None:
-    with pytest.raises(RuntimeError, match="dimension 1 is the one that grows"):
+    with pytest.raises(RuntimeError, match="grows along dimension 1"):
         ReplayBuffer(storage=LazyTensorStorage(12, ndim=2)).extend(torch.arange(4))
 
 

@@ -109,7 +109,7 @@ def test_a_copy_has_memory_of_its_own() -> None:
     stale = sent_by_child(other, 3)[0]
     del other
     assert stale is not None
-    with pytest.raises(WorkerDiedError, match="without the dataset"):
+    with pytest.raises(WorkerDiedError, match="does not have the dataset"):
         stale.received()
 
 

@@ -81,7 +81,7 @@ def test_a_dict_of_arrays_and_tensors_becomes_a_tensordict(storage: Any) -> None
 def test_a_dict_of_several_dimensions_has_those_of_the_storage() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=5)
     assert buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3, 4, 2)}).shape == (12, 2)
-    with pytest.raises(UsageError, match=r"'b' is \[3\] and 'a' is \[3, 4\], expected the same 2 dimensions"):
+    with pytest.raises(UsageError, match=r"'b' is \[3\] and 'a' is \[3, 4\], expected the same 2 leading dimensions"):
         buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3)})
 
 
@@ -140,7 +140,7 @@ def test_batches_that_are_no_tensordicts() -> None:
 def test_a_transform_that_changes_the_shape_clashes() -> None:
     buffer = made(transform=lambda rows: rows.reshape(2, 3))
     buffer.extend(steps())
-    with pytest.raises(RuntimeError, match=r"\[6\], expected the shape of the batch, \[2, 3\]"):
+    with pytest.raises(RuntimeError, match=r"\[6\], expected it to begin with the batch's, \[2, 3\]"):
         buffer.sample()
 
 

@@ -261,7 +261,7 @@ def test_a_dataset_that_allows_no_writing_stays_as_it_is() -> None:
 
 
 def test_priorities_of_a_sampler_without_any_warn() -> None:
-    with pytest.warns(UserWarning, match="does not look at priorities"):
+    with pytest.warns(UserWarning, match="does not use priorities"):
         filled().update_priority(torch.tensor([0]), torch.tensor([1.0]))
 
 

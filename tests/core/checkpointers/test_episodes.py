@@ -400,7 +400,7 @@ def test_a_cut_h5_file_is_found(tmp_path: Path, form: str, cut: float) -> None:
 def test_an_h5_file_of_somebody_else_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.h5", "w") as h5:
         h5["observation"] = np.arange(3)
-    refused("h5", tmp_path / "other.h5", FormatError, "that rbtool did not write")
+    refused("h5", tmp_path / "other.h5", FormatError, "not written by rbtool")
 
 
 @each_class
@@ -419,7 +419,7 @@ def test_a_dataset_and_a_plain_folder_are_named(tmp_path: Path, form: str) -> No
     refused(form, tmp_path / "dataset", FormatError, "is a dataset in layout ted")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/notes.txt").write_text("mine")
-    refused(form, tmp_path / "plain", FormatError, "is no checkpoint")
+    refused(form, tmp_path / "plain", FormatError, "is not a checkpoint")
 
 
 @each_class
@@ -486,8 +486,8 @@ def test_a_storage_that_does_not_fit_stays(
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (torch.zeros(4, 2), "tensordicts only"),
-        ({"a": torch.zeros(4)}, "tensordicts only"),
+        (torch.zeros(4, 2), "only tensordicts"),
+        ({"a": torch.zeros(4)}, "only tensordicts"),
         (TensorDict({"a": torch.zeros(4)}, [4]), "no done, terminated or truncated below"),
         (TensorDict({"a": torch.zeros(4), "done": torch.zeros(4, 1).bool()}, [4]), "the ends of episodes are unknown"),
         (TensorDict({"a": torch.zeros(4).to(torch.float8_e5m2), "next": {"done": torch.ones(4, 1)}}, [4]), "float8"),
@@ -511,7 +511,7 @@ def test_empty_storages_are_refused(tmp_path: Path, form: str, storage: Any) -> 
 def test_compressed_lists_are_refused(tmp_path: Path, form: str) -> None:
     storage = CompressedListStorage(3)
     storage.set(0, PLAN.rows(np.random.default_rng(0), 1)[0])
-    with pytest.raises(UsageError, match=r"^an? \w+ serves .*, found a CompressedListStorage\nhint") as raised:
+    with pytest.raises(UsageError, match=r"^an? \w+ saves .*, found a CompressedListStorage\nhint") as raised:
         CLASSES[form]().dumps(storage, tmp_path / "saved")
     assert "CompressedListStorageCheckpointer" in raised.value.hint
     with pytest.raises(UsageError, match="found a CompressedListStorage"):

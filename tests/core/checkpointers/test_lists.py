@@ -150,7 +150,7 @@ def holds_itself() -> list[object]:
     [
         (object(), "row 1: a object cannot be written to a checkpoint"),
         ({"a": {1, 2}}, "row 1: a set cannot be written"),
-        ({1: "x"}, "row 1: 1 is a key of a dict; a checkpoint can hold texts as keys"),
+        ({1: "x"}, "row 1: 1 is a key of a dict; checkpoints can only hold text keys"),
         (Pair(1, 2), "row 1: a Pair is a named tuple"),
         (Step(torch.zeros(2), batch_size=[2]), "row 1: a Step is a tensorclass"),
         (TensorDict({"s": print}, []), "row 1: a builtin_function_or_method cannot be written"),
@@ -179,7 +179,7 @@ def test_an_item_that_holds_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_storages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="serves lists of objects, found a TensorStorage"):
+    with pytest.raises(UsageError, match="saves lists of objects, found a TensorStorage"):
         ListStorageCheckpointer().dumps(TensorStorage(torch.zeros(3)), tmp_path / "storage")
 
 
@@ -311,8 +311,8 @@ def refuses(path: Path, error: type[Exception], message: str) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    refuses(tmp_path / "absent", DatasetNotFoundError, "nothing at")
-    refuses(tmp_path, FormatError, r"has no items\.json, which a ListStorageCheckpointer writes")
+    refuses(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
+    refuses(tmp_path, FormatError, r"lacks the items\.json that a ListStorageCheckpointer writes")
 
 
 @pytest.mark.parametrize("size", [0, 10, 69, 71])
@@ -327,7 +327,7 @@ def test_changed_bytes(tmp_path: Path) -> None:
     data = bytearray((path / "items.memmap").read_bytes())
     data[30] ^= 1
     (path / "items.memmap").write_bytes(data)
-    refuses(path, CorruptDataError, "items.memmap has other bytes than were written")
+    refuses(path, CorruptDataError, "items.memmap does not hold the bytes that were saved")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_checkpoint_of_another_class(tmp_path: Path) -> None:
     storage = CompressedListStorage(2)
     storage.set(0, torch.zeros(2))
     storage.dumps(tmp_path / "storage")
-    refuses(tmp_path / "storage", FormatError, "was written by a CompressedListStorageCheckpointer; this is a List")
+    refuses(tmp_path / "storage", FormatError, "was written by a CompressedListStorageCheckpointer, and a List")
 
 
 def test_more_than_there_is_room_for(tmp_path: Path) -> None:
@@ -356,30 +356,30 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
     [
         ({"format": "other"}, "does not describe a list of objects"),
         ({"format_version": 2}, "has format_version 2, expected 1"),
-        ({"kinds": 3}, "has no list of kinds"),
-        ({"items": {"a": 1}}, "or none of items"),
-        ({"items": [-1]}, "names the kind -1; there are 1"),
-        ({"items": [10**30]}, "names the kind 1000000000000000000000000000000; there are 1"),
-        ({"items": [True]}, "names the kind True"),
-        ({"items": [0.5]}, "names the kind 0.5"),
+        ({"kinds": 3}, "lacks the list of kinds"),
+        ({"items": {"a": 1}}, "or of items"),
+        ({"items": [-1]}, "invalid kind -1, expected a number below 1"),
+        ({"items": [10**30]}, "invalid kind 1000000000000000000000000000000, expected a number below 1"),
+        ({"items": [True]}, "invalid kind True"),
+        ({"items": [0.5]}, "invalid kind 0.5"),
         ({"kinds": ["x"]}, "an item is described by 'x', expected an object"),
-        ({"kinds": [{}]}, "None is no kind of item"),
-        ({"kinds": [{"type": "tensorclass", "class": "os.system"}]}, "'tensorclass' is no kind of item"),
-        ({"kinds": [{"type": "named_tuple", "class": "x", "items": []}]}, "'named_tuple' is no kind of item"),
+        ({"kinds": [{}]}, "None is not a known kind of item"),
+        ({"kinds": [{"type": "tensorclass", "class": "os.system"}]}, "'tensorclass' is not a known kind of item"),
+        ({"kinds": [{"type": "named_tuple", "class": "x", "items": []}]}, "'named_tuple' is not a known kind of item"),
         ({"kinds": [TENSOR | {"dtype": "exec('1')"}]}, "is not an element type of torch"),
         ({"kinds": [TENSOR | {"dtype": 5}]}, "5 is not an element type of torch"),
-        ({"kinds": [TENSOR | {"shape": [-2]}]}, r"\[-2\] is no shape"),
-        ({"kinds": [TENSOR | {"shape": "2"}]}, "'2' is no shape"),
-        ({"kinds": [TENSOR | {"shape": [2**62]}]}, "is the shape of no tensor"),
+        ({"kinds": [TENSOR | {"shape": [-2]}]}, r"\[-2\] is not a shape"),
+        ({"kinds": [TENSOR | {"shape": "2"}]}, "'2' is not a shape"),
+        ({"kinds": [TENSOR | {"shape": [2**62]}]}, "is not the shape of a possible tensor"),
         ({"kinds": [TENSOR | {"shape": [2**40]}]}, "items.memmap has 8 bytes, expected 4,398,046,511,104"),
-        ({"kinds": [TENSOR | {"array": "matrix"}]}, "'matrix' is no kind of array"),
+        ({"kinds": [TENSOR | {"array": "matrix"}]}, "'matrix' is not a known kind of array"),
         ({"kinds": [{"type": "tensordict", "fields": [1]}]}, r"of a described item is \[1\], expected a Mapping"),
         ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "batch_size": [3]}]}, "row 0 of .* contradicts"),
-        ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "names": ["x"]}]}, "cannot name the 0 dimensions"),
+        ({"kinds": [{"type": "tensordict", "fields": {"a": TENSOR}, "names": ["x"]}]}, "names for the 0 dimensions"),
         ({"kinds": [{"type": "lazy_stack", "stack_dim": 0, "items": []}]}, "a lazy stack of 0 items"),
-        ({"kinds": [{"type": "lazy_stack", "stack_dim": 1, "items": [TENSOR]}]}, "other things than tensordicts"),
+        ({"kinds": [{"type": "lazy_stack", "stack_dim": 1, "items": [TENSOR]}]}, "can only consist of tensordicts"),
         ({"kinds": [{"type": "other", "value": {"__type__": "pickle", "value": "x"}}]}, "cannot be read as 'pickle'"),
-        ({"kinds": [{"type": "other", "value": {"__type__": "torch.device", "value": "x"}}]}, "is not the value of a"),
+        ({"kinds": [{"type": "other", "value": {"__type__": "torch.device", "value": "x"}}]}, "is not a valid"),
     ],
 )  # fmt: skip
 def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -534,7 +534,7 @@ def test_torchrl_reads_ours(items: list[object], tmp_path: Path) -> None:
 
 def test_the_checkpointer_belongs_to_its_storage() -> None:
     assert type(CompressedListStorage(3).checkpointer) is CompressedListStorageCheckpointer
-    with pytest.raises(UsageError, match="serves a CompressedListStorage, found a ListStorage"):
+    with pytest.raises(UsageError, match="saves a CompressedListStorage, found a ListStorage"):
         CompressedListStorageCheckpointer().loads(ListStorage(3), "anywhere")
 
 
@@ -644,20 +644,18 @@ def saved_compressed(tmp_path: Path) -> Path:
 def test_a_missing_description(name: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / name).unlink()
-    refuses_compressed(path, FileNotFoundError, f"has no {name}, which a CompressedListStorageCheckpointer writes")
+    refuses_compressed(path, FileNotFoundError, f"lacks the {name} that a CompressedListStorageCheckpointer writes")
 
 
 def test_compressed_nothing_there(tmp_path: Path) -> None:
-    refuses_compressed(tmp_path / "absent", DatasetNotFoundError, "nothing at")
+    refuses_compressed(tmp_path / "absent", DatasetNotFoundError, "not found, expected")
 
 
 def test_compressed_checkpoint_of_another_class(tmp_path: Path) -> None:
     storage = ListStorage(2)
     storage.set(0, "x")
     storage.dumps(tmp_path / "storage")
-    refuses_compressed(
-        tmp_path / "storage", FormatError, "was written by a ListStorageCheckpointer; this is a Compressed"
-    )
+    refuses_compressed(tmp_path / "storage", FormatError, "was written by a ListStorageCheckpointer, and a Compressed")
 
 
 def test_sharp_edge_6_more_than_there_is_room_for(tmp_path: Path) -> None:
@@ -691,16 +689,16 @@ def test_missing_data(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([0], "describes 2 objects and numbers 1"),
-        ([0, 1, 2], "describes 2 objects and numbers 3"),
-        ([0, -1], "names the data -1 of at most 2"),
-        ([0, 10**30], "names the data 10{30} of at most 2"),
-        ([0, True], "names the data True"),
-        ([0, "../1"], "names the data '../1'"),
+        ([0], "describes 2 objects, but numbers 1"),
+        ([0, 1, 2], "describes 2 objects, but numbers 3"),
+        ([0, -1], "invalid number -1, expected one below 2"),
+        ([0, 10**30], "invalid number 10{30}, expected one below 2"),
+        ([0, True], "invalid number True"),
+        ([0, "../1"], "invalid number '../1'"),
         ([1, 1], "gives the same data to two objects"),
-        ([0, None], "names no data for an object that has tensors"),
-        ({"0": 0}, "must hold lists"),
-        ([1, 0], "describes no vector of bytes 'a'"),
+        ([0, None], "lacks the data of an object that has tensors"),
+        ({"0": 0}, "must be lists"),
+        ([1, 0], "does not describe a byte vector 'a'"),
     ],
 )
 def test_hostile_indices(indices: object, message: str, tmp_path: Path) -> None:
@@ -716,13 +714,13 @@ def tagged(kind: str, value: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"type": "pickle"}, "'pickle' is no kind of item"),
+        ({"type": "pickle"}, "'pickle' is not a known kind of item"),
         ({"type": "tensordict"}, "'fields' of a described item is None"),
-        ({"type": "mapping", "fields": {"../../x": {"type": "tensor"}}}, "describes no vector of bytes"),
+        ({"type": "mapping", "fields": {"../../x": {"type": "tensor"}}}, "does not describe a byte vector"),
         ({"dtype": tagged("dtype", "__import__('os').abort()")}, "is not an element type of torch"),
         ({"dtype": {}}, "None is not an element type"),
-        ({"shape": tagged("Size", [-1])}, "is no shape"),
-        ({"shape": tagged("Size", [2**70])}, "is the shape of no tensor"),
+        ({"shape": tagged("Size", [-1])}, "is not a shape"),
+        ({"shape": tagged("Size", [2**70])}, "is not the shape of a possible tensor"),
         ({"shape": tagged("Size", [2**50])}, "cannot hold the"),
         ({"codec": "rot13"}, "the codec 'rot13' is unknown"),
         ({"codec": ["zstd"]}, r"the codec \['zstd'\] is unknown"),
@@ -742,11 +740,19 @@ def test_compressed_hostile_descriptions(change: dict[str, object], message: str
     [
         ("metadata.json", "{", "is not JSON"),
         ("metadata.json", "[" * 10**5, "nests deeper than 100 levels"),
-        ("data_indices.json", "5", "must hold lists"),
-        ("compressed_data/1/meta.json", "[]", "describes no vector of bytes 'data'"),
+        ("data_indices.json", "5", "must be lists"),
+        ("compressed_data/1/meta.json", "[]", "does not describe a byte vector 'data'"),
         ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "bytes, expected -4"),
-        ("compressed_data/1/meta.json", '{"data":{"shape":5,"dtype":"torch.uint8"}}', "describes no vector of bytes"),
-        ("compressed_data/1/meta.json", '{"data":{"shape":[21],"dtype":"torch.int8"}}', "describes no vector of bytes"),
+        (
+            "compressed_data/1/meta.json",
+            '{"data":{"shape":5,"dtype":"torch.uint8"}}',
+            "does not describe a byte vector",
+        ),
+        (
+            "compressed_data/1/meta.json",
+            '{"data":{"shape":[21],"dtype":"torch.int8"}}',
+            "does not describe a byte vector",
+        ),
     ],
 )
 def test_hostile_files(name: str, text: str, message: str, tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def test_what_torchrl_writes_over_it_is_not_taken_for_ours(tmp_path: Path) -> No
     path = tmp_path / "saved"
     full().dumps(path)
     (path / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 3}')
-    with pytest.raises(CorruptDataError, match=r"storage_metadata\.json was not saved with the rest"):
+    with pytest.raises(CorruptDataError, match=r"storage_metadata\.json does not belong to the checkpoint"):
         LazyTensorStorage(ROWS).loads(path)
 
 
@@ -496,7 +496,7 @@ def test_an_error_of_the_disk_names_the_segment(tmp_path: Path, monkeypatch: pyt
 
 def test_other_dimensions_are_refused(tmp_path: Path) -> None:
     full().dumps(tmp_path / "saved")
-    with pytest.raises(SchemaError, match="saved with ndim=1, this storage has ndim=2"):
+    with pytest.raises(SchemaError, match="saved with ndim=1, but this storage has ndim=2"):
         LazyTensorStorage(ROWS, ndim=2).loads(tmp_path / "saved")
 
 
@@ -530,7 +530,7 @@ def test_segments_that_do_not_have_all_rows(
     shutil.rmtree(path / ".rbtool")
     (path / "segments.json").unlink()
     spoil(found).save(path)
-    with pytest.raises(CorruptDataError, match=r"segments\.json does not list the segments of 64 rows"):
+    with pytest.raises(CorruptDataError, match=r"segments\.json does not list segments for all 64 rows"):
         LazyTensorStorage(ROWS).loads(path)
     storage.dumps(path)  # nothing of it is used
     LazyTensorStorage(ROWS).loads(path, verify=True)
@@ -836,7 +836,7 @@ def test_blocks_are_read_whole_in_pieces_of_any_size(
     try:
         segments.read_blocks(descriptor, blocks)
         assert [bytes(into) for _, into in blocks] == [data[start : start + size] for start, size in places]
-        with pytest.raises(CorruptDataError, match="cut meanwhile"):
+        with pytest.raises(CorruptDataError, match="cut while it was read"):
             segments.read_blocks(descriptor, [(59_990, memoryview(bytearray(11)))])
     finally:
         os.close(descriptor)

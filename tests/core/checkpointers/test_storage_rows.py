@@ -99,7 +99,7 @@ def test_keys_are_read_with_and_without_next(given_keys: object, found: list[tup
 
 
 def test_a_key_is_of_text() -> None:
-    with pytest.raises(UsageError, match="reward_keys holds 3"):
+    with pytest.raises(UsageError, match="reward_keys has 3"):
         keys_of([3], "reward_keys")  # type: ignore[list-item]
 
 
@@ -166,10 +166,10 @@ def test_other_rows_are_refused(form: str, datasets: Path, tmp_path: Path) -> No
     edited = DatasetStorage(datasets / "ted")
     edited[3:4] = edited[3:4].clone().apply(lambda leaf: leaf + 1 if leaf.dtype == torch.float32 else leaf)
     for number, (source, match) in enumerate((
-        (edited, "of step 3 of .* is not that of the PackedStorage"),
-        (DatasetStorage(datasets / "other"), "is not that of the PackedStorage"),
-        (TensorStorage(edited[:7]), r"holds 7 steps of a storage of \[7\], this one has 11"),
-        (TensorStorage(edited[:].exclude("action")), "'action' of .* is not that"),
+        (edited, "of step 3 of .* differs from the PackedStorage"),
+        (DatasetStorage(datasets / "other"), "differs from the PackedStorage"),
+        (TensorStorage(edited[:7]), r"holds 7 steps of a storage \[7\], this one has 11"),
+        (TensorStorage(edited[:].exclude("action")), "'action' of .* differs"),
     )):  # fmt: skip
         MAKERS[form]().dumps(source, tmp_path / str(number))
         with pytest.raises(SchemaError, match=match):
@@ -249,7 +249,7 @@ def test_a_recording_that_went_on_is_not_taken_back(tmp_path: Path) -> None:
     recording, rows = recorded(tmp_path / "recording")
     FlatStorageCheckpointer().dumps(recording, tmp_path / "saved")
     recording.set(9, rows[0])
-    with pytest.raises(SchemaError, match="this one has 10 and cannot be written to"):
+    with pytest.raises(SchemaError, match="this one has 10 and is read-only"):
         FlatStorageCheckpointer().loads(recording, tmp_path / "saved")
     with pytest.raises(SchemaError, match="recording is empty"):
         FlatStorageCheckpointer().dumps(PackedStorage.create(tmp_path / "empty"), tmp_path / "nothing")
@@ -304,7 +304,7 @@ def test_lists_of_other_things_are_refused(form: str, items: list[Any], match: s
 
 def test_lanes_are_no_list(tmp_path: Path) -> None:
     FlatStorageCheckpointer().dumps(BufferPlan(4, (4,), (2,)).buffer()._storage, tmp_path / "saved")
-    with pytest.raises(SchemaError, match="ndim=2, a list has ndim=1"):
+    with pytest.raises(SchemaError, match="ndim=2, but a list has ndim=1"):
         FlatStorageCheckpointer().loads(ListStorage(8), tmp_path / "saved")
 
 

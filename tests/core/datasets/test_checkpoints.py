@@ -199,7 +199,7 @@ def test_a_writer_whose_state_was_lost_is_still_found(tmp_path: Path, walks: Pat
     (tmp_path / "saved" / "writer" / "metadata.json").unlink()
     with pytest.raises(CorruptDataError, match=r"metadata\.json is missing"):
         plain(20).loads(tmp_path / "saved")
-    with pytest.raises(DatasetNotFoundError, match="no writer's state"):
+    with pytest.raises(DatasetNotFoundError, match="not hold the state of a writer"):
         plain(20).loads(without_digests(tmp_path / "saved"))
 
 

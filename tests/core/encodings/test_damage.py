@@ -182,7 +182,7 @@ def test_a_checkpoint_of_something_else_is_not_loaded(odd: Path, tmp_path: Path,
         *before, last = reader.manifest.provenance
         other = replace(last, inputs={"content_digest": "xxh3-128:0"})
         reader.manifest = replace(reader.manifest, provenance=(*before, other))
-        with pytest.raises(CorruptDataError, match="does not give the data it was saved from"):
+        with pytest.raises(CorruptDataError, match="does not restore the data that it was saved from"):
             load_checkpoint(reader, target)
     assert not has_manifest(target)
 

@@ -152,7 +152,7 @@ def test_an_episode_table_that_makes_no_sense_is_refused(
     odd: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(odd)
-    with pytest.raises(CorruptDataError, match="one after the other"):
+    with pytest.raises(CorruptDataError, match="one after another"):
         save(odd, tmp_path / "saved", "flat")
 
 

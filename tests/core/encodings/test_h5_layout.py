@@ -200,7 +200,7 @@ def test_a_file_that_grew_is_refused(saved: Path) -> None:
 def test_hdf5_of_somebody_else_is_named(tmp_path: Path, block: int) -> None:
     with h5py.File(tmp_path / "other.h5", "w", userblock_size=block) as h5:
         h5["observation"] = np.arange(3)
-    with pytest.raises(FormatError, match="an HDF5 file that rbtool did not write"):
+    with pytest.raises(FormatError, match="an HDF5 file not written by rbtool"):
         open_steps(tmp_path / "other.h5")
 
 
@@ -246,7 +246,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -
     bomb = zlib.compress(np.random.default_rng(1).bytes(2 << 20) + bytes(4 << 20), 1)
     with pytest.raises(CorruptDataError, match="more than the 3,145,728 bytes of a chunk"):
         open_h5(with_chunk(tmp_path / "x.h5", bomb, 3 << 20, compression="gzip"))
-    with pytest.raises(CorruptDataError, match=r"a chunk of 2,[\d,]+ stored bytes that hold 1,000"):
+    with pytest.raises(CorruptDataError, match=r"a chunk of 2,[\d,]+ stored bytes for 1,000"):
         open_h5(with_chunk(tmp_path / "y.h5", bomb, 1000, compression="gzip"))
 
 
@@ -265,7 +265,7 @@ def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp
     damaged = bytearray((tmp_path / "whole.h5").read_bytes())
     damaged[damaged.rfind(node.encode())] ^= 1
     (tmp_path / "x.h5").write_bytes(damaged)
-    with pytest.raises(CorruptDataError, match=r"/x has (an index of chunks that cannot be read|a chunk of 2,\d+,)"):
+    with pytest.raises(CorruptDataError, match=r"/x has (an unreadable index of chunks|a chunk of 2,\d+,)"):
         open_h5(tmp_path / "x.h5")
 
 
@@ -300,7 +300,7 @@ def test_chunks_as_people_write_them_are_taken(how: dict[str, Any], tmp_path: Pa
 def test_a_dataset_that_states_far_more_than_is_stored_is_absurd(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         empty = h5.create_dataset("x", (1 << 40,), "u1", chunks=(1 << 20,))
-        assert "states 1,099,511,627,776 bytes of data, of which 0 bytes" in absurd_size(empty.id)
+        assert "states 1,099,511,627,776 bytes of data, but only 0 bytes" in absurd_size(empty.id)
         assert not absurd_size(h5.create_dataset("y", (1 << 20,), "u1", chunks=(1 << 10,)).id)
 
 

@@ -43,7 +43,7 @@ def test_batches_on_their_way_are_not_taken_yet(walks: Walks, device: str) -> No
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused_before_the_first_batch(walks: Walks) -> None:
-    with pytest.raises(ValueError, match="expected one that PyTorch finds"):
+    with pytest.raises(ValueError, match="which PyTorch does not find"):
         rbtool.TorchLoader(opened(walks("ragged")), device="cuda")
 
 

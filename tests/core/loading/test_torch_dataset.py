@@ -288,7 +288,7 @@ def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
     [
         (rbtool.SliceSampler(slice_len=5), 12, "12 is not divisible by slice_len=5"),
         (rbtool.SliceSampler(num_slices=5), 12, "12 is not divisible by num_slices=5"),
-        (rbtool.SliceSampler(slice_len=4, span=4), 12, "span is 4, expected below 4"),
+        (rbtool.SliceSampler(slice_len=4, span=4), 12, "span is 4, expected less than 4"),
         (rbtool.SliceSamplerWithoutReplacement(slice_len=5), 12, "12 is not divisible by slice_len=5"),
         (rbtool.SliceSampler(slice_len=500), 500, "no trajectory is long enough"),
         (rbtool.SliceSamplerWithoutReplacement(slice_len=500), 500, "there are 0 trajectories"),

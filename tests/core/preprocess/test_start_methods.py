@@ -194,7 +194,9 @@ def test_the_default_is_known_without_torch() -> None:
 
 
 def test_another_word_is_refused(walks: Path) -> None:
-    with pytest.raises(UsageError, match="'threads' is no way to start worker processes: fork, forkserver, spawn are"):
+    with pytest.raises(
+        UsageError, match="'threads' is not a way to start worker processes, expected fork, forkserver, spawn"
+    ):
         WorkerPool(job_of(walks, Acting(surroundings)), 2, Limits(), "threads")
 
 

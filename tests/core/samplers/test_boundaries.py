@@ -57,10 +57,10 @@ def test_lanes_come_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({}, TypeError, "exactly one of them"),
-        ({"trajectory": IDS, "end": IDS}, TypeError, "exactly one of them"),
-        ({"trajectory": torch.zeros(0)}, RuntimeError, r"the signal is \[0\]"),
-        ({"end": torch.tensor(True)}, RuntimeError, r"the signal is \[\]"),
+        ({}, TypeError, "either trajectory or end"),
+        ({"trajectory": IDS, "end": IDS}, TypeError, "either trajectory or end"),
+        ({"trajectory": torch.zeros(0)}, RuntimeError, r"the signal has the shape \[0\]"),
+        ({"end": torch.tensor(True)}, RuntimeError, r"the signal has the shape \[\]"),
     ],
 )
 def test_a_signal_that_is_none_is_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:

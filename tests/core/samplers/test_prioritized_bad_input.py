@@ -109,18 +109,18 @@ def test_there_is_no_sibling_without_replacement() -> None:
         ([0, 1, 2], [1.0, 2.0], RuntimeError, "there are 2 priorities, expected 3"),
         ([0, 1], [[1.0, 2.0], [3.0, 4.0]], RuntimeError, "there are 4 priorities, expected 2"),
         ([0, 1], [], RuntimeError, "0 priorities"),
-        ([0, 10], 1.0, IndexError, "element 10 .* max_capacity is 10"),
+        ([0, 10], 1.0, IndexError, "element 10: the sampler's max_capacity is 10"),
         ([[0, 1]], 1.0, RuntimeError, "2 coordinates"),
         ([0.5], 1.0, IndexError, "whole numbers"),
         ([True, False], 1.0, IndexError, "whole numbers"),
         (0, "a", NoNumbersError, "priorities are numbers, found 'a'"),
         (0, None, NoNumbersError, "priorities are numbers, found None"),
         (0, 1j, NoNumbersError, "priorities are numbers, found 1j"),
-        (0, torch.tensor(1j), NoNumbersError, "priorities are real numbers, found torch.complex64"),
+        (0, torch.tensor(1j), NoNumbersError, "priorities must be real numbers, found torch.complex64"),
         ([0, 1], [[1.0], [2.0, 3.0]], NoNumbersError, r"priorities are numbers, found \[\[1.0\], \[2.0, 3.0\]\]"),
-        ("a", 1.0, NoNumbersError, "elements are named by whole numbers, found 'a'"),
-        (None, 1.0, NoNumbersError, "elements are named by whole numbers, found None"),
-        ((torch.tensor([0]), "a"), 1.0, NoNumbersError, "elements are named by whole numbers, found 'a'"),
+        ("a", 1.0, NoNumbersError, "elements are selected by whole numbers, found 'a'"),
+        (None, 1.0, NoNumbersError, "elements are selected by whole numbers, found None"),
+        ((torch.tensor([0]), "a"), 1.0, NoNumbersError, "elements are selected by whole numbers, found 'a'"),
         ([0], 1e39, ValueError, "inf"),
         ([0], 1e38, ValueError, "beyond"),
     ],
@@ -151,7 +151,7 @@ def test_a_storage_beyond_the_capacity_is_refused() -> None:
         lambda: sampler.extend(torch.arange(10)),
         lambda: sampler.add(9),
     ):
-        with pytest.raises(RuntimeError, match="element 9 was written, the sampler's max_capacity is 5"):
+        with pytest.raises(RuntimeError, match="element 9 was written, but the sampler's max_capacity is 5"):
             tell()
     assert not weights(sampler).any()
 

@@ -29,7 +29,7 @@ def test_edge_03_1_negative_nan_and_infinite_priorities_raise_and_change_nothing
     sampler = PrioritizedSampler(10, 0.5, 0.5, dtype=dtype)
     sampler.update_priority(torch.arange(10), torch.arange(10) + 1.0)
     before = sampler.state_dict()
-    with pytest.raises(ValueError, match="expected finite ones of at least 0"):
+    with pytest.raises(ValueError, match="expected finite numbers of at least 0"):
         sampler.update_priority([3, 4, 5] if several else 4, [1.0, bad, 2.0] if several else bad)
     after = sampler.state_dict()
     assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)

@@ -197,7 +197,7 @@ def test_emptied_it_forgets() -> None:
 
 
 def test_a_left_span_is_left_out_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"span=True is taken as \(False, True\)"):
+    with pytest.warns(UserWarning, match=r"span=True is used as \(False, True\)"):
         sampler = sampler_of(span=True)
     assert sampler.span == (False, True)
     assert sampler_of(span=(False, 1)).span == (False, 1)
@@ -216,7 +216,7 @@ def test_starts_of_weight_0_are_not_drawn() -> None:
 def test_priorities_that_cannot_be_change_nothing(priority: float) -> None:
     twin = twin_of(sampler_of(), [3, 2])
     before = starts(twin)
-    with pytest.raises(ValueError, match="finite ones of at least 0"):
+    with pytest.raises(ValueError, match="finite numbers of at least 0"):
         twin.buffer.update_priority(torch.tensor([0, 1]), torch.tensor([3.0, priority]))
     assert starts(twin) == before
 

@@ -190,7 +190,7 @@ def test_odd_weights_are_refused(tmp_path: Path, weight: float) -> None:
     leaves = np.fromfile(folder(tmp_path) / "sumtree.memmap")
     leaves[3] = weight
     leaves.tofile(tmp_path / "sumtree.memmap")
-    refused(sampler(), tmp_path, CorruptDataError, "weights that are not from 0")
+    refused(sampler(), tmp_path, CorruptDataError, "weights outside of 0")
 
 
 @pytest.mark.parametrize("name", ["sumtree.memmap", "mintree.memmap"])

@@ -55,7 +55,7 @@ VECTOR = torch.ones(6, dtype=torch.bool)
         ({"slice_len": 2, "ends": VECTOR}, RuntimeError, "cache_values"),
         ({"slice_len": 2, "ends": VECTOR, "cache_values": True, "traj_key": "a"}, RuntimeError, "one of them"),
         ({"slice_len": 2, "ends": VECTOR, "trajectories": VECTOR, "cache_values": True}, RuntimeError, "one of them"),
-        ({"slice_len": 2, "ends": VECTOR[:0], "cache_values": True}, RuntimeError, r"ends is \[0\]"),
+        ({"slice_len": 2, "ends": VECTOR[:0], "cache_values": True}, RuntimeError, r"ends has the shape \[0\]"),
         ({"slice_len": 2, "pad_output": True}, ValueError, "strict_length"),
         ({"slice_len": 2, "span": -1}, ValueError, "span is -1"),
         ({"slice_len": 2, "span": (1, 2, 3)}, ValueError, "span"),
@@ -76,14 +76,14 @@ def test_arguments_that_contradict_each_other_are_refused(options: Any, error: t
         ({"slice_len": 3}, 4, RuntimeError, "4 is not divisible by slice_len=3"),
         ({"num_slices": 3}, 4, RuntimeError, "4 is not divisible by num_slices=3"),
         ({"slice_len": 3}, 0, ValueError, "batch_size is 0"),
-        ({"slice_len": 4}, 4, RuntimeError, "slices of 4 steps: the 2 that there are have 3 to 3"),
-        ({"num_slices": 2, "span": 2}, 4, ValueError, "span is 2, expected below 2"),
+        ({"slice_len": 4}, 4, RuntimeError, "slices of 4 steps: the 2 stored have 3 to 3 steps"),
+        ({"num_slices": 2, "span": 2}, 4, ValueError, "span is 2, expected less than 2"),
         ({"slice_len": 2, "traj_key": "no", "end_key": "none"}, 4, KeyError, "no"),
         (
             {"slice_len": 2, "ends": VECTOR[:5], "cache_values": True},
             4,
             RuntimeError,
-            r"ends are \[5\], expected \[6\]",
+            r"ends has the shape \[5\], expected \[6\]",
         ),
         ({"slice_len": 2, "trajectories": VECTOR[:5], "cache_values": True}, 4, RuntimeError, r"trajectories .* \[5\]"),
     ],
@@ -95,7 +95,9 @@ def test_batches_that_cannot_be_are_refused(options: Any, batch: int, error: typ
 
 def test_a_signal_of_the_wrong_rank_is_refused() -> None:
     ids = storage(episode=torch.zeros(6, 2).long())
-    with pytest.raises(RuntimeError, match=r"'episode' is \[6, 2\], expected one id for each of \[6\] elements"):
+    with pytest.raises(
+        RuntimeError, match=r"'episode' has the shape \[6, 2\], expected one id for each of \[6\] elements"
+    ):
         SliceSampler(slice_len=2).sample(ids, 4)
     lanes = LazyTensorStorage(12, ndim=2)
     lanes.set(range(6), TensorDict({"x": torch.zeros(6, 2)}, [6, 2]))

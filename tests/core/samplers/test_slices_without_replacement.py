@@ -149,7 +149,7 @@ def test_slices_of_another_length_leave_the_epoch_as_it_is() -> None:
 def test_what_cannot_be_drawn_changes_nothing() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start", drop_last=True))
     assert first_steps(twin) == [0, 4]
-    with pytest.raises(ValueError, match="a batch is 5 slices, expected at most 4"):
+    with pytest.raises(ValueError, match="a batch has 5 slices, expected at most 4"):
         first_steps(twin, 5)
     with pytest.raises(RuntimeError, match="not divisible"):
         twin.draw(7)

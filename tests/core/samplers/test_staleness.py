@@ -182,7 +182,7 @@ def test_entries_edited_in_place_are_seen() -> None:
     assert len(set(buffer.sample(8)["index"].tolist())) == 8
     buffer.set_("policy_version", torch.arange(8))
     sampler.consumer_version = 8
-    with pytest.raises(RuntimeError, match="staleness of 1 at version 8"):
+    with pytest.raises(RuntimeError, match="least staleness is 1 at version 8"):
         buffer.sample(2)
     sampler.consumer_version = 6
     assert set(buffer.sample(9)["index"].tolist()) == {6, 7}

@@ -187,7 +187,7 @@ def test_elements_are_numbered_as_in_the_whole_dataset_where_sizes_are_known() -
     index = unknown.sample()["index"]
     assert index.tolist() == [0, 1, 2, *(2**32 + row for row in range(4))]
     assert unknown[index]["x"].tolist() == list(range(7))
-    with pytest.raises(TypeError, match="unknown number of steps"):
+    with pytest.raises(TypeError, match="is unknown until"):
         len(unknown)
 
 

@@ -82,7 +82,7 @@ def test_there_is_no_state_on_disk(tmp_path) -> None:
 
 
 def test_priorities_are_turned_down_aloud() -> None:
-    with pytest.warns(UserWarning, match="RandomSampler does not look at priorities"):
+    with pytest.warns(UserWarning, match="RandomSampler does not use priorities"):
         RandomSampler().update_priority(torch.tensor([0]), 1.0)
 
 
@@ -302,7 +302,7 @@ def test_a_sampler_without_sibling_is_a_type_error() -> None:
         pass
 
     for kind, replacement in ((Own, False), (SamplerWithoutReplacement, True)):
-        with pytest.raises(TypeError, match=f"there is no {kind.__name__} with replacement={replacement}"):
+        with pytest.raises(TypeError, match=f"a {kind.__name__} cannot be made with replacement={replacement}"):
             kind(replacement=replacement)
 
 

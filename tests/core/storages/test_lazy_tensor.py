@@ -120,7 +120,7 @@ def test_tensordicts_say_where_they_are(device: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected one that PyTorch finds"):
+    with pytest.raises(ValueError, match="which PyTorch does not find"):
         LazyTensorStorage(10, device="cuda")
 
 
@@ -157,7 +157,7 @@ def test_a_value_that_is_no_tensor_is_kept_once() -> None:
     storage.set(range(2), TensorDict({"a": torch.ones(2), "task": NonTensorData("door")}, [2]))
     storage.set(2, TensorDict({"a": torch.tensor(2.0), "task": NonTensorData("door")}))
     assert (storage[0]["task"], storage[torch.tensor([1, 2])]["task"]) == ("door", "door")
-    with pytest.raises(SchemaError, match="'task' is 'pen', in the rows stored before it is 'door'"):
+    with pytest.raises(SchemaError, match="'task' is 'pen', but 'door' in the rows stored before"):
         storage.set(3, TensorDict({"a": torch.tensor(2.0), "task": NonTensorData("pen")}))
 
 
@@ -178,7 +178,7 @@ def test_the_first_rows_may_come_one_by_one(kind: Any) -> None:
         (12, torch.tensor(1.0), "row 12 cannot be written"),
         ((0, 0), torch.tensor(1.0), "1 dimension"),
         (range(2), {"a": "text"}, "the entry 'a' is a str"),
-        (range(2), {1: torch.ones(2), "1": torch.ones(2)}, "written alike"),
+        (range(2), {1: torch.ones(2), "1": torch.ones(2)}, "are the same"),
     ],
 )
 def test_a_first_write_that_fails_leaves_the_storage_empty(cursor: Any, data: Any, message: str) -> None:
@@ -240,9 +240,9 @@ def test_leaves_of_a_consolidated_storage_share_one_buffer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schema": "loose"}, "it can be 'fixed' or 'open'"),
+        ({"schema": "loose"}, "expected 'fixed' or 'open'"),
         ({"schema": "open", "shared_init": True}, "could not agree on new columns"),
-        ({"consolidated": True, "shared_init": True}, "choose one"),
+        ({"consolidated": True, "shared_init": True}, "exclude each other"),
         ({"ndim": 0}, "ndim is 0"),
     ],
 )
@@ -256,7 +256,7 @@ def test_an_uninitialised_storage_keeps_its_capacity_when_a_state_is_loaded() ->
     storage = LazyTensorStorage(12)
     storage.load_state_dict(state)
     assert (storage.max_size, len(storage), same(storage[:], steps())) == (12, 10, True)
-    with pytest.raises(SchemaError, match="counts 10 elements; this storage has room for 5"):
+    with pytest.raises(SchemaError, match="10 saved elements do not fit: this storage has room for 5"):
         LazyTensorStorage(5).load_state_dict(state)
 
 
@@ -359,7 +359,7 @@ def test_with_shared_init_children_write_first(method: str, kind: Any) -> None:
 def test_shared_init_checks_what_others_wrote(tmp_path: Any) -> None:
     first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
     first.set(range(2), steps(2))
-    with pytest.raises(SchemaError, match="another process wrote data of other keys"):
+    with pytest.raises(SchemaError, match="another process wrote data with other keys"):
         second.set(range(2), torch.ones(2))
     second.set(range(2), steps(2, 3))
     assert same(first[:], steps(2, 3))
@@ -501,7 +501,7 @@ def test_existsok_replaces_files_and_whoever_has_them_keeps_theirs(tmp_path: Pat
 
 @pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda:0")])
 def test_other_devices_are_refused(device: Any) -> None:
-    with pytest.raises(ValueError, match="for a memory map"):
+    with pytest.raises(ValueError, match="memory maps are on the CPU"):
         LazyMemmapStorage(10, device=device)
 
 

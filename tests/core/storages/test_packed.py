@@ -195,7 +195,7 @@ def test_a_buffer_goes_on_with_the_same_batches(odd: Path, tmp_path: Path) -> No
     for _ in range(5):
         assert_same(other.sample(), one.sample())
     assert sum(path.stat().st_size for path in (tmp_path / "saved").rglob("*")) < 100_000
-    with pytest.raises(SchemaError, match="is of other data"):
+    with pytest.raises(SchemaError, match="refers to other data"):
         load_dataset(odd / "small", 4).loads(tmp_path / "saved")
 
 
@@ -363,6 +363,6 @@ def test_a_closed_recording_says_how_to_make_a_dataset_of_it(tmp_path: Path) -> 
     recording = PackedRecording(tmp_path / "recording")
     recording.set(range(5), steps(0, 5, done=True))
     recording.close()
-    with pytest.raises(SchemaError, match="is closed: nothing can be read") as raised:
+    with pytest.raises(SchemaError, match="is closed and can no longer be read") as raised:
         recording[0]
     assert "rbtool repair" in str(raised.value.hint)

@@ -120,5 +120,5 @@ def test_without_a_receiver_that_has_it_the_class_is_asked_for() -> None:
     saved = filled(LazyTensorStorage, step(action=torch.ones(4), batch_size=[4]), 4)
     plain = filled(LazyTensorStorage, TensorDict({"action": torch.zeros(4)}, [4]), 4)
     for target in (LazyTensorStorage(10), plain):
-        with pytest.raises(SchemaError, match="is not loaded"):
+        with pytest.raises(SchemaError, match="is not imported"):
             target.load_state_dict(saved.state_dict())

@@ -170,7 +170,7 @@ def test_rows_one_by_one(kind) -> None:
     storage, rows = TensorStorage(steps()), [steps()[row] for row in (9, 8, 7)]
     storage.set([2, 0, 4], kind(rows))
     assert same(storage[[2, 0, 4]], steps()[[9, 8, 7]])
-    with pytest.raises(SchemaError, match="3 rows given for 2 places"):
+    with pytest.raises(SchemaError, match="found 3 rows for 2 places"):
         storage.set([0, 1], kind(rows))
 
 
@@ -307,7 +307,7 @@ def test_state_names_leaves_with_dots() -> None:
     state = TensorStorage(steps()).state_dict()
     assert list(state["_storage"]) == ["action", "next.observation", "next.reward"]
     assert (state["_len"], state["initialized"]) == (10, True)
-    with pytest.raises(SchemaError, match="written alike"):
+    with pytest.raises(SchemaError, match="are the same"):
         TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}).state_dict()
 
 
@@ -315,9 +315,13 @@ def test_state_names_leaves_with_dots() -> None:
     ("other", "length", "message"),
     [
         (steps(10).set("action", numbers(10, 2)), 10, "action is torch.float32"),
-        (steps(10).exclude("action"), 10, "what was saved holds next.observation, next.reward; this storage holds act"),
+        (
+            steps(10).exclude("action"),
+            10,
+            "the saved data holds next.observation, next.reward, but this storage holds act",
+        ),
         (steps(4), 5, r"action is torch.int16 \[4, 2\], expected torch.int16 \[5, 2\]"),
-        (steps(10), 11, "counts 11 elements; this storage has room for 10"),
+        (steps(10), 11, "11 saved elements do not fit: this storage has room for 10"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(other: TensorDict, length: int, message: str) -> None:

@@ -34,7 +34,7 @@ def test_source_fields_are_laid_out_as_ted() -> None:
 
 @pytest.mark.parametrize("key", [("next", "x"), ("done",), ("episode",)])
 def test_a_source_may_not_bring_what_ted_makes(key: tuple[str, ...]) -> None:
-    with pytest.raises(SchemaError, match="TED makes it"):
+    with pytest.raises(SchemaError, match="which TED adds"):
         ted_fields([(Field(key, "bool", (), "info"), "step")])
 
 

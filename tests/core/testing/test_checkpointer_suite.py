@@ -311,7 +311,7 @@ def test_files_named_by_newer_digests_are_kept(tmp_path: Path) -> None:
     digests = tmp_path / "saved" / DIGESTS
     document = json.loads(digests.read_text())
     digests.write_text(json.dumps(document | {"format_version": 99}))
-    with pytest.raises(UsageError, match="nothing is replaced"):
+    with pytest.raises(UsageError, match="nothing was replaced"):
         suite.filled(4).dumps(tmp_path / "saved")
     digests.write_text(json.dumps(document))
     suite.assert_loads(tmp_path / "saved", older, suite.storage())
@@ -325,10 +325,10 @@ def test_a_checkpoint_of_a_newer_version_is_named_so_and_kept(tmp_path: Path) ->
     (folder / DIGESTS).unlink()
     write_digests(folder)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    with pytest.raises(UsageError, match=r"was written by a newer rbtool: .* version 2, .*; nothing is replaced"):
+    with pytest.raises(UsageError, match=r"was written by a newer rbtool: .* version 2, .*; nothing was replaced"):
         suite.filled(4).dumps(folder)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
-    with pytest.raises(FormatError, match=r"was written by a newer rbtool: .* version 2, this rbtool reads 1"):
+    with pytest.raises(FormatError, match=r"was written by a newer rbtool: .* version 2, this version reads 1"):
         suite.storage().loads(folder)
 
 

@@ -266,7 +266,7 @@ def test_rows_that_cannot_be_are_refused_with_nothing_changed(rows: Any) -> None
 
     writer, storage = Own(), LazyTensorStorage(5)
     writer.register_storage(storage)
-    with pytest.raises(SchemaError, match=r"place\(\) of a Own named the rows .* for 3 elements"):
+    with pytest.raises(SchemaError, match=r"place\(\) of a Own returned the rows .* for 3 elements"):
         writer.extend(torch.arange(3))
     assert (len(storage), writer.cursor, writer.write_count) == (0, 0, 0)
 

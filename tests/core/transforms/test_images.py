@@ -85,7 +85,7 @@ def test_an_image_of_the_size_is_left_alone() -> None:
         (lambda: Resize([3, 4, 5]), "one number or two"),
         (lambda: Resize([3], 4), "one number or two"),
         (lambda: Resize(3, interpolation="cubic"), "'cubic', expected one of nearest"),
-        (lambda: ToTensorImage(in_keys=["a"], out_keys=["b", "c"]), "1 in_keys, expected 2"),
+        (lambda: ToTensorImage(in_keys=["a"], out_keys=["b", "c"]), "1 in_keys, but 2 out_keys"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make: Any, words: str) -> None:

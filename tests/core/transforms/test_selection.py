@@ -119,7 +119,7 @@ def test_explicit_names_under_next_are_renamed_once() -> None:
         ((["a"], ["x", "y"]), ValueError, "1 in_keys and 2 out_keys"),
         ((["a", "b"], ["b", "c"]), ValueError, "b is in in_keys and in out_keys"),
         ((["a", "b"], ["x", "x"]), ValueError, "twice"),
-        ((["a"], ["x"], ["y"]), ValueError, "both or none"),
+        ((["a"], ["x"], ["y"]), ValueError, "both or neither"),
         (([7], ["x"]), ValueError, "the key is 7"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_part_without_the_dimension_gets_one() -> None:
         (lambda: CatTensors()(steps()), ValueError, "no in_keys"),
         (lambda: CatTensors(["a", "absent"])(steps()), KeyError, "absent"),
         (lambda: CatTensors(["a", "b"], dim=0)(steps()), RuntimeError, "cannot be joined along dimension 0"),
-        (lambda: SelectTransform("a")(torch.zeros(3)), RuntimeError, "works on tensordicts, found a Tensor"),
+        (lambda: SelectTransform("a")(torch.zeros(3)), RuntimeError, "needs a tensordict, found a Tensor"),
     ],
 )
 def test_what_cannot_be_is_told(make: Any, error: type[Exception], words: str) -> None:

@@ -49,7 +49,7 @@ def test_two_stacks_of_one_buffer() -> None:
 @pytest.mark.parametrize(
     ("transform", "rows", "error", "words"),
     [
-        (Compose(lambda rows: rows, stack()), flagged(), SchemaError, "only a buffer can give it"),
+        (Compose(lambda rows: rows, stack()), flagged(), SchemaError, "only a buffer can provide"),
         (stack(), flagged().exclude(("next", "done")), MissingKeyError, "episodes cannot be separated"),
         (stack(traj_key="game"), flagged(), MissingKeyError, "'game' is not in the storage"),
         (stack(done_key="over"), flagged(episode=torch.arange(9)), MissingKeyError, "'over' is not in the storage"),
@@ -57,7 +57,7 @@ def test_two_stacks_of_one_buffer() -> None:
         (StoredFrameStack(2, "number"), flagged(), SchemaError, "which have no dimension dim=-3"),
         (stack(), torch.arange(9), MissingKeyError, "episodes cannot be separated"),
         (stack(), flagged(steps_to_next_obs=torch.full((9,), 3)), SchemaError, "up to 3 steps ahead"),
-        (stack(), flagged().set(("next", "number"), torch.rand(9)), SchemaError, "those of the root are torch.int64"),
+        (stack(), flagged().set(("next", "number"), torch.rand(9)), SchemaError, "but the root has torch.int64"),
     ],
 )
 def test_bad_input(transform: Any, rows: Any, error: type[Exception], words: str) -> None:
@@ -68,7 +68,7 @@ def test_bad_input(transform: Any, rows: Any, error: type[Exception], words: str
 
 
 def test_a_batch_alone_is_refused() -> None:
-    with pytest.raises(SchemaError, match="only a buffer can give it"):
+    with pytest.raises(SchemaError, match="only a buffer can provide"):
         stack()(flagged())
 
 
@@ -112,7 +112,7 @@ def test_members_of_an_ensemble(form: Any, sampler: Callable[[], Sampler], prefe
 
 def test_an_ensemble_has_no_rows_of_its_own() -> None:
     plain = [ReplayBuffer(storage=TensorStorage(flagged())) for _ in range(2)]
-    with pytest.raises(SchemaError, match="only a buffer can give it"):
+    with pytest.raises(SchemaError, match="only a buffer can provide"):
         ReplayBufferEnsemble(*plain, transform=stack(), batch_size=4).sample()
 
 

@@ -136,5 +136,5 @@ def test_returns_of_n_step_transitions_count_every_reward_once() -> None:
     windows = MultiStep(gamma=1.0, n_steps=3)(data)
     assert ReturnToGo()(windows)["return_to_go"].view(-1).tolist() == [6, 5, 3, 9, 5]
     assert torch.equal(ReturnToGo()(windows)["return_to_go"], ReturnToGo()(data)["return_to_go"])
-    with pytest.raises(SchemaError, match=r"next\.reward holds sums over n steps, and next\.original_reward"):
+    with pytest.raises(SchemaError, match=r"next\.reward holds sums over n steps, but next\.original_reward"):
         ReturnToGo()(windows.exclude(("next", "original_reward")))

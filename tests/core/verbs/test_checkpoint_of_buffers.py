@@ -172,7 +172,7 @@ def test_rows_without_episodes_are_refused(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(torch.arange(4))
     buffer.dumps(tmp_path / "buffer")
-    with pytest.raises(SchemaError, match="the steps of episodes are tensordicts"):
+    with pytest.raises(SchemaError, match="steps of episodes need tensordicts"):
         checkpoint.load(tmp_path / "buffer", tmp_path / "dataset")
 
 

@@ -93,7 +93,7 @@ def test_a_damaged_small_part_of_one_file_is_found_where_it_is_used(folder: Path
 @pytest.mark.parametrize("form", FORMS)
 def test_a_content_digest_that_is_not_that_of_the_files_is_refused(folder: Path, form: str) -> None:
     relist(folder / form, content_digest="xxh3-128:" + "0" * 32)
-    with pytest.raises(CorruptDataError, match="that of the files it lists is"):
+    with pytest.raises(CorruptDataError, match="but its listed files give"):
         open_steps(folder / form)
     assert [finding.rule for finding in rbtool.check(folder / form).findings] == ["TED014"]
 

@@ -105,7 +105,7 @@ def test_what_holds_no_steps_is_named(place: Path, name: str, code: int, sentenc
 
 @pytest.mark.parametrize("verb", ["sample", "export"])
 def test_a_table_holds_no_steps(place: Path, verb: str) -> None:
-    with pytest.raises(rbtool.FormatError, match=r"other\.h5 is an HDF5 file that rbtool did not write"):
+    with pytest.raises(rbtool.FormatError, match=r"other\.h5 is an HDF5 file not written by rbtool"):
         of(place / "other.h5", verb)
     assert [column.name for column in rbtool.inspect(place / "other.h5").columns] == ["x"]
 

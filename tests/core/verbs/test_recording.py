@@ -219,9 +219,9 @@ def test_where_nothing_is_said_of_truncation_only_the_end_truncates(tmp_path: Pa
 @pytest.mark.parametrize(
     ("left_out", "changed", "match"),
     [
-        (FLAGS, {}, r"none was found; needed is 'next\.terminated', or both others"),
-        (FLAGS[1:], {}, r"'next\.done' was found; needed is 'next\.terminated', or both others"),
-        (FLAGS[:2], {}, r"'next\.truncated' was found; needed is 'next\.terminated', or both others"),
+        (FLAGS, {}, r"none was found; 'next\.terminated', or both others, are needed"),
+        (FLAGS[1:], {}, r"'next\.done' was found; 'next\.terminated', or both others, are needed"),
+        (FLAGS[:2], {}, r"'next\.truncated' was found; 'next\.terminated', or both others, are needed"),
         ([], {FLAGS[0]: torch.ones(2, 1)}, r"'next\.done' is float32, expected bool"),
         (FLAGS[2:], {FLAGS[0]: torch.ones(2, 3, 1, dtype=torch.bool)}, "differ in shape"),
     ],
@@ -242,7 +242,7 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
     storage.set(range(2), rows(0, 2, done=True))
     for cursor, data, match in (
         (range(2), rows(0, 2, done=True), "expected at the end, row 2"),
-        (range(2, 4), rows(0, 2, done=True).exclude("action"), "differ from the first ones in the keys action"),
+        (range(2, 4), rows(0, 2, done=True).exclude("action"), "differ from the first rows in the keys action"),
         (range(2, 4), rows(0, 2, done=True).set("action", torch.zeros(2).double()), "action is float64"),
         (range(2, 9), rows(0, 7, done=True), r"7 rows do not fit: .* holds 2 of 6 \(max_size\) already"),
         (torch.arange(5) % 3, rows(0, 2, done=True), "at rows 0, …, 1, expected at the end, row 2"),

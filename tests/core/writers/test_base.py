@@ -68,8 +68,8 @@ def test_edge_01_8_leaves_that_disagree_are_named() -> None:
         (3, "found a int"),
         ((1, 2), "the entry '0' is a int"),
         ({"a": "text"}, "the entry 'a' is a str"),
-        (torch.tensor(1.0), "the data has no dimension to count elements along"),
-        (td(2)[0], "the data has no dimension to count elements along"),
+        (torch.tensor(1.0), "the data has no dimensions, expected a batch of elements"),
+        (td(2)[0], "the data has no dimensions, expected a batch of elements"),
         ({"a": torch.tensor(1.0)}, "the entry 'a' has no dimension"),
     ],
 )

@@ -172,14 +172,14 @@ def test_edge_03_7_a_missing_rank_is_a_key_error() -> None:
     writer.register_storage(LazyTensorStorage(4))
     with pytest.raises(KeyError) as raised:
         writer.extend(scored([1.0]))
-    assert str(raised.value) == "the data has no tensor ('next', 'reward') to rank it by, only s"
+    assert str(raised.value) == "the data has no tensor ('next', 'reward') to rank by, only s"
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.zeros(3), "ranks tensordicts, found a Tensor"),
-        ([scored([1.0])[0]], "ranks tensordicts, found a list"),
+        (torch.zeros(3), "needs tensordicts, found a Tensor"),
+        ([scored([1.0])[0]], "needs tensordicts, found a list"),
         (TensorDict({"s": torch.zeros(2, 3, 4)}, [2, 3, 4]), "at most 1 batch dimension"),
         (TensorDict({"s": torch.zeros(2, 0)}, [2]), "there is nothing to rank by"),
     ],
@@ -213,7 +213,7 @@ def test_tensorclasses_are_ranked_and_stored_as_they_are() -> None:
 
 
 def test_several_dimensions_and_other_reductions_are_value_errors() -> None:
-    with pytest.raises(ValueError, match="ranks elements of one dimension, the storage has 2"):
+    with pytest.raises(ValueError, match="needs a storage of one dimension, this one has 2"):
         TensorDictMaxValueWriter().register_storage(LazyTensorStorage(4, ndim=2))
     with pytest.raises(ValueError, match="reduction is 'product', expected one of sum, mean"):
         TensorDictMaxValueWriter(reduction="product")
@@ -277,7 +277,7 @@ def test_a_folder_of_another_writer_is_refused(tmp_path) -> None:
     with pytest.raises(DatasetNotFoundError):
         top().loads(tmp_path)
     RoundRobinWriter().dumps(tmp_path)
-    with pytest.raises(FormatError, match="it has no rank_key"):
+    with pytest.raises(FormatError, match="there is no rank_key"):
         top().loads(tmp_path)
     with pytest.raises(SchemaError, match="expected a ranking in the state, found _cursor"):
         top().load_state_dict(RoundRobinWriter().state_dict())

@@ -176,7 +176,7 @@ def test_generations_that_would_be_lost_are_an_error(tmp_path) -> None:
     writer = ring(LazyTensorStorage(7), track_generations=True)
     writer.extend(torch.arange(5))
     small = ring(LazyTensorStorage(4), track_generations=True)
-    with pytest.raises(SchemaError, match="generations of 7 rows were saved; this storage has 4"):
+    with pytest.raises(SchemaError, match="generations of 7 rows were saved, but this storage has 4"):
         small.load_state_dict(writer.state_dict())
     assert (small._cursor, small._write_count) == (0, 0)
 

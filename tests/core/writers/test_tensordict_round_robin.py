@@ -111,6 +111,6 @@ def test_rows_without_a_number_stay_without() -> None:
 def test_what_is_no_tensordict_is_refused(data: object) -> None:
     storage = LazyTensorStorage(4)
     writer = ring(storage)
-    with pytest.raises(SchemaError, match="TensorDictRoundRobinWriter writes tensordicts, found a"):
+    with pytest.raises(SchemaError, match="TensorDictRoundRobinWriter needs tensordicts, found a"):
         writer.extend(data)
     assert (len(storage), writer._cursor, writer._write_count) == (0, 0, 0)

@@ -73,7 +73,7 @@ def test_the_length_of_a_text_goes_with_it(rows, work):
         ({"rename": "action=observation"}, "a group too"),
         ({"rename": "action=observation.count"}, "already exists"),
         ({"rename": "action=next.action"}, "stay apart"),
-        ({"rename": "action=a..b"}, "no name for a field"),
+        ({"rename": "action=a..b"}, "not a valid field name"),
         ({"rename": "action=shape"}, "tensordict keeps 'shape'"),
         ({"rename": "next.observation=next.state"}, "has to stay like it"),
         ({"exclude": "done"}, "mark where episodes end"),
